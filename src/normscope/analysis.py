@@ -1,0 +1,216 @@
+"""Analysis: the maps of one input, with its tokens, measures and completeness errors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from normscope.errors import NormscopeError, nearest
+from normscope.files import atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMAT = "normscope-analysis-1"
+
+
+class Label(NamedTuple):
+    """A token as the row or column of a map: its text, the side it belongs to, its position there."""
+
+    token: str
+    side: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is kept of one scope, all layers that were asked for."""
+
+    map: Tensor  # (layers, rows, columns): norm of the contribution of column j to row i, or attention weight
+    mixing: Tensor  # (layers, rows)
+    remainder: Tensor  # (layers, rows): norm of the part that comes from biases and belongs to no token
+    completeness: Tensor  # (layers,)
+
+
+class HeadMaps(dict[str, Tensor]):
+    """Head-level maps by scope: `"ATTN-W"` and the attention scope, in any case or by the aliases of the model."""
+
+    def __init__(self, maps: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
+        super().__init__(maps)
+        self.aliases = aliases
+
+    def __missing__(self, scope: str) -> Tensor:
+        name = self.aliases.get(str(scope).lower(), str(scope).upper())
+        if name in self:
+            return self[name]
+        if not self:
+            raise NormscopeError("This analysis holds no head-level maps: ask for them with heads=True.")
+        raise NormscopeError(f"No head-level map of {scope!r}; there are: {', '.join(self)}.")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One input's attribution maps. Layers, heads and positions are 0-based."""
+
+    measured: Mapping[str, Measured]
+    rows: tuple[Label, ...]
+    columns: tuple[Label, ...]
+    layers: tuple[int, ...]
+    aliases: Mapping[str, str]
+    heads: HeadMaps  # "ATTN-W", "ATTN-N": (layers, heads, rows, columns); empty unless asked for
+    value_norms: Tensor | None = None  # (layers, heads, columns): ||f^h(x_j)||, when heads were asked for
+    head_indices: tuple[int, ...] = ()
+    word_ids: tuple[int | None, ...] | None = None  # the word of each column, None for special tokens
+    info: Mapping[str, Any] = field(default_factory=dict)  # model, family, dtype, options, versions
+    _vectors: Callable[[str, int, Sequence[int] | None], Tensor] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The scopes present, in the layer's order."""
+        return tuple(self.measured)
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The row labels."""
+        return tuple(label.token for label in self.rows)
+
+    @property
+    def completeness(self) -> dict[str, Tensor]:
+        """scope -> (layers,): ``max_i ||sum_j c_ij + b_i - y_i|| / max(||y_i||, max_j ||c_ij||)``."""
+        return {scope: measured.completeness for scope, measured in self.measured.items()}
+
+    def __getitem__(self, scope: str) -> Tensor:
+        """The map of a scope: (layers, rows, columns), row = output i, column = input j."""
+        return self._at(scope).map
+
+    def mixing_ratio(self, scope: str) -> Tensor:
+        """(layers, rows): the share of the other tokens in each output vector."""
+        return self._at(scope).mixing
+
+    def remainder(self, scope: str) -> Tensor:
+        """(layers, rows): norm of the bias part that is attributed to no token."""
+        return self._at(scope).remainder
+
+    def vectors(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Tensor:
+        """The contribution vectors (rows, columns, d) of a model layer, by running the model again on this input.
+
+        `layer` is the model's layer index (one of `layers`), `rows` positions among this analysis' rows.
+        """
+        scope = self.resolve(scope)
+        if scope.endswith("-W"):
+            raise NormscopeError(f"{scope} reads attention weights: it has no contribution vectors. Use an -N scope.")
+        if self._vectors is None:
+            raise NormscopeError(
+                "Contribution vectors are computed on demand and need the model: this analysis was loaded from a file. "
+                "Run Analyzer.analyze(...) on the input again."
+            )
+        return self._vectors(scope, layer, rows)
+
+    def resolve(self, scope: str) -> str:
+        """The name of a scope of this analysis, given in any case or as an alias."""
+        if not isinstance(scope, str):
+            raise NormscopeError(f"A scope is a name such as 'ATTNRESLN-N', not {type(scope).__name__} {scope!r}.")
+        name = self.aliases.get(scope.strip().lower(), scope.strip().upper())
+        if name not in self.measured:
+            raise NormscopeError(
+                f"No scope {scope!r} in this analysis.{nearest(scope, self.scopes)} It holds: {', '.join(self.scopes)}."
+            )
+        return name
+
+    def layer_position(self, layer: int) -> int:
+        """Where the model's layer `layer` stands in the first dimension of every tensor here."""
+        if layer not in self.layers:
+            raise NormscopeError(
+                f"Layer {layer} is not in this analysis, which holds the layers {', '.join(map(str, self.layers))} "
+                "(counted from 0)."
+            )
+        return self.layers.index(layer)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write everything but the model to a safetensors file."""
+        tensors: dict[str, Tensor] = {}
+        for scope, measured in self.measured.items():
+            for name, tensor in vars(measured).items():
+                tensors[f"{name}/{scope}"] = tensor
+        tensors |= {f"heads/{scope}": tensor for scope, tensor in self.heads.items()}
+        if self.value_norms is not None:
+            tensors["value_norms"] = self.value_norms
+        meta = {
+            "format": FORMAT,
+            "scopes": self.scopes,
+            "rows": self.rows,
+            "columns": self.columns,
+            "layers": self.layers,
+            "aliases": dict(self.aliases),
+            "head_indices": self.head_indices,
+            "word_ids": self.word_ids,
+            "info": dict(self.info),
+        }
+        with atomic(path) as temporary:
+            save_file(
+                {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
+                temporary,
+                metadata={"normscope": json.dumps(meta)},
+            )
+        return Path(path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Analysis:
+        """Read what `save` wrote; a damaged or foreign file is refused."""
+        if not Path(path).is_file():
+            raise NormscopeError(f"There is no file {path}.")
+        try:
+            with safe_open(path, framework="pt") as file:
+                meta = json.loads((file.metadata() or {}).get("normscope", "null"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise NormscopeError(f"{path} is not a whole safetensors file: {error}.") from error
+        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+            raise NormscopeError(f"{path} is a safetensors file, but not one that Analysis.save wrote ({FORMAT}).")
+        try:
+            word_ids = meta["word_ids"]
+            return Analysis(
+                measured={
+                    scope: Measured(
+                        *(tensors[f"{part}/{scope}"] for part in ("map", "mixing", "remainder", "completeness"))
+                    )
+                    for scope in meta["scopes"]
+                },
+                rows=tuple(Label(*label) for label in meta["rows"]),
+                columns=tuple(Label(*label) for label in meta["columns"]),
+                layers=tuple(meta["layers"]),
+                aliases=meta["aliases"],
+                heads=HeadMaps(
+                    {name.removeprefix("heads/"): t for name, t in tensors.items() if name.startswith("heads/")},
+                    meta["aliases"],
+                ),
+                value_norms=tensors.get("value_norms"),
+                head_indices=tuple(meta["head_indices"]),
+                word_ids=None if word_ids is None else tuple(word_ids),
+                info=meta["info"],
+            )
+        except (KeyError, TypeError) as error:
+            raise NormscopeError(f"{path} lacks a part of an analysis: {error}.") from error
+
+    def plot(self, scope: str | None = None, layer: int | None = None) -> Figure:
+        """One map as a figure; without a layer or scope, small multiples of all layers x scopes."""
+        from normscope.view.figure import draw
+
+        return draw(self, scope, layer)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """A self-contained page with every map."""
+        from normscope.view.html import write
+
+        return write(self, path)
+
+    def _at(self, scope: str) -> Measured:
+        return self.measured[self.resolve(scope)]

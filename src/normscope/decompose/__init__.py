@@ -1,0 +1,1 @@
+"""From what a layer did to what each input token contributed: tensors in, tensors out."""

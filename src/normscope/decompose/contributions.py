@@ -1,0 +1,115 @@
+"""The state that walks through a layer: contributions c_ij of input j to output i, and the bias remainder b_i.
+
+At every point ``sum_j c_ij + b_i`` is the vector that the model itself computed. The diagonal ``c_ii`` and the sum of
+the others are kept as vectors; the off-diagonal contributions are kept in one of two forms:
+
+- `Factored`: ``c_ij = scale_i * view(sum_h weights_ijh f_jh)`` for j != i, where ``f_jh = values_jh matrix_h`` and
+  `view` is what norms have done since (subtract the mean, multiply by a gain). Nothing of size n x n x d exists.
+- `Rows`: after a feed-forward gate, a recipe that produces contributions block by block (`feed_forward.stream`).
+
+g items, j columns, R rows (output positions), H heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from normscope.records import FeedForwardRecord, NormRecord
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The output of an attention: ``sum_h weights_jhi values_jh matrix_h``, without the diagonal j = i."""
+
+    weights: Tensor  # (g, j, H, R), zero at j = the row's own position
+    own_weights: Tensor  # (g, R, H): what stood there
+    values: Tensor  # (g, j, H, d_h)
+    matrix: Tensor  # (H, d_h, d)
+    vectors: Tensor  # (g, j, H, d): f_jh = values_jh matrix_h
+
+
+@dataclass(frozen=True)
+class Term:
+    """A mixture seen through the norms it has passed since."""
+
+    mixture: Mixture
+    scale: Tensor  # (g, R)
+    centered: bool = False
+    gain: Tensor | None = None  # (d,)
+
+    def view(self, x: Tensor) -> Tensor:
+        """The linear map of the norms passed, without the row scale: (..., d) -> (..., d)."""
+        if self.centered:
+            x = x - x.mean(-1, keepdim=True)
+        return x if self.gain is None else x * self.gain
+
+    def normed(self, norm: NormRecord) -> Term:
+        term = self
+        if self.gain is not None:  # a second norm: fold the first into the matrix
+            mixture = self.mixture
+            folded = replace(mixture, matrix=self.view(mixture.matrix), vectors=self.view(mixture.vectors))
+            term = Term(folded, self.scale)
+        return Term(term.mixture, term.scale * norm.inverse, norm.kind == "layer", norm.gain)
+
+
+@dataclass(frozen=True)
+class Factored:
+    term: Term
+    own: Tensor  # (g, R, d): c_ii
+    others: Tensor  # (g, R, d): sum_{j != i} c_ij
+    bias: Tensor  # (g, R, d): b_i
+
+    def normed(self, norm: NormRecord) -> Factored:
+        return Factored(
+            self.term.normed(norm),
+            apply_norm(norm, self.own),
+            apply_norm(norm, self.others),
+            with_shift(norm, apply_norm(norm, self.bias)),
+        )
+
+    def plus_input(self, x: Tensor) -> Factored:
+        """The residual connection around an attention that started from x: only the diagonal grows."""
+        return replace(self, own=self.own + x)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``c_ij = steps(gate_i * (source c_ij W_1) W_2)``, produced block by block by `feed_forward.stream`."""
+
+    source: Factored
+    record: FeedForwardRecord
+    gate: Tensor  # (g, R, d_ff)
+    own: Tensor  # (g, R, d)
+    bias: Tensor  # (g, R, d)
+    steps: tuple[NormRecord | Factored, ...] = ()  # a norm to pass, or a state to add
+
+    def normed(self, norm: NormRecord) -> Rows:
+        return replace(
+            self,
+            own=apply_norm(norm, self.own),
+            bias=with_shift(norm, apply_norm(norm, self.bias)),
+            steps=(*self.steps, norm),
+        )
+
+    def plus(self, state: Factored) -> Rows:
+        """The residual connection around the feed-forward block."""
+        return replace(self, own=self.own + state.own, bias=self.bias + state.bias, steps=(*self.steps, state))
+
+
+def apply_norm(norm: NormRecord, x: Tensor) -> Tensor:
+    """The norm with its statistic frozen, without its shift: ``gain * (x - mean x) / s_i`` (EMNLP 2021, eq. 6)."""
+    if norm.kind == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    return x * norm.gain * norm.inverse[..., None]
+
+
+def with_shift(norm: NormRecord, x: Tensor) -> Tensor:
+    return x if norm.shift is None else x + norm.shift
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """L2 norm over the last dimension, safe from underflow of the squares in float32."""
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64 if x.device.type != "mps" else None).to(x.dtype)

@@ -1,0 +1,16 @@
+"""The one exception family: its messages say what was wrong, what was expected and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class NormscopeError(ValueError):
+    """Raised for anything normscope refuses: bad input, an unsupported model, a damaged file."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`" Did you mean 'a' or 'b'?"`, or nothing where no known name is close."""
+    close = get_close_matches(name.upper(), {k.upper(): k for k in known}, n=3, cutoff=0.4)
+    return f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""

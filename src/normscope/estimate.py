@@ -1,0 +1,121 @@
+"""What an analysis will take, before it is run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from normscope.errors import NormscopeError
+from normscope.models.spec import FeedForward
+from normscope.scopes import Step
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that decide the cost of a layer."""
+
+    width: int
+    heads: int
+    hidden: int
+    layers: int  # layers of the model
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory beyond the model's own, and time, of an analysis."""
+
+    tokens: int
+    memory: int  # bytes
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens: about {readable(self.memory)} of memory and {self.seconds:.1f} s"
+
+
+def estimate(
+    lengths: Sequence[int],
+    rows: int | None,
+    shape: Shape,
+    steps: Sequence[Step],
+    scopes: int,
+    layers: int,
+    heads: int,
+    dtype: torch.dtype,
+    block_bytes: int,
+) -> Estimate:
+    """The cost of one batch of inputs of the given lengths, with `scopes` maps of `layers` layers."""
+    size = 8 if dtype == torch.float64 else 4
+    n, items = max(lengths), len(lengths)
+    out = n if rows is None else min(rows, n)
+    has_ff = any(isinstance(step.part, FeedForward) for step in steps)
+    maps = size * layers * sum(min(out, m) * m for m in lengths) * (scopes + 2 * heads)
+    # Attention of the whole batch: scores and probabilities; then, for a group of items, our copy, the vectors f and
+    # a few maps at a time.
+    group = min(items, max(1, GROUP_TOKENS // n))
+    attention = 2 * size * items * shape.heads * n * n
+    vectors = size * group * n * shape.heads * (shape.width + 2 * out) + 6 * size * group * n * out
+    activations = size * items * n * (8 * shape.width + 2 * shape.hidden)
+    blocks = 2 * block_bytes if has_ff else 0
+    memory = maps + attention + vectors + activations + blocks
+
+    tokens = items * n
+    layer = 2 * tokens * shape.width * (4 * shape.width + 2 * shape.hidden) + 4 * tokens * n * shape.width
+    flops = float(shape.layers * layer + layers * 0.5 * layer)
+    if has_ff:
+        flops += layers * sum(2 * min(out, m) * m * shape.width * shape.hidden for m in lengths) * 1.15
+    return Estimate(n, memory, flops / gemm_rate(dtype, torch.get_num_threads()))
+
+
+GROUP_TOKENS = 256  # items are decomposed together up to this many tokens: large enough for the cores, small enough for the cache
+
+
+def refuse_over_budget(cost: Estimate, budget: int) -> None:
+    """Refuse an analysis that would not fit, with the numbers and the ways out."""
+    if cost.memory > budget:
+        raise NormscopeError(
+            f"This analysis would take {cost}, over the memory budget of {readable(budget)}. "
+            "Ways out: fewer layers=[...] or scopes=[...], rows=[...] for some output positions only, heads=False, "
+            "a smaller batch_size, a shorter input (truncation=True), or a larger memory_budget."
+        )
+
+
+def default_budget() -> int:
+    """Nine tenths of the memory that is free now, where the system tells; 8 GB elsewhere."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable"):
+                    return int(line.split()[1]) * 1024 * 9 // 10
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return 8 * 2**30
+
+
+@lru_cache(maxsize=8)
+def gemm_rate(dtype: torch.dtype, threads: int) -> float:
+    """Flops per second of a matrix product on this machine's CPU, measured once (a few milliseconds)."""
+    x = torch.ones(512, 512, dtype=dtype)
+    best = float("inf")
+    for _ in range(4):
+        start = time.perf_counter()
+        x @ x
+        best = min(best, time.perf_counter() - start)
+    return float(2 * 512**3 / best)
+
+
+def readable(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

@@ -1,0 +1,38 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from normscope.errors import NormscopeError
+
+
+@contextmanager
+def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends without an exception."""
+    target = Path(path)
+    folder = target.parent
+    if not folder.is_dir():
+        raise NormscopeError(f"Cannot write {target}: the folder {folder} does not exist. Create it first.")
+    if target.is_dir():
+        raise NormscopeError(f"Cannot write {target}: it is a folder. Give a file name.")
+    try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{target.stem}-", suffix=target.suffix)
+        os.close(handle)
+    except OSError as error:
+        raise NormscopeError(f"Cannot write {target}: {error.strerror}.") from error
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes it private
+        temporary.replace(target)
+    except OSError as error:
+        raise NormscopeError(f"Cannot write {target}: {error.strerror}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,344 @@
+"""Run a model once and hand out what each layer did. All hooks live here.
+
+The attention probabilities come from a function registered with transformers' attention interface (and a mask function
+registered with it: without one the model would silently attend everywhere); everything else from forward hooks. The
+model is given back exactly as it was, whatever happens. One lock per model; a plain forward pass of the same model in
+another thread meanwhile is computed by the model's own attention implementation and recorded nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from normscope.errors import NormscopeError
+from normscope.models.spec import Attention, Family, FeedForward, Norm
+from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, Record, ResidualRecord
+from normscope.scopes import Step
+
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_guard = threading.Lock()
+_active = threading.local()  # .recorder: the Recorder of the trace that this thread is running
+_swapped: dict[int, list[Any]] = {}  # id of a config -> [its own attention implementation, traces that use it now]
+_names: dict[str, str] = {}  # a model's own attention implementation -> the name of ours that stands in for it
+_CLOSED_FORMS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
+
+
+def trace(
+    base: PreTrainedModel,
+    family: Family,
+    inputs: Mapping[str, Tensor],
+    steps: Sequence[Step],
+    layers: Collection[int],
+    on_layer: Callable[[LayerRecord], None],
+    dtype: torch.dtype,
+) -> None:
+    """One forward pass; `on_layer` receives each wanted layer's record, which is gone when it returns."""
+    with _guard:
+        lock = _locks.setdefault(base, threading.RLock())
+    with lock, torch.no_grad(), _recording(base, family, inputs, steps, layers, on_layer, dtype):
+        base(**inputs)
+
+
+@contextmanager
+def _recording(
+    base: PreTrainedModel,
+    family: Family,
+    inputs: Mapping[str, Tensor],
+    steps: Sequence[Step],
+    layers: Collection[int],
+    on_layer: Callable[[LayerRecord], None],
+    dtype: torch.dtype,
+) -> Iterator[None]:
+    recorder = Recorder(steps, layers, on_layer, dtype, inputs["attention_mask"].bool())
+    handles: list[Any] = []
+    configs: list[Any] = []
+    previous = getattr(_active, "recorder", None)
+    try:
+        _active.recorder = recorder
+        for layer in layer_modules(base, family):
+            handles += recorder.attach(layer)
+        for config in {id(m.config): m.config for m in base.modules() if hasattr(m, "config")}.values():
+            if getattr(config, "_attn_implementation", None) is not None:
+                _swap(config)
+                configs.append(config)
+        yield
+    finally:
+        for config in configs:
+            _restore(config)
+        for handle in handles:
+            handle.remove()
+        _active.recorder = previous
+
+
+def layer_modules(base: PreTrainedModel, family: Family) -> list[nn.Module]:
+    """The layer modules of a model, in order, each once (a shared layer is one module)."""
+    pattern = re.compile(re.escape(family.layers).replace(r"\*", r"\d+"))
+    return [module for name, module in base.named_modules() if pattern.fullmatch(name)]
+
+
+class Recorder:
+    """Collects what the hooks see of the current layer and turns it into a LayerRecord when the layer ends."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        layers: Collection[int],
+        on_layer: Callable[[LayerRecord], None],
+        dtype: torch.dtype,
+        real: Tensor,
+    ) -> None:
+        self.steps, self.layers, self.on_layer, self.dtype, self.real = steps, layers, on_layer, dtype, real
+        self.thread = threading.get_ident()
+        self.count = 0  # layer calls so far: the index of the current layer
+        self.input: Tensor | None = None
+        self.seen: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+        self.attention: dict[int, tuple[Tensor, Tensor]] = {}  # id(module) -> probabilities, values
+
+    def attach(self, layer: nn.Module) -> list[Any]:
+        handles: list[Any] = [layer.register_forward_pre_hook(self._begin, with_kwargs=True)]
+        for path in _paths(self.steps):
+            handles.append(layer.get_submodule(path).register_forward_hook(self._see(path)))
+        handles.append(layer.register_forward_hook(self._end))
+        return handles
+
+    def _mine(self) -> bool:
+        return threading.get_ident() == self.thread and getattr(_active, "recorder", None) is self
+
+    def wanted(self) -> bool:
+        return self._mine() and self.count in self.layers
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._mine():
+            return
+        x = args[0] if args else kwargs["hidden_states"]
+        if self.count == 0:
+            self._check_finite(x, "The embeddings before the first layer hold")
+        self.input = x
+        self.seen = {}
+        self.attention = {}
+
+    def _see(self, path: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if self.wanted():
+                inputs, outputs = self.seen.setdefault(path, ([], []))
+                inputs.append(args[0])
+                outputs.append(output)
+
+        return hook
+
+    def _end(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._mine():
+            return
+        y = output[0] if isinstance(output, tuple) else output
+        self._check_finite(y, f"Layer {self.count} (counted from 0) put out")
+        if self.wanted():
+            record = self._record(layer, y)
+            self.seen, self.attention, self.input = {}, {}, None
+            self.on_layer(record)
+        self.count += 1
+
+    def _check_finite(self, x: Tensor, where: str) -> None:
+        if not bool(torch.isfinite(x[self.real]).all()):
+            raise NormscopeError(f"{where} NaN or infinite values. Check the weights there, and the model's dtype.")
+
+    def _record(self, layer: nn.Module, y: Tensor) -> LayerRecord:
+        assert self.input is not None
+        parts: list[Record] = []
+        for number, step in enumerate(self.steps):
+            part = step.part
+            if isinstance(part, Attention):
+                parts.append(self._attention(layer, part))
+            elif isinstance(part, FeedForward):
+                parts.append(self._feed_forward(layer, part))
+            elif isinstance(part, Norm):
+                parts.append(self._norm(layer, part))
+            else:
+                # The sum itself is what the next norm reads, or what the layer puts out.
+                following = self.steps[number + 1].part if number + 1 < len(self.steps) else None
+                total = self._in(following.path) if isinstance(following, Norm) else y
+                parts.append(ResidualRecord(self._cast(total)))
+        return LayerRecord(self.count, self._cast(self.input), tuple(parts))
+
+    def _attention(self, layer: nn.Module, part: Attention) -> AttentionRecord:
+        weight, bias = affine(layer.get_submodule(part.output))
+        if part.probabilities is None:
+            weights, values = self.attention[id(layer.get_submodule(part.module))]
+        else:
+            weights = self._in(part.probabilities)
+            flat = self._out(part.value)
+            values = flat.unflatten(-1, (weights.shape[1], -1)).transpose(1, 2)
+        heads = values.shape[1]
+        value_bias = affine(layer.get_submodule(part.value))[1]
+        return AttentionRecord(
+            weights=self._cast(weights),
+            values=self._cast(values),
+            value_bias=None if value_bias is None else self._cast(value_bias).unflatten(0, (heads, -1)),
+            matrix=self._cast(weight).t().unflatten(0, (heads, -1)),
+            bias=self._cast(bias),
+            output=self._cast(self._out(part.output)),
+        )
+
+    def _norm(self, layer: nn.Module, part: Norm) -> NormRecord:
+        module: Any = layer.get_submodule(part.path)
+        x = self._cast(self._in(part.path))
+        if part.kind == "layer":
+            variance = x.var(-1, correction=0)
+            epsilon = module.eps
+        else:
+            variance = x.square().mean(-1)
+            epsilon = getattr(module, "variance_epsilon", None) or module.eps
+        return NormRecord(
+            kind=part.kind,
+            inverse=(variance + epsilon).rsqrt(),
+            gain=self._cast(module.weight),
+            shift=self._cast(getattr(module, "bias", None)),
+            output=self._cast(self._out(part.path)),
+        )
+
+    def _feed_forward(self, layer: nn.Module, part: FeedForward) -> FeedForwardRecord:
+        into, into_bias = affine(layer.get_submodule(part.into))
+        out, out_bias = affine(layer.get_submodule(part.out))
+        activation = _attribute(layer, part.activation)
+        return FeedForwardRecord(
+            into=self._cast(into).t(),
+            into_bias=self._cast(into_bias),
+            hidden=self._cast(self._out(part.into)),
+            activation=activation,
+            activation_name=_activation_name(activation),
+            out=self._cast(out).t(),
+            out_bias=self._cast(out_bias),
+            output=self._cast(self._out(part.out)),
+        )
+
+    def _cast(self, tensor: Any) -> Any:
+        return None if tensor is None else tensor.detach().to(self.dtype)
+
+    def _in(self, path: str) -> Tensor:
+        return _joined(self.seen[path][0])
+
+    def _out(self, path: str) -> Tensor:
+        return _joined(self.seen[path][1])
+
+
+def affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight (out, in) and bias of a linear module, read from what it does where it is no plain nn.Linear."""
+    if type(module) is nn.Linear:
+        return module.weight, module.bias
+    features = getattr(module, "in_features", None)
+    reference = next(module.parameters(), None)
+    if features is None or reference is None:
+        raise NormscopeError(f"Expected a linear module, found {type(module).__name__}.")
+    eye = torch.eye(features, dtype=reference.dtype, device=reference.device)
+    constant = module(torch.zeros_like(eye[:1]))
+    return (module(eye) - constant).t(), constant[0]
+
+
+def _paths(steps: Sequence[Step]) -> set[str]:
+    """The submodules whose inputs and outputs the steps need."""
+    paths = set()
+    for step in steps:
+        part = step.part
+        if isinstance(part, Norm):
+            paths.add(part.path)
+        elif isinstance(part, FeedForward):
+            paths |= {part.into, part.out}
+        elif isinstance(part, Attention):
+            paths.add(part.output)
+            if part.probabilities is not None:
+                paths |= {part.probabilities, part.value}
+    return paths
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    """One tensor; `chunk_size_feed_forward` runs a module over pieces of the sequence."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+
+def _attribute(layer: nn.Module, path: str) -> Any:
+    found: Any = layer
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _activation_name(activation: Any) -> str | None:
+    """The activation's name where `decompose.gates` has its closed form, judged by its class, not by the config."""
+    for name in _CLOSED_FORMS:
+        if type(activation) is type(ACT2FN[name]):
+            return name
+    return "gelu" if type(activation) is nn.GELU and activation.approximate == "none" else None
+
+
+def _swap(config: Any) -> None:
+    """Put our attention in; counted, as models that share a config may be traced side by side."""
+    with _guard:
+        if id(config) not in _swapped:
+            own = config._attn_implementation
+            _swapped[id(config)] = [own, 0]
+            config._attn_implementation_internal = _stand_in(own)  # the public setter would go into sub-configs
+        _swapped[id(config)][1] += 1
+
+
+def _restore(config: Any) -> None:
+    with _guard:
+        entry = _swapped[id(config)]
+        entry[1] -= 1
+        if entry[1] == 0:
+            config._attn_implementation_internal = entry[0]
+            del _swapped[id(config)]
+
+
+def _stand_in(own: str) -> str:
+    """The registered name of our attention for models whose own implementation is `own`.
+
+    The name carries the original, so that a thread that is not tracing is served by it without any shared state.
+    It must not contain "sdpa", "flash" or "flex": transformers makes extra checks on such names.
+    """
+    if own in _names:
+        return _names[own]
+
+    def attend(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder: Recorder | None = getattr(_active, "recorder", None)
+        if recorder is None:
+            return ALL_ATTENTION_FUNCTIONS.get_interface(own, _eager(module))(module, *args, **kwargs)
+        output, weights = _eager(module)(module, *args, **kwargs)
+        if recorder.wanted():
+            value = args[2] if len(args) > 2 else kwargs["value"]
+            recorder.attention[id(module)] = (weights, value)
+        return output, weights
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_active, "recorder", None) is None:
+            return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **kwargs)
+        dtype = kwargs.pop("dtype", torch.float32)
+        # Made in float32 and cast up: float64's lowest value overflows where a family's softmax is in float32.
+        made = eager_mask(*args, dtype=torch.float32 if dtype == torch.float64 else dtype, **kwargs)
+        return made if made is None else made.to(dtype)
+
+    name = f"normscope{len(_names)}"
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, mask)
+    _names[own] = name
+    return name
+
+
+def _eager(module: nn.Module) -> Callable[..., Any]:
+    """The eager attention of the modelling file that defines the module's class (or the class it derives from)."""
+    for cls in type(module).__mro__:
+        function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function  # type: ignore[no-any-return]
+    raise NormscopeError(f"{type(module).__name__} does not follow transformers' attention interface.")

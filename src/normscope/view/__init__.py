@@ -1,0 +1,1 @@
+"""What a person sees of an analysis: terminal, matplotlib figures, a self-contained page, and files."""

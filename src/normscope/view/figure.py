@@ -1,0 +1,284 @@
+"""Maps as matplotlib figures: one map that a paper can print, or small multiples of layers and scopes."""
+
+from __future__ import annotations
+
+import math
+import os
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normscope.analysis import Analysis, Label
+from normscope.errors import NormscopeError
+from normscope.files import atomic
+from normscope.view.terminal import (
+    Scale,
+    Values,
+    model_label,
+    own_cells,
+    quantity,
+    scale_of,
+    shorten,
+    values_of,
+    visible,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+
+FORMATS = ("svg", "pdf", "png")
+SANS = ("Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans")
+# Scripts that the text fonts lack: matplotlib takes each missing glyph from the first font that has it.
+SCRIPTS = (
+    *("Noto Sans CJK JP", "Hiragino Sans", "PingFang SC", "Microsoft YaHei", "Malgun Gothic", "Noto Sans Arabic"),
+    *("Noto Sans Hebrew", "Noto Sans Devanagari", "Noto Emoji", "Segoe UI Symbol", "Apple Symbols", "DejaVu Sans"),
+)
+STYLE: dict[str, Any] = {
+    "text.usetex": False,
+    "text.parse_math": False,  # a token such as $x^2$ is text
+    "svg.fonttype": "none",  # text stays text in vector files
+    "svg.hashsalt": "normscope",
+    "pdf.fonttype": 42,
+    "axes.titlesize": 8,
+    "axes.labelsize": 7,
+    "axes.linewidth": 0.4,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.major.pad": 2,
+    "ytick.major.pad": 2,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "savefig.facecolor": "white",
+    "savefig.dpi": 300,
+    "image.interpolation": "nearest",
+}
+SIDE = 5.4  # inches that the longer side of a single map may take
+LABELLED = 60  # tokens up to which every one is written
+VECTOR_CELLS = 20_000  # above, cells are drawn as an image: a vector file of that many rectangles opens slowly
+GREY = "#555555"
+
+
+def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> Figure:
+    """One map when both are given, its layers for a scope, its scopes for a layer, layers x scopes with neither.
+
+    `layer` is the model's layer index, counted from 0; titles count from 1.
+    """
+    scopes = analysis.scopes if scope is None else (analysis.resolve(scope),)
+    layers = analysis.layers if layer is None else (analysis.layers[analysis.layer_position(layer)],)
+    with _style():
+        if scope is not None and layer is not None:
+            figure = _single(analysis, scopes[0], layers[0])
+        elif scope is not None:
+            figure = _wrapped(analysis, [(scopes[0], layer) for layer in layers], [f"layer {k + 1}" for k in layers])
+        elif layer is not None:
+            figure = _wrapped(analysis, [(scope, layers[0]) for scope in scopes], list(scopes))
+        else:
+            figure = _grid(analysis, scopes, layers)
+        figure.draw_without_rendering()  # makes every tick label now, in this style
+        return figure
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure as .svg, .pdf or .png."""
+    target = Path(path)
+    kind = target.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        known = ", ".join(f".{name}" for name in FORMATS)
+        raise NormscopeError(f"Cannot write a figure to {target}: known formats are {known}.")
+    # Without dates the same figure gives the same file.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
+    with _style(), atomic(target) as temporary:
+        figure.savefig(temporary, format=kind, metadata=metadata)
+    return target
+
+
+def _single(analysis: Analysis, scope: str, layer: int) -> Figure:
+    values = values_of(analysis, scope, layer)
+    rows, columns = values.shape
+    cell = min(0.27, SIDE / max(rows, columns))
+    width, height = max(cell * columns, 1.1), max(cell * rows, 1.1)
+    size = min(max(cell * 72 * 0.85, 5.0), 7.5)
+    margin = size / 72 * 0.62 * min(max(len(visible(label.token)) for label in analysis.columns), 18)
+    figure = _figure(width + margin + 1.1, height + margin + 0.7)
+    axes = figure.add_subplot()
+    scale = scale_of([values], own_cells(analysis))
+    image = _paint(axes, values, scale, analysis)
+    axes.set_title(f"{scope}, layer {layer + 1}", pad=5)
+    _label(axes, analysis, size)
+    axes.set_xlabel("input token")
+    axes.set_ylabel("output token")
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=_extend(scale))
+    _tidy(bar, _bar_label(scope, scale))
+    return figure
+
+
+def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequence[str]) -> Figure:
+    """Maps of one scope or one layer, in reading order. A scope's maps share a scale; each scope has its own."""
+    count = len(maps)
+    across = min(count, 3 if count in (3, 5, 6, 9) else 4)
+    down = math.ceil(count / across)
+    side = min(1.9, 6.6 / across) if count > 1 else 2.4
+    size = side / max(len(analysis.rows), len(analysis.columns)) * 72 * 0.85
+    written = size >= 4.5
+    one_scope = len({scope for scope, _ in maps}) == 1
+    margin = 0.6 if written else 0.2
+    figure = _figure(across * (side + 0.12 + 0.5 * (not one_scope)) + margin + 0.6, down * (side + 0.3) + margin + 0.6)
+    grid = figure.subplots(down, across, squeeze=False)
+    own = own_cells(analysis)
+    scales = {
+        scope: scale_of([values_of(analysis, *entry) for entry in maps if entry[0] == scope], own) for scope, _ in maps
+    }
+    image = None
+    for axes, (scope, layer), title in zip(grid.flat, maps, titles, strict=False):
+        image = _paint(axes, values_of(analysis, scope, layer), scales[scope], analysis, count)
+        axes.set_title(title, pad=3, fontsize=7)
+        _label(axes, analysis, min(size, 6.5)) if written else _bare(axes)
+        if not one_scope:
+            bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=24, extend=_extend(scales[scope]))
+            _tidy(bar)
+    for axes in grid.flat[count:]:
+        axes.set_axis_off()
+    if written:
+        for position, axes in enumerate(grid.flat[:count]):
+            if position % across:
+                axes.set_yticklabels([])
+            if position + across < count:
+                axes.set_xticklabels([])
+    if one_scope and image is not None:
+        scope = maps[0][0]
+        bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.02, aspect=40, extend=_extend(scales[scope]))
+        _tidy(bar, _bar_label(scope, scales[scope]))
+        figure.suptitle(scope, fontsize=8)
+        _caption(figure, analysis, "All maps share the colour scale", scales.values(), listed=not written)
+    else:
+        figure.suptitle(f"layer {maps[0][1] + 1}", fontsize=8)
+        _caption(figure, analysis, "Each map has its own colour scale", scales.values(), listed=not written)
+    return figure
+
+
+def _grid(analysis: Analysis, scopes: Sequence[str], layers: Sequence[int]) -> Figure:
+    """One row per layer, one column per scope with a colour scale of its own."""
+    side = min(1.05, max(8.4 / len(scopes), 0.6))
+    figure = _figure(len(scopes) * (side + 0.06) + 0.4, len(layers) * (side + 0.06) + 1.0)
+    grid = figure.subplots(len(layers), len(scopes), squeeze=False)
+    own = own_cells(analysis)
+    scales = {scope: scale_of([values_of(analysis, scope, layer) for layer in layers], own) for scope in scopes}
+    for column, scope in zip(grid.T, scopes, strict=True):
+        for axes, layer in zip(column, layers, strict=True):
+            image = _paint(axes, values_of(analysis, scope, layer), scales[scope], analysis, grid.size)
+            _bare(axes)
+        column[0].set_title(_broken(scope), fontsize=6.5, pad=3)
+        bar = figure.colorbar(
+            image, ax=column, location="bottom", fraction=0.03, pad=0.01, aspect=18, extend=_extend(scales[scope])
+        )
+        _tidy(bar)
+    for axes, layer in zip(grid[:, 0], layers, strict=True):
+        axes.set_ylabel(f"layer {layer + 1}", fontsize=7)
+    _caption(figure, analysis, "The colour scale is shared within a column", scales.values(), listed=True)
+    return figure
+
+
+def _paint(axes: Axes, values: Values, scale: Scale, analysis: Analysis, maps: int = 1) -> ScalarMappable:
+    rows, columns = values.shape
+    edges = (-0.5, columns - 0.5, rows - 0.5, -0.5)
+    options: dict[str, Any] = {"cmap": "cividis", "vmin": 0.0, "vmax": scale.end}
+    image: ScalarMappable
+    if values.size * maps <= VECTOR_CELLS:
+        x, y = [j - 0.5 for j in range(columns + 1)], [i - 0.5 for i in range(rows + 1)]
+        # Edges in the colour of the face close the hairlines that viewers draw between rectangles.
+        image = axes.pcolormesh(x, y, values, edgecolors="face", linewidth=0.15, **options)
+    else:
+        image = axes.imshow(values, extent=edges, **options)
+    axes.set_xlim(edges[0], edges[1])
+    axes.set_ylim(edges[2], edges[3])
+    axes.set_aspect("equal")
+    axes.spines[:].set_visible(False)
+    for j in _seams(analysis.columns):
+        axes.axvline(j - 0.5, color="white", linewidth=1.2)
+    return image
+
+
+def _label(axes: Axes, analysis: Analysis, size: float) -> None:
+    """Tokens on both axes, thinned out where there are too many."""
+    for axis, labels in ((axes.xaxis, analysis.columns), (axes.yaxis, analysis.rows)):
+        step = math.ceil(len(labels) / LABELLED)
+        places = range(0, len(labels), step)
+        axis.set_ticks(places, [shorten(visible(labels[k].token), 18) for k in places], fontsize=size)
+    axes.tick_params(axis="x", rotation=90)
+
+
+def _bare(axes: Axes) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _seams(labels: Sequence[Label]) -> list[int]:
+    return [j for j in range(1, len(labels)) if labels[j].side != labels[j - 1].side]
+
+
+def _extend(scale: Scale) -> str:
+    return "max" if scale.clipped else "neither"
+
+
+def _bar_label(scope: str, scale: Scale) -> str:
+    beyond = f"\n(the token itself: up to {scale.top:.3g}, beyond the scale)" if scale.clipped else ""
+    return quantity(scope) + beyond
+
+
+def _tidy(bar: Any, label: str = "") -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    bar.outline.set_visible(False)
+    bar.locator = MaxNLocator(4 if label else 2)
+    bar.update_ticks()
+    bar.ax.tick_params(labelsize=6 if label else 5, length=1.5, width=0.3, pad=1.5, color=GREY)
+    if label:
+        bar.set_label(label, fontsize=6.5)
+
+
+def _caption(figure: Figure, analysis: Analysis, scale: str, scales: Any, listed: bool) -> None:
+    text = f"{model_label(analysis)}. Rows are output tokens, columns input tokens. {scale}"
+    if any(entry.clipped for entry in scales):
+        text += "; where it ends in an arrow, the token itself (the diagonal) lies beyond it"
+    text += "."
+    if listed:
+        tokens = " ".join(shorten(visible(label.token), 18) for label in analysis.columns)
+        text += " Tokens: " + textwrap.shorten(tokens, 300, placeholder=" …")
+    width = max(int(figure.get_figwidth() * 23), 30)
+    figure.supxlabel(textwrap.fill(text, width), fontsize=6.5, color=GREY, x=0.01, ha="left", multialignment="left")
+
+
+def _broken(scope: str) -> str:
+    """A long scope name on two lines, broken before its feed-forward part."""
+    head, ff, tail = scope.partition("FF")
+    return f"{head}\n{ff}{tail}" if ff else scope
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    """The figures' style, for as long as they are made; nothing of it stays behind."""
+    try:
+        import matplotlib
+        from matplotlib.font_manager import fontManager
+    except ImportError as error:
+        raise NormscopeError("Figures need matplotlib: pip install 'normscope[plot]'.") from error
+    installed = set(fontManager.get_font_names())
+    text = next((name for name in SANS if name in installed), "DejaVu Sans")
+    family = list(dict.fromkeys([text, *(name for name in SCRIPTS if name in installed)]))
+    with matplotlib.rc_context(STYLE | {"font.family": family}), warnings.catch_warnings():
+        # A glyph that no installed font has is drawn as a box; the text of vector files is right all the same.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield

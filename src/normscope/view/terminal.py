@@ -1,0 +1,375 @@
+"""Maps, mixing ratios and a summary in the terminal, and what all views share: readable tokens and colour scales."""
+
+from __future__ import annotations
+
+import math
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from normscope.analysis import Analysis
+
+# The cividis scale of Nuñez, Anderton and Renslow, at even steps: perceptually even, also with colour-blindness.
+CIVIDIS = (
+    *("#00224e", "#003170", "#2a3f6d", "#434e6c", "#575d6d", "#6a6c71", "#7d7c78"),
+    *("#918b78", "#a59c74", "#bcae6c", "#d2c060", "#e9d34e", "#fee838"),
+)
+BLOCKS = " ▁▂▃▄▅▆▇█"
+DIGITS = "0123456789"
+LABEL = 16  # cells that a row label may take
+UPRIGHT = 10  # lines that column labels may take
+STRONGEST = 20  # cells in the table that stands for a map that does not fit
+LISTED = 40  # tokens in the summary
+
+Values = NDArray[np.float64]
+
+
+def visible(token: str) -> str:
+    """The token with nothing hidden: control and format characters spelled out, outer spaces as ␣, nothing as ∅."""
+    if not token:
+        return "∅"
+    inner = token.strip(" ")
+    left = len(token) - len(token.lstrip(" "))
+    right = len(token) - left - len(inner)
+    return "␣" * left + "".join(map(_visible, inner)) + "␣" * right
+
+
+def _visible(char: str) -> str:
+    code = ord(char)
+    if code < 32 or code == 127:
+        return chr(0x2421 if code == 127 else 0x2400 + code)
+    if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return char
+
+
+def shorten(text: str, width: int) -> str:
+    """`text` cut in the middle to `width` cells."""
+    if cell_len(text) <= width:
+        return text
+    tail = _prefix(_glyphs(text)[::-1], (width - 1) // 2)[::-1]
+    head = _prefix(_glyphs(text), width - 1 - sum(map(cell_len, tail)))
+    return "".join([*head, "…", *tail])
+
+
+def _glyphs(text: str) -> list[str]:
+    """Characters with the zero-width marks that follow them."""
+    glyphs: list[str] = []
+    for char in text:
+        if glyphs and not cell_len(char):
+            glyphs[-1] += char
+        else:
+            glyphs.append(char)
+    return glyphs
+
+
+def _prefix(glyphs: Sequence[str], width: int) -> list[str]:
+    taken: list[str] = []
+    for glyph in glyphs:
+        width -= cell_len(glyph)
+        if width < 0:
+            break
+        taken.append(glyph)
+    return taken
+
+
+def model_label(analysis: Analysis) -> str:
+    """The model's name; of a local path only the last part."""
+    name = str(analysis.info.get("model", "") or "unnamed model")
+    return Path(name).name if os.path.isabs(name) else name
+
+
+def quantity(scope: str) -> str:
+    """What the numbers of a scope's map are."""
+    return "attention weight" if scope.endswith("-W") else "norm of the contribution"
+
+
+def values_of(analysis: Analysis, scope: str, layer: int) -> Values:
+    """One map (rows, columns); `layer` is the model's layer index, counted from 0."""
+    values: Values = analysis[scope][analysis.layer_position(layer)].detach().cpu().double().numpy()
+    return values
+
+
+def own_cells(analysis: Analysis) -> NDArray[np.bool_]:
+    """(rows, columns): where input and output are the same token."""
+    rows = [(label.side, label.position) for label in analysis.rows]
+    columns = [(label.side, label.position) for label in analysis.columns]
+    return np.array([[row == column for column in columns] for row in rows], dtype=bool)
+
+
+class Scale(NamedTuple):
+    """A colour scale from 0 to `end`; `top` is the largest value, which own tokens may have beyond the end."""
+
+    end: float
+    top: float
+
+    @property
+    def clipped(self) -> bool:
+        return self.top > self.end
+
+    def share(self, value: float) -> float:
+        """Where a value lies on the scale, from 0 to 1."""
+        return min(max(value / self.end, 0.0), 1.0) if math.isfinite(value) else 0.0
+
+
+def scale_of(maps: Iterable[Values], own: NDArray[np.bool_]) -> Scale:
+    """The scale that maps share. It ends at their largest value, unless own tokens exceed all others more than twice:
+    then at the largest of the others, because one bright diagonal would leave the rest dark.
+    """
+    top = others = 0.0
+    for values in maps:
+        finite = np.isfinite(values)
+        top = max(top, float(values.max(initial=0.0, where=finite)))
+        others = max(others, float(values.max(initial=0.0, where=finite & ~own)))
+    end = others if 0 < 2 * others < top else top
+    return Scale(end, top) if end > 0 else Scale(1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """One map for a rich console; `layer` is the model's layer index, counted from 0."""
+
+    analysis: Analysis
+    scope: str
+    layer: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        scope = self.analysis.resolve(self.scope)
+        values = values_of(self.analysis, scope, self.layer)
+        own = own_cells(self.analysis)
+        yield Text.assemble((f"{scope}, layer {self.layer + 1}", "bold"), f" (counted from 1): {quantity(scope)}")
+
+        rows = [visible(label.token) for label in self.analysis.rows]
+        columns = [visible(label.token) for label in self.analysis.columns]
+        gutter = min(max(map(cell_len, rows)), LABEL) + 1
+        seams = [
+            j for j in range(1, len(columns)) if self.analysis.columns[j].side != self.analysis.columns[j - 1].side
+        ]
+        frame = gutter + len(seams)
+        room = (options.max_width - frame) // len(columns)
+        if room < 2:
+            needed = frame + 2 * len(columns)
+            yield Text(
+                f"The map of {len(columns)} columns needs a terminal {needed} characters wide; this one has "
+                f"{options.max_width}."
+            )
+            yield strongest(self.analysis, scope, self.layer)
+            return
+
+        scale = scale_of([values], own)
+        paint = _Paint(scale, _colours(console), options.ascii_only)
+        if room >= _Paint.WRITTEN:
+            width = min(room, max(_Paint.WRITTEN, min(max(map(cell_len, columns)) + 1, 10)))
+            heads = [[_fit(shorten(token, width - 2), width - 1, "right") + " " for token in columns]]
+        else:
+            width = 2
+            heads = _upright([shorten(token, UPRIGHT) for token in columns])
+        for head in heads:
+            yield _row("", head, gutter, seams)
+        for token, line in zip(rows, values, strict=True):
+            yield _row(shorten(token, LABEL), [paint.cell(value, width) for value in line], gutter, seams)
+        yield from paint.legend(written=width >= _Paint.WRITTEN)
+        yield Text("rows: outputs, columns: inputs" + _sides(self.analysis, seams), style="dim")
+
+
+def heat_map(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> HeatMap:
+    """One map, by default of the last scope and layer; `layer` is the model's layer index, counted from 0."""
+    scope = analysis.scopes[-1] if scope is None else analysis.resolve(scope)
+    layer = analysis.layers[-1] if layer is None else layer
+    analysis.layer_position(layer)
+    return HeatMap(analysis, scope, layer)
+
+
+def strongest(analysis: Analysis, scope: str, layer: int) -> Group:
+    """The largest cells of a map between different tokens, for maps that do not fit."""
+    values = values_of(analysis, scope, layer)
+    between = np.where(own_cells(analysis) | ~np.isfinite(values), -np.inf, values)
+    order = np.argsort(-between, axis=None, kind="stable")[:STRONGEST]
+    table = _table()
+    for title in ("output", "input"):
+        table.add_column(title, justify="right", style="dim")
+        table.add_column("", no_wrap=True)
+    table.add_column("value", justify="right")
+    table.add_column("of its row", justify="right")
+    for place in order:
+        i, j = np.unravel_index(place, values.shape)
+        if np.isneginf(between[i, j]):
+            break
+        row, column = analysis.rows[i], analysis.columns[j]
+        total = float(np.nansum(values[i]))
+        table.add_row(
+            str(row.position + 1),
+            Text(shorten(visible(row.token), 24)),
+            str(column.position + 1),
+            Text(shorten(visible(column.token), 24)),
+            f"{values[i, j]:.4g}",
+            f"{100 * values[i, j] / total:.1f} %" if total > 0 else "",
+        )
+    return Group(Text("Strongest cells between different tokens (counted from 1):"), table)
+
+
+def mixing_table(analysis: Analysis) -> Group:
+    """Layers x scopes: the mixing ratio, mean over the output tokens, in percent."""
+    table = _table()
+    table.add_column("layer\n(from 1)", justify="right", style="dim")
+    for scope in analysis.scopes:
+        table.add_column(Text(_stacked(scope), justify="right"), justify="right", min_width=5)
+    means = [analysis.mixing_ratio(scope).double().mean(-1).tolist() for scope in analysis.scopes]
+    for layer, shares in zip(analysis.layers, zip(*means, strict=True), strict=True):
+        table.add_row(str(layer + 1), *(f"{100 * share:.1f}" if math.isfinite(share) else "-" for share in shares))
+    title = Text.assemble(("Mixing ratio", "bold"), ": share of other tokens in an output, mean over outputs, in %")
+    return Group(title, table)
+
+
+def summary(analysis: Analysis) -> Table:
+    """What was analysed, and how exactly it adds up."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    family = analysis.info.get("family")
+    table.add_row("model", Text(model_label(analysis) + (f" ({family})" if family else "")))
+    shown = " ".join(shorten(visible(token), 24) for token in analysis.tokens[:LISTED])
+    table.add_row("tokens", Text(f"{len(analysis.rows)}: {shown}" + " …" * (len(analysis.rows) > LISTED)))
+    table.add_row("layers", Text(f"{_ranges(layer + 1 for layer in analysis.layers)} (counted from 1)"))
+    table.add_row("scopes", Text(" ".join(analysis.scopes)))
+    error, scope, layer = worst_completeness(analysis)
+    table.add_row("completeness", Text(f"worst error {error:.1e} ({scope}, layer {layer + 1})"))
+    return table
+
+
+def worst_completeness(analysis: Analysis) -> tuple[float, str, int]:
+    """The largest completeness error, its scope and its layer (counted from 0); not-a-number counts as largest."""
+    errors = [
+        (error, scope, layer)
+        for scope, per_layer in analysis.completeness.items()
+        for error, layer in zip(per_layer.double().tolist(), analysis.layers, strict=True)
+    ]
+    return max(errors, key=lambda entry: (math.isnan(entry[0]), entry[0]))
+
+
+class _Paint:
+    """Cells of one map: coloured, or with blocks or digits where there is no colour."""
+
+    WRITTEN = 6  # cells from this width on show their value
+
+    def __init__(self, scale: Scale, colours: bool, ascii_only: bool) -> None:
+        self.scale = scale
+        self.colours = colours
+        self.ramp = DIGITS if ascii_only else BLOCKS
+        exponent = math.floor(math.log10(scale.end))
+        self.unit = 0 if -1 <= exponent <= 2 else exponent  # values are written in units of 10 ** unit
+        self.decimals = 2 - max(exponent - self.unit, 0)
+
+    def cell(self, value: float, width: int) -> Text:
+        share = self.scale.share(value)
+        if width >= self.WRITTEN:
+            content = self.number(value).rjust(width - 1) + " "
+        elif self.colours:
+            content = " " * width
+        else:
+            content = self.ramp[round(share * (len(self.ramp) - 1))] * width
+        return Text(content, style=_shade(share) if self.colours else Style.null())
+
+    def number(self, value: float) -> str:
+        """The value in at most `WRITTEN - 1` characters."""
+        if not math.isfinite(value):
+            return "-"
+        forms = (f"{value / 10**self.unit:{form}}" for form in (f".{self.decimals}f", ".0f", ".0e"))
+        return next((text for text in forms if len(text) < self.WRITTEN), "…")
+
+    def legend(self, written: bool) -> Iterator[Text]:
+        end = self.number(self.scale.end)
+        unit = f", in units of 1e{self.unit}" if self.unit else ""
+        if self.colours:
+            bar = Text(f"{self.number(0.0)} ")
+            for step in range(24):
+                bar.append(" ", style=_shade(step / 23))
+            yield bar.append(f" {end}{unit}")
+        elif not written:
+            yield Text(f"{self.number(0.0)} {self.ramp} {end}{unit}")
+        elif unit:
+            yield Text(f"values{unit}")
+        if self.scale.clipped and (self.colours or not written):
+            yield Text(f"own tokens reach {self.number(self.scale.top)}, beyond the scale", style="dim")
+
+
+def _shade(share: float) -> Style:
+    """Cividis at `share` as the background, and black or white to write on it."""
+    position = share * (len(CIVIDIS) - 1)
+    below = min(int(position), len(CIVIDIS) - 2)
+    low, high = (bytes.fromhex(CIVIDIS[k][1:]) for k in (below, below + 1))
+    mixed = [round(a + (b - a) * (position - below)) for a, b in zip(low, high, strict=True)]
+    ink = "#000000" if share > 0.45 else "#ffffff"
+    return Style.parse(f"{ink} on #{bytes(mixed).hex()}")
+
+
+def _colours(console: Console) -> bool:
+    """Whether the console has enough colours for an even scale."""
+    return not console.no_color and console.color_system in ("256", "truecolor")
+
+
+def _upright(labels: Sequence[str]) -> list[list[str]]:
+    """Column labels written downwards, two cells wide, ending at the map."""
+    stacks = [_glyphs(label) for label in labels]
+    height = max(map(len, stacks))
+    padded = [[" "] * (height - len(stack)) + stack for stack in stacks]
+    return [[_fit(stack[k], 2, "left") for stack in padded] for k in range(height)]
+
+
+def _row(label: str, cells: Sequence[str | Text], gutter: int, seams: Sequence[int]) -> Text:
+    line = Text(no_wrap=True, overflow="ignore")
+    line.append(_fit(label, gutter - 1, "right") + " ")
+    for j, cell in enumerate(cells):
+        if j in seams:
+            line.append("|", style="dim")
+        line.append(cell)
+    return line
+
+
+def _fit(text: str, width: int, align: str) -> str:
+    space = " " * (width - cell_len(text))
+    return space + text if align == "right" else text + space
+
+
+def _sides(analysis: Analysis, seams: Sequence[int]) -> str:
+    sides = [analysis.columns[j].side for j in (0, *seams)]
+    return f" ({' | '.join(sides)})" if seams else ""
+
+
+def _stacked(scope: str) -> str:
+    """A scope name on several short lines, one component each: `ATTN RES -N`."""
+    path, _, kind = scope.rpartition("-")
+    parts: list[str] = []
+    while path:
+        part = next((p for p in ("XATTN", "ATTN", "RES", "LN", "FF") if path.startswith(p)), path)
+        parts.append(part)
+        path = path[len(part) :]
+    return "\n".join([*parts, f"-{kind}"])
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """`1-3, 5`"""
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in _runs(sorted(numbers)))
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for k in range(1, len(numbers) + 1):
+        if k == len(numbers) or numbers[k] != numbers[k - 1] + 1:
+            yield numbers[start], numbers[k - 1]
+            start = k
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="dim")

@@ -1,0 +1,108 @@
+"""Analyses made of made-up tensors: what the views need, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normscope.analysis import Analysis, HeadMaps, Label, Measured
+
+SCOPES = (
+    "ATTN-W",
+    "ATTN-N",
+    "ATTNRES-W",
+    "ATTNRES-N",
+    "ATTNRESLN-N",
+    "ATTNRESLNFF-N",
+    "ATTNRESLNFFRES-N",
+    "ATTNRESLNFFRESLN-N",
+)
+ALIASES = {
+    "weights": "ATTN-W",
+    "attention": "ATTN-N",
+    "attention-residual": "ATTNRES-N",
+    "attention-block": "ATTNRESLN-N",
+    "ff": "ATTNRESLNFF-N",
+    "ff-residual": "ATTNRESLNFFRES-N",
+    "layer": "ATTNRESLNFFRESLN-N",
+}
+SENTENCE = ("[CLS]", "colin", "fleming", "played", "the", "highway", "tiny", "soap", "opera", ".", "[SEP]")
+NASTY = (
+    "</script><img src=x onerror=alert(1)>",
+    "[bold]x[/bold]",
+    "$x^2$",
+    "\u05e9\u05dc\u05d5\u05dd",  # Hebrew, right to left
+    "\u0645\u0631\u062d\u0628\u0627",  # Arabic, joined letters, right to left
+    "\u202eoverride",
+    "\U0001f469\u200d\U0001f680",  # one emoji of three code points
+    "\u6f22\u5b57",
+    "tab\tnew\nline\x1b[31mred\x00",
+    "\u2028",
+    "\ud800",  # half of a surrogate pair
+    "&amp;<b>",
+    "[/]",
+    "\\",
+    "  ",
+    "",
+    "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft" * 3,
+)
+
+
+def fake(
+    tokens: Sequence[str] = SENTENCE,
+    *,
+    layers: Sequence[int] = (0, 1, 2, 3, 4, 5),
+    scopes: Sequence[str] = SCOPES,
+    rows: Sequence[int] | None = None,
+    heads: int = 0,
+    source: Sequence[str] = (),
+    dtype: torch.dtype = torch.float32,
+    info: dict[str, Any] | None = None,
+) -> Analysis:
+    """An analysis of `tokens` with peaked random attention and a residual that dominates the diagonal.
+
+    `source` adds columns of another side, as a decoder has them.
+    """
+    noise = torch.Generator().manual_seed(0)
+    n, m = len(tokens), len(tokens) + len(source)
+    side = "decoder" if source else "encoder"
+    columns = [Label(token, side, j) for j, token in enumerate(tokens)]
+    columns += [Label(token, "encoder", j) for j, token in enumerate(source)]
+    kept = list(range(n)) if rows is None else [range(n)[i] for i in rows]
+    measured = {}
+    for scope in scopes:
+        weights = (2.2 * torch.randn(len(layers), n, m, generator=noise, dtype=torch.float64)).softmax(-1)
+        own = torch.eye(n, m, dtype=torch.float64) * (8 if "RES" in scope and scope.endswith("-N") else 0)
+        map = (0.5 * weights + 0.5 * torch.eye(n, m)) if scope == "ATTNRES-W" else weights + own
+        map = map[:, kept]
+        diagonal = map[:, range(len(kept)), kept]
+        measured[scope] = Measured(
+            map.to(dtype),
+            (1 - diagonal / map.sum(-1)).to(dtype),
+            torch.zeros(len(layers), len(kept), dtype=dtype) + 0.25,
+            torch.full((len(layers),), 2.5e-7, dtype=dtype),
+        )
+    return Analysis(
+        measured=measured,
+        rows=tuple(columns[i] for i in kept),
+        columns=tuple(columns),
+        layers=tuple(layers),
+        aliases={alias: scope for alias, scope in ALIASES.items() if scope in scopes},
+        heads=HeadMaps(_heads(heads, measured, noise), ALIASES),
+        value_norms=torch.ones(len(layers), heads, m, dtype=dtype) if heads else None,
+        head_indices=tuple(range(heads)),
+        info={"model": "some/model", "family": "BERT", "dtype": "float32"} if info is None else info,
+    )
+
+
+def _heads(heads: int, measured: dict[str, Measured], noise: torch.Generator) -> dict[str, Tensor]:
+    if not heads:
+        return {}
+    layers, rows, columns = measured["ATTN-W"].map.shape
+    return {
+        scope: torch.rand(layers, heads, rows, columns, generator=noise).to(measured[scope].map.dtype)
+        for scope in ("ATTN-W", "ATTN-N")
+    }

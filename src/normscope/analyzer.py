@@ -20,6 +20,7 @@ from normscope import inputs
 from normscope._version import __version__
 from normscope.analysis import Analysis, HeadMaps, Label, Measured
 from normscope.decompose import walk
+from normscope.decompose.scratch import Scratch
 from normscope.decompose.walk import Cells, HeadCells, Options
 from normscope.errors import NormscopeError
 from normscope.estimate import GROUP_TOKENS, Estimate, Shape, default_budget, estimate, refuse_over_budget
@@ -261,6 +262,7 @@ class Analyzer:
         longest = max(len(item) for item in items)
         group = max(1, GROUP_TOKENS // longest)
         done = 0
+        scratch = Scratch()
 
         def on_layer(record: LayerRecord) -> None:
             nonlocal done
@@ -269,7 +271,7 @@ class Analyzer:
                 rows = None if positions is None else positions[some]
                 part = select_rows(select_items(record, some), rows)
                 places = [walk.Item(g.columns, g.rows) for g in geometry[some]]
-                measured = walk.measure(part, request.steps, request.scopes, places, rows, request.options)
+                measured = walk.measure(part, request.steps, request.scopes, places, rows, request.options, scratch)
                 for one, (cells, heads) in zip(collected[some], measured, strict=True):
                     one.put(done, cells, heads)
             done += 1

@@ -151,7 +151,7 @@ class Recorder:
         self.count += 1
 
     def _check_finite(self, x: Tensor, where: str) -> None:
-        if not bool(torch.isfinite(x[self.real]).all()):
+        if not bool(torch.isfinite(x).all()) and not bool(torch.isfinite(x[self.real]).all()):
             raise NormscopeError(f"{where} NaN or infinite values. Check the weights there, and the model's dtype.")
 
     def _record(self, layer: nn.Module, y: Tensor) -> LayerRecord:
@@ -194,15 +194,14 @@ class Recorder:
     def _norm(self, layer: nn.Module, part: Norm) -> NormRecord:
         module: Any = layer.get_submodule(part.path)
         x = self._cast(self._in(part.path))
-        if part.kind == "layer":
-            variance = x.var(-1, correction=0)
-            epsilon = module.eps
+        if part.kind == "layer":  # 1 / sqrt(variance + eps), the statistic that the model's own kernel returns
+            inverse = torch.native_layer_norm(x, [x.shape[-1]], None, None, module.eps)[2][..., 0]
         else:
-            variance = x.square().mean(-1)
             epsilon = getattr(module, "variance_epsilon", None) or module.eps
+            inverse = (x.square().mean(-1) + epsilon).rsqrt()
         return NormRecord(
             kind=part.kind,
-            inverse=(variance + epsilon).rsqrt(),
+            inverse=inverse,
             gain=self._cast(module.weight),
             shift=self._cast(getattr(module, "bias", None)),
             output=self._cast(self._out(part.path)),

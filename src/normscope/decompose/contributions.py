@@ -24,7 +24,7 @@ from normscope.records import FeedForwardRecord, NormRecord
 class Mixture:
     """The output of an attention: ``sum_h weights_jhi values_jh matrix_h``, without the diagonal j = i."""
 
-    weights: Tensor  # (g, j, H, R), zero at j = the row's own position
+    weights: Tensor  # (g, j, H, R), zero at j = the row's own position; any strides
     own_weights: Tensor  # (g, R, H): what stood there
     values: Tensor  # (g, j, H, d_h)
     matrix: Tensor  # (H, d_h, d)
@@ -60,7 +60,7 @@ class Factored:
     term: Term
     own: Tensor  # (g, R, d): c_ii
     others: Tensor  # (g, R, d): sum_{j != i} c_ij
-    bias: Tensor  # (g, R, d): b_i
+    bias: Tensor  # (g, R, d): b_i, or (1, 1, d) while it is the same for all
 
     def normed(self, norm: NormRecord) -> Factored:
         return Factored(
@@ -111,5 +111,10 @@ def with_shift(norm: NormRecord, x: Tensor) -> Tensor:
 
 
 def row_norms(x: Tensor) -> Tensor:
-    """L2 norm over the last dimension, safe from underflow of the squares in float32."""
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64 if x.device.type != "mps" else None).to(x.dtype)
+    """L2 norm over the last dimension; where float32 squares would underflow, through float64."""
+    norms = torch.linalg.vector_norm(x, dim=-1)
+    if x.dtype == torch.float32 and x.device.type != "mps":
+        tiny = norms < 1e-15
+        if bool(tiny.any()):
+            norms[tiny] = torch.linalg.vector_norm(x[tiny].to(torch.float64), dim=-1).to(x.dtype)
+    return norms

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from normscope.decompose.attention import own_index
 from normscope.decompose.contributions import Factored, Mixture, Term, row_norms
+from normscope.decompose.scratch import Scratch
 
 DIRECTIONS = 4  # random directions of the completeness test
-TOKENS = 128  # columns factored at a time: their vectors in float64 stay in cache
+TOKENS = 64  # columns factored at a time: their vectors in float64 stay in cache
+PRODUCT = 2**20  # cells of the product with the weights at a time
 HEADROOM = 2.0**50  # float32 squares of cells down to 1e-30 must not underflow
 
 
@@ -34,7 +36,9 @@ class Reduced:
     bias: Tensor  # (g, R, d)
 
 
-def reduce(states: Sequence[Factored], actual: Sequence[Tensor], positions: Tensor | None) -> list[Reduced]:
+def reduce(
+    states: Sequence[Factored], actual: Sequence[Tensor], positions: Tensor | None, scratch: Scratch
+) -> list[Reduced]:
     """Maps and completeness of states of one layer; `actual` (g, R, d) are the model's own vectors there."""
     mixture_terms: dict[int, list[Term]] = {}
     for state in states:
@@ -43,7 +47,7 @@ def reduce(states: Sequence[Factored], actual: Sequence[Tensor], positions: Tens
             terms.append(state.term)
     norms: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
     for key, terms in mixture_terms.items():
-        norms |= {(key, n): found for n, found in enumerate(_norms(terms))}
+        norms |= {(key, n): found for n, found in enumerate(_norms(terms, scratch))}
 
     reduced = []
     for state, target in zip(states, actual, strict=True):
@@ -70,15 +74,19 @@ def vectors(state: Factored, positions: Tensor | None) -> Tensor:
     return mixed
 
 
-def weight_map(mixture: Mixture, positions: Tensor | None, residual: bool) -> Tensor:
-    """(g, j, R). ATTN-W: the mean of the weights over heads, A; ATTNRES-W: ``(A + I) / 2`` (Abnar & Zuidema 2020)."""
+def weight_map(mixture: Mixture, positions: Tensor | None) -> Tensor:
+    """ATTN-W: the mean of the weights over heads, (g, j, R)."""
     cells = mixture.weights.mean(2)
     items, _, rows = cells.shape
-    index = own_index(positions, items, rows, cells.device)
-    cells[index] = mixture.own_weights.mean(-1)
-    if residual:
-        cells = cells / 2
-        cells[index] += 0.5
+    cells[own_index(positions, items, rows, cells.device)] = mixture.own_weights.mean(-1)
+    return cells
+
+
+def with_residual(weights: Tensor, positions: Tensor | None) -> Tensor:
+    """ATTNRES-W: ``(A + I) / 2`` (Abnar & Zuidema 2020)."""
+    cells = weights / 2
+    items, _, rows = cells.shape
+    cells[own_index(positions, items, rows, cells.device)] += 0.5
     return cells
 
 
@@ -86,76 +94,78 @@ def _same_view(a: Term, b: Term) -> bool:
     return a.mixture is b.mixture and a.centered == b.centered and a.gain is b.gain
 
 
-def _norms(terms: Sequence[Term]) -> list[tuple[Tensor, Tensor]]:
+def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor]]:
     """For each view of one mixture: norms without the row scale (g, j, R), and the sum over j of the off-diagonal
     contributions in the test directions (g, DIRECTIONS, R)."""
     mixture = terms[0].mixture
     items, columns, heads, rows = mixture.weights.shape
     flat = mixture.vectors.flatten(0, 1)
-    weights = mixture.weights.flatten(0, 1)
+    factors, unit = _factors(flat, terms, scratch)
     directions = _directions(flat.shape[-1], flat.dtype, flat.device)
     # view(f) R = f view^T(R), and the transpose of "subtract the mean, multiply by the gain" is their reverse order.
     tests = torch.cat([_transposed_view(term, directions) for term in terms], dim=1)
-    cells = [flat.new_empty(items * columns, rows) for _ in terms]
+    stacked = torch.cat([*factors, (flat @ tests).transpose(1, 2)], dim=1).unflatten(0, (items, columns))
+    sizes = [factor.shape[1] for factor in factors] + [DIRECTIONS] * len(terms)
+
+    cells = [flat.new_empty(items, columns, rows) for _ in terms]
     sums = [flat.new_zeros(items, DIRECTIONS, rows) for _ in terms]
-    owner = torch.arange(items, device=flat.device).repeat_interleave(columns)
-    for start in range(0, items * columns, TOKENS):
-        chunk = slice(start, start + TOKENS)
-        factors, unit = _factors(flat[chunk], terms)
-        projected = (flat[chunk] @ tests).transpose(1, 2)  # (tokens, views * DIRECTIONS, H)
-        product = torch.bmm(torch.cat([*factors, projected], dim=1), weights[chunk])
-        for n in range(len(terms)):
-            begin = sum(f.shape[1] for f in factors[:n])
-            part = product[:, begin : begin + factors[n].shape[1]]
-            torch.mul(part.square().sum(1).sqrt_(), unit, out=cells[n][chunk])
-            tail = sum(f.shape[1] for f in factors) + n * DIRECTIONS
-            sums[n].index_add_(0, owner[chunk], product[:, tail : tail + DIRECTIONS])
-    return [(cell.unflatten(0, (items, columns)), total) for cell, total in zip(cells, sums, strict=True)]
+    step = columns if items > 1 else max(1, PRODUCT // (sum(sizes) * rows))
+    for start in range(0, columns, step):
+        js = slice(start, min(start + step, columns))
+        shape = (items * (js.stop - start), sum(sizes), rows)
+        product = scratch.like("product", shape, flat)
+        torch.bmm(stacked[:, js].flatten(0, 1), mixture.weights[:, js].flatten(0, 1), out=product)
+        parts = product.unflatten(0, (items, -1)).split(sizes, dim=2)
+        for n, (factored, tested) in enumerate(zip(parts[: len(terms)], parts[len(terms) :], strict=True)):
+            sums[n] += tested.sum(1)
+            torch.mul(factored.square_().sum(2).sqrt_(), unit, out=cells[n][:, js])
+    return list(zip(cells, sums, strict=True))
 
 
-def _factors(vectors: Tensor, terms: Sequence[Term]) -> tuple[list[Tensor], Tensor]:
-    """For each view, (tokens, <=H, H) matrices whose product with the weights has the norm of the contribution, times
-    a common unit that keeps float32 squares in range; and 1 / unit."""
+def _factors(vectors: Tensor, terms: Sequence[Term], scratch: Scratch) -> tuple[list[Tensor], Tensor]:
+    """For each view, (tokens, <=H, H) matrices whose product with the weights has the norm of the contribution, in a
+    common unit that keeps float32 squares in range; and that unit."""
     if vectors.dtype == torch.float64 or vectors.device.type == "mps":
-        factors = [torch.linalg.qr(term.view(vectors).transpose(1, 2), mode="r").R for term in terms]
+        factors = [_triangle(term.view(vectors)) for term in terms]
     else:
-        factors = _gram_factors(vectors, terms)
+        factors = [_cholesky(_gram(vectors, term, scratch), vectors, term) for term in terms]
     peak = torch.stack([factor.abs().amax() for factor in factors]).amax().clamp_min(1e-30)
-    unit = HEADROOM / peak
-    return [(factor * unit).to(vectors.dtype) for factor in factors], (1 / unit).to(vectors.dtype)
+    return [(factor * (HEADROOM / peak)).to(vectors.dtype) for factor in factors], (peak / HEADROOM).to(vectors.dtype)
 
 
-def _gram_factors(vectors: Tensor, terms: Sequence[Term]) -> list[Tensor]:
-    """Transposed Cholesky factors of float64 Gram matrices.
+def _gram(vectors: Tensor, term: Term, scratch: Scratch) -> Tensor:
+    """Float64 Gram matrices (tokens, H, H) of a view."""
+    tokens, heads, width = vectors.shape
+    gram = torch.empty(tokens, heads, heads, dtype=torch.float64, device=vectors.device)
+    for start in range(0, tokens, TOKENS):
+        chunk = vectors[start : start + TOKENS]
+        if term.centered:
+            chunk = torch.sub(chunk, chunk.mean(-1, keepdim=True), out=scratch.like("view", tuple(chunk.shape), chunk))
+        if term.gain is not None:
+            chunk = torch.mul(chunk, term.gain, out=scratch.like("view", tuple(chunk.shape), chunk))
+        # (tokens, d, H): float64 products run three times faster in this layout
+        x = scratch.take("gram", (len(chunk), width, heads), torch.float64, vectors.device)
+        x.copy_(chunk.transpose(1, 2))
+        torch.bmm(x.transpose(1, 2), x, out=gram[start : start + TOKENS])
+    return gram
 
-    With ``x`` the vectors, ``w`` the squared gain, ``m`` the means of x and ``s = sum w x``, the centred Gram matrix is
-    ``x w x^T - m s^T - s m^T + (sum w) m m^T``: one cast of x serves every view.
-    """
-    x = torch.empty(vectors.transpose(1, 2).shape, dtype=torch.float64, device=vectors.device)
-    x.copy_(vectors.transpose(1, 2))  # (tokens, d, H): float64 products run three times faster in this layout
-    factors = []
-    for term in terms:
-        if term.gain is None and not term.centered:
-            gram = torch.bmm(x.transpose(1, 2), x)
-        else:
-            w = x.new_ones(x.shape[1]) if term.gain is None else term.gain.to(torch.float64).square()
-            y = x * w[:, None]
-            gram = torch.bmm(x.transpose(1, 2), y)
-            if term.centered:
-                m, s = x.mean(1)[:, :, None], y.sum(1)[:, :, None]
-                cross = m * s.transpose(1, 2)
-                gram += w.sum() * (m * m.transpose(1, 2)) - cross - cross.transpose(1, 2)
-        trace = gram.diagonal(dim1=1, dim2=2).sum(-1)
-        gram.diagonal(dim1=1, dim2=2).add_((1e-15 * trace + 1e-300)[:, None])
-        lower, info = torch.linalg.cholesky_ex(gram)
-        factor = lower.transpose(1, 2)
-        if bool(info.any()):  # numerically singular beyond the jitter: those tokens by QR
-            failed = info != 0
-            exact = term.view(vectors[failed].to(torch.float64)).transpose(1, 2)
-            triangle = torch.linalg.qr(exact, mode="r").R
-            factor[failed] = torch.nn.functional.pad(triangle, (0, 0, 0, factor.shape[1] - triangle.shape[1]))
-        factors.append(factor)
-    return factors
+
+def _cholesky(gram: Tensor, vectors: Tensor, term: Term) -> Tensor:
+    """The transposed factor of each Gram matrix, with a jitter below which a singular one would give garbage."""
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    diagonal += (1e-15 * diagonal.sum(-1, keepdim=True)) + 1e-300
+    lower, info = torch.linalg.cholesky_ex(gram)
+    factor = lower.transpose(1, 2)
+    failed = info != 0
+    if bool(failed.any()):  # singular beyond the jitter
+        factor[failed] = _triangle(term.view(vectors[failed].to(torch.float64)))
+    return factor
+
+
+def _triangle(vectors: Tensor) -> Tensor:
+    """R of a QR decomposition, (tokens, H, H): what a Cholesky factor of the Gram matrix would be, without squaring."""
+    triangle = torch.linalg.qr(vectors.transpose(1, 2), mode="r").R
+    return torch.nn.functional.pad(triangle, (0, 0, 0, vectors.shape[1] - triangle.shape[1]))
 
 
 def _transposed_view(term: Term, directions: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from normscope.decompose.contributions import Factored, Rows, Term, apply_norm, row_norms
 from normscope.decompose.gates import Gate, coefficient
+from normscope.decompose.scratch import Scratch
 from normscope.records import FeedForwardRecord, NormRecord
 
 HIDDEN = 1024  # hidden units gated at a time
@@ -60,10 +61,10 @@ class _Basis:
     values: Tensor  # (H, j, d_h)
     matrix: Tensor  # (H, d_h, D)
 
-    def vectors(self, columns: slice) -> Tensor:
+    def vectors(self, columns: slice, name: str, scratch: Scratch) -> Tensor:
         """(columns, H, D)"""
         values = self.values[:, columns]
-        out = values.new_empty(values.shape[1], values.shape[0], self.matrix.shape[2])
+        out = scratch.like(name, (values.shape[1], values.shape[0], self.matrix.shape[2]), values)
         torch.bmm(values, self.matrix, out=out.transpose(0, 1))
         return out
 
@@ -79,6 +80,7 @@ def stream(
     columns: slice | Tensor,
     rows: slice | Tensor,
     block_bytes: int,
+    scratch: Scratch,
     keep_vectors: bool = False,
 ) -> dict[int, Tap]:
     """Off-diagonal contributions of one item at the wanted points, each a number of `steps` passed.
@@ -101,8 +103,6 @@ def stream(
     heads, n_columns, n_rows = source.values.shape[0], source.values.shape[1], gate.shape[0]
     step_j = min(n_columns, max(1, block_bytes // (3 * size * heads * hidden)))
     step_i = min(n_rows, max(1, 2 * block_bytes // (3 * size * (min(HIDDEN, hidden) + 2 * width)) // step_j))
-    gated = out.new_empty(step_j * step_i * min(HIDDEN, hidden))
-    block = out.new_empty(step_j * step_i * width)
 
     found = [_Point() for _ in range(len(steps) + 1)]
     for n, point in enumerate(found):
@@ -113,13 +113,13 @@ def stream(
 
     for j in range(0, n_columns, step_j):
         js = slice(j, min(j + step_j, n_columns))
-        projected = hidden_basis.vectors(js)
-        added = {n: basis.vectors(js) for n, basis in adds.items()}
+        projected = hidden_basis.vectors(js, "projected", scratch)
+        added = {n: basis.vectors(js, f"added {n}", scratch) for n, basis in adds.items()}
         for i in range(0, n_rows, step_i):
             i_s = slice(i, min(i + step_i, n_rows))
             shape = (js.stop - js.start, i_s.stop - i_s.start)
-            y = block[: shape[0] * shape[1] * width].view(*shape, width)
-            _gated_product(hidden_basis.mixing(js, i_s), projected, gate[i_s], out, gated, y)
+            y = scratch.like("block", (*shape, width), out)
+            _gated_product(hidden_basis.mixing(js, i_s), projected, gate[i_s], out, y, scratch)
             _reduce(found[0], y, None, js, i_s)
             for n, step in enumerate(steps):
                 factor = None
@@ -133,13 +133,13 @@ def stream(
     return _taps(found, points, steps, item, rows, 1 / unit)
 
 
-def _gated_product(mixing: Tensor, projected: Tensor, gate: Tensor, out: Tensor, buffer: Tensor, y: Tensor) -> None:
+def _gated_product(mixing: Tensor, projected: Tensor, gate: Tensor, out: Tensor, y: Tensor, scratch: Scratch) -> None:
     """``y_ji = (gate_i * sum_h mixing_jih projected_jh) W_2``, some hidden units at a time."""
     flat = y.flatten(0, 1)
     hidden = out.shape[0]
     for k in range(0, hidden, HIDDEN):
         ks = slice(k, min(k + HIDDEN, hidden))
-        e = buffer[: flat.shape[0] * (ks.stop - k)].view(*y.shape[:2], ks.stop - k)
+        e = scratch.like("gated", (*y.shape[:2], ks.stop - k), y)
         torch.bmm(mixing, projected[:, :, ks], out=e)
         e.mul_(gate[:, ks])
         if k == 0:

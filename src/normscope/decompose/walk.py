@@ -13,6 +13,7 @@ from normscope.decompose.attention import ValueBias, attend
 from normscope.decompose.contributions import Factored, Mixture, Rows, row_norms
 from normscope.decompose.feed_forward import feed_forward, stream
 from normscope.decompose.gates import Gate
+from normscope.decompose.scratch import Scratch
 from normscope.measures.mixing import mixing_ratio, weight_mixing_ratio
 from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, at_rows
 from normscope.scopes import Step
@@ -78,17 +79,16 @@ def measure(
     items: Sequence[Item],
     positions: Tensor | None,
     options: Options,
+    scratch: Scratch,
 ) -> list[tuple[dict[str, Cells], HeadCells | None]]:
     """The wanted scopes (and head-level maps) of each item of a layer. `positions` (g, R): the rows' own columns."""
-    reached = _walk(layer, steps, positions, options)
+    reached = _walk(layer, steps, positions, options, scratch)
     results: list[dict[str, Cells]] = [{} for _ in items]
     mixture = _mixture(reached)
-    for at in reached:
-        if at.step.weights in scopes:
-            _measure_weights(mixture, at.step, items, positions, results)
+    _measure_weights(mixture, [at.step for at in reached if at.step.weights in scopes], items, positions, results)
     wanted = [at for at in reached if at.step.norms in scopes]
-    _measure_factored([at for at in wanted if isinstance(at.state, Factored)], items, positions, results)
-    _measure_rows([at for at in wanted if isinstance(at.state, Rows)], items, positions, options, results)
+    _measure_factored([at for at in wanted if isinstance(at.state, Factored)], items, positions, results, scratch)
+    _measure_rows([at for at in wanted if isinstance(at.state, Rows)], items, positions, options, results, scratch)
     heads = [_head_cells(mixture, item, n, positions, options.heads) for n, item in enumerate(items)]
     return list(zip(results, heads, strict=True))
 
@@ -97,20 +97,23 @@ def vectors(
     layer: LayerRecord, steps: Sequence[Step], scope: str, item: Item, positions: Tensor | None, options: Options
 ) -> Vectors:
     """The contribution vectors at one scope of the only item of a layer."""
-    at = next(at for at in _walk(layer, steps, positions, options) if at.step.norms == scope)
+    scratch = Scratch()
+    at = next(at for at in _walk(layer, steps, positions, options, scratch) if at.step.norms == scope)
     if isinstance(at.state, Factored):
         full = factored.vectors(at.state, positions)[0][item.rows][:, item.columns]
     else:
         point = len(at.state.steps)
-        tap = stream(at.state, [point], 0, item.columns, item.rows, options.block_bytes, keep_vectors=True)[point]
+        tap = stream(at.state, [point], 0, item.columns, item.rows, options.block_bytes, scratch, keep_vectors=True)[point]
         assert tap.vectors is not None
         full = tap.vectors
         row, column = _own_cells(item, positions, 0, layer.input.shape[1], full.device)
         full[row, column] = at.state.own[0][item.rows]
-    return Vectors(full, at.state.bias[0][item.rows], at.actual[0][item.rows])
+    return Vectors(full, at.state.bias.expand(at.actual.shape)[0][item.rows], at.actual[0][item.rows])
 
 
-def _walk(layer: LayerRecord, steps: Sequence[Step], positions: Tensor | None, options: Options) -> list[_Reached]:
+def _walk(
+    layer: LayerRecord, steps: Sequence[Step], positions: Tensor | None, options: Options, scratch: Scratch
+) -> list[_Reached]:
     """Every state on the way; a residual connection adds the state from before its block's first component."""
     reached: list[_Reached] = []
     state: Factored | Rows | None = None  # None: nothing has mixed yet, the contributions are x itself
@@ -118,7 +121,7 @@ def _walk(layer: LayerRecord, steps: Sequence[Step], positions: Tensor | None, o
     for step, record in zip(steps, layer.parts, strict=False):
         entry = state if step.opens else entry
         if isinstance(record, AttentionRecord):
-            state = attend(record, positions, options.value_bias)
+            state = attend(record, positions, options.value_bias, scratch)
         elif state is None:
             continue  # a norm before the attention is inside the values
         elif isinstance(record, FeedForwardRecord):
@@ -145,30 +148,44 @@ def _mixture(reached: Sequence[_Reached]) -> Mixture:
 
 def _measure_weights(
     mixture: Mixture,
-    step: Step,
+    steps: Sequence[Step],
     items: Sequence[Item],
     positions: Tensor | None,
     results: list[dict[str, Cells]],
 ) -> None:
-    residual = step.part is None
-    cells = factored.weight_map(mixture, positions, residual)
-    mixing = weight_mixing_ratio(mixture.own_weights.mean(-1), residual)
-    for n, item in enumerate(items):
-        real = cells[n][item.columns][:, item.rows].t()
-        error = (real.sum(-1) - 1).abs().amax()
-        rate = mixing[n][item.rows]
-        results[n][str(step.weights)] = Cells(real, rate, torch.zeros_like(rate), float(error))
+    if not steps:
+        return
+    plain = factored.weight_map(mixture, positions)
+    own = mixture.own_weights.mean(-1)
+    for step in steps:
+        residual = step.part is None
+        cells = factored.with_residual(plain, positions) if residual else plain
+        mixing = weight_mixing_ratio(own, residual)
+        error = (cells.sum(1) - 1).abs()
+        for n, item in enumerate(items):
+            rate = mixing[n][item.rows]
+            results[n][str(step.weights)] = Cells(
+                cells[n][item.columns][:, item.rows].t(),
+                rate,
+                torch.zeros_like(rate),
+                float(error[n][item.rows].amax()),
+            )
 
 
 def _measure_factored(
-    wanted: Sequence[_Reached], items: Sequence[Item], positions: Tensor | None, results: list[dict[str, Cells]]
+    wanted: Sequence[_Reached],
+    items: Sequence[Item],
+    positions: Tensor | None,
+    results: list[dict[str, Cells]],
+    scratch: Scratch,
 ) -> None:
     if not wanted:
         return
     states = [at.state for at in wanted if isinstance(at.state, Factored)]
-    for at, reduced in zip(wanted, factored.reduce(states, [at.actual for at in wanted], positions), strict=True):
+    found = factored.reduce(states, [at.actual for at in wanted], positions, scratch)
+    for at, reduced in zip(wanted, found, strict=True):
         mixing = mixing_ratio(reduced.others, reduced.own)
-        remainder = row_norms(reduced.bias)
+        remainder = row_norms(reduced.bias).expand(mixing.shape)
         for n, item in enumerate(items):
             results[n][str(at.step.norms)] = Cells(
                 reduced.map[n][item.columns][:, item.rows].t(),
@@ -184,6 +201,7 @@ def _measure_rows(
     positions: Tensor | None,
     options: Options,
     results: list[dict[str, Cells]],
+    scratch: Scratch,
 ) -> None:
     if not wanted:
         return
@@ -191,7 +209,7 @@ def _measure_rows(
     assert isinstance(last, Rows)
     points = {len(at.state.steps): at for at in wanted if isinstance(at.state, Rows)}
     for n, item in enumerate(items):
-        taps = stream(last, list(points), n, item.columns, item.rows, options.block_bytes)
+        taps = stream(last, list(points), n, item.columns, item.rows, options.block_bytes, scratch)
         for point, at in points.items():
             tap = taps[point]
             own, bias, actual = (x[n][item.rows] for x in (at.state.own, at.state.bias, at.actual))

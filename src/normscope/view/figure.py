@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from normscope.analysis import Analysis, Label
 from normscope.errors import NormscopeError
 from normscope.files import atomic
 from normscope.view.terminal import (
+    BEYOND,
     Scale,
     Values,
     model_label,
@@ -29,9 +30,11 @@ from normscope.view.terminal import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
+    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "pdf", "png")
+MISSING = "Figures need matplotlib: pip install 'normscope[plot]'."
 SANS = ("Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans")
 # Scripts that the text fonts lack: matplotlib takes each missing glyph from the first font that has it.
 SCRIPTS = (
@@ -58,7 +61,10 @@ STYLE: dict[str, Any] = {
     "savefig.facecolor": "white",
     "savefig.dpi": 300,
     "image.interpolation": "nearest",
+    "savefig.bbox": "tight",
+    "savefig.pad_inches": 0.03,
 }
+WIDTH = 7.2  # inches: a page's text
 SIDE = 5.4  # inches that the longer side of a single map may take
 LABELLED = 60  # tokens up to which every one is written
 VECTOR_CELLS = 20_000  # above, cells are drawn as an image: a vector file of that many rectangles opens slowly
@@ -115,7 +121,7 @@ def _single(analysis: Analysis, scope: str, layer: int) -> Figure:
     axes.set_xlabel("input token")
     axes.set_ylabel("output token")
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=_extend(scale))
-    _tidy(bar, _bar_label(scope, scale))
+    _tidy(bar, scale, _bar_label(scope, scale))
     return figure
 
 
@@ -124,12 +130,13 @@ def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequen
     count = len(maps)
     across = min(count, 3 if count in (3, 5, 6, 9) else 4)
     down = math.ceil(count / across)
-    side = min(1.9, 6.6 / across) if count > 1 else 2.4
+    one_scope = len({scope for scope, _ in maps}) == 1
+    beside = 0.12 if one_scope else 0.42  # gap, or gap and colour bar
+    side = min((WIDTH - 1.1) / across - beside, 2.4)
     size = side / max(len(analysis.rows), len(analysis.columns)) * 72 * 0.85
     written = size >= 4.5
-    one_scope = len({scope for scope, _ in maps}) == 1
-    margin = 0.6 if written else 0.2
-    figure = _figure(across * (side + 0.12 + 0.5 * (not one_scope)) + margin + 0.6, down * (side + 0.3) + margin + 0.6)
+    margin = 0.45 if written else 0.0
+    figure = _figure(across * (side + beside) + 1.1, down * (side + 0.2) + margin + 0.45)
     grid = figure.subplots(down, across, squeeze=False)
     own = own_cells(analysis)
     scales = {
@@ -142,7 +149,7 @@ def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequen
         _label(axes, analysis, min(size, 6.5)) if written else _bare(axes)
         if not one_scope:
             bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=24, extend=_extend(scales[scope]))
-            _tidy(bar)
+            _tidy(bar, scales[scope])
     for axes in grid.flat[count:]:
         axes.set_axis_off()
     if written:
@@ -154,7 +161,7 @@ def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequen
     if one_scope and image is not None:
         scope = maps[0][0]
         bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.02, aspect=40, extend=_extend(scales[scope]))
-        _tidy(bar, _bar_label(scope, scales[scope]))
+        _tidy(bar, scales[scope], _bar_label(scope, scales[scope]))
         figure.suptitle(scope, fontsize=8)
         _caption(figure, analysis, "All maps share the colour scale", scales.values(), listed=not written)
     else:
@@ -178,7 +185,7 @@ def _grid(analysis: Analysis, scopes: Sequence[str], layers: Sequence[int]) -> F
         bar = figure.colorbar(
             image, ax=column, location="bottom", fraction=0.03, pad=0.01, aspect=18, extend=_extend(scales[scope])
         )
-        _tidy(bar)
+        _tidy(bar, scales[scope])
     for axes, layer in zip(grid[:, 0], layers, strict=True):
         axes.set_ylabel(f"layer {layer + 1}", fontsize=7)
     _caption(figure, analysis, "The colour scale is shared within a column", scales.values(), listed=True)
@@ -186,9 +193,12 @@ def _grid(analysis: Analysis, scopes: Sequence[str], layers: Sequence[int]) -> F
 
 
 def _paint(axes: Axes, values: Values, scale: Scale, analysis: Analysis, maps: int = 1) -> ScalarMappable:
+    from matplotlib import colormaps
+
     rows, columns = values.shape
     edges = (-0.5, columns - 0.5, rows - 0.5, -0.5)
-    options: dict[str, Any] = {"cmap": "cividis", "vmin": 0.0, "vmax": scale.end}
+    colours = colormaps["cividis"].with_extremes(over=BEYOND if scale.clipped else None)
+    options: dict[str, Any] = {"cmap": colours, "vmin": 0.0, "vmax": scale.end}
     image: ScalarMappable
     if values.size * maps <= VECTOR_CELLS:
         x, y = [j - 0.5 for j in range(columns + 1)], [i - 0.5 for i in range(rows + 1)]
@@ -223,7 +233,7 @@ def _seams(labels: Sequence[Label]) -> list[int]:
     return [j for j in range(1, len(labels)) if labels[j].side != labels[j - 1].side]
 
 
-def _extend(scale: Scale) -> str:
+def _extend(scale: Scale) -> Literal["max", "neither"]:
     return "max" if scale.clipped else "neither"
 
 
@@ -232,15 +242,22 @@ def _bar_label(scope: str, scale: Scale) -> str:
     return quantity(scope) + beyond
 
 
-def _tidy(bar: Any, label: str = "") -> None:
+def _tidy(bar: Colorbar, scale: Scale, label: str = "") -> None:
+    """A quiet colour bar: with its label, or so small that only the ends of the scale are written."""
     from matplotlib.ticker import MaxNLocator
 
-    bar.outline.set_visible(False)
-    bar.locator = MaxNLocator(4 if label else 2)
-    bar.update_ticks()
-    bar.ax.tick_params(labelsize=6 if label else 5, length=1.5, width=0.3, pad=1.5, color=GREY)
+    bar.outline.set(visible=scale.clipped, linewidth=0.3, edgecolor=GREY)  # the arrow is pale
     if label:
+        bar.locator = MaxNLocator(4)
+        bar.update_ticks()
         bar.set_label(label, fontsize=6.5)
+    else:
+        bar.set_ticks([0.0, scale.end], labels=["0", f"{scale.end:.2g}"])
+        if bar.orientation == "horizontal":
+            low, high = bar.ax.get_xticklabels()
+            low.set_horizontalalignment("left")
+            high.set_horizontalalignment("right")
+    bar.ax.tick_params(labelsize=6 if label else 5.5, length=1.5, width=0.3, pad=1.5, color=GREY)
 
 
 def _caption(figure: Figure, analysis: Analysis, scale: str, scales: Any, listed: bool) -> None:
@@ -251,7 +268,7 @@ def _caption(figure: Figure, analysis: Analysis, scale: str, scales: Any, listed
     if listed:
         tokens = " ".join(shorten(visible(label.token), 18) for label in analysis.columns)
         text += " Tokens: " + textwrap.shorten(tokens, 300, placeholder=" …")
-    width = max(int(figure.get_figwidth() * 23), 30)
+    width = max(int(figure.get_figwidth() * 21.5), 30)
     figure.supxlabel(textwrap.fill(text, width), fontsize=6.5, color=GREY, x=0.01, ha="left", multialignment="left")
 
 
@@ -264,7 +281,7 @@ def _broken(scope: str) -> str:
 def _figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="compressed")
 
 
 @contextmanager
@@ -274,11 +291,12 @@ def _style() -> Iterator[None]:
         import matplotlib
         from matplotlib.font_manager import fontManager
     except ImportError as error:
-        raise NormscopeError("Figures need matplotlib: pip install 'normscope[plot]'.") from error
+        raise NormscopeError(MISSING) from error
     installed = set(fontManager.get_font_names())
     text = next((name for name in SANS if name in installed), "DejaVu Sans")
     family = list(dict.fromkeys([text, *(name for name in SCRIPTS if name in installed)]))
-    with matplotlib.rc_context(STYLE | {"font.family": family}), warnings.catch_warnings():
+    settings: Any = STYLE | {"font.family": family}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
         # A glyph that no installed font has is drawn as a box; the text of vector files is right all the same.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield

@@ -25,6 +25,7 @@ CIVIDIS = (
     *("#00224e", "#003170", "#2a3f6d", "#434e6c", "#575d6d", "#6a6c71", "#7d7c78"),
     *("#918b78", "#a59c74", "#bcae6c", "#d2c060", "#e9d34e", "#fee838"),
 )
+BEYOND = "#fff7c2"  # own tokens that exceed the scale
 BLOCKS = " ▁▂▃▄▅▆▇█"
 DIGITS = "0123456789"
 LABEL = 16  # cells that a row label may take
@@ -46,12 +47,8 @@ def visible(token: str) -> str:
 
 
 def _visible(char: str) -> str:
-    code = ord(char)
-    if code < 32 or code == 127:
-        return chr(0x2421 if code == 127 else 0x2400 + code)
-    if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
-        return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    return char
+    hidden = unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    return char.encode("unicode_escape").decode() if hidden else char
 
 
 def shorten(text: str, width: int) -> str:
@@ -171,7 +168,7 @@ class HeatMap:
         paint = _Paint(scale, _colours(console), options.ascii_only)
         if room >= _Paint.WRITTEN:
             width = min(room, max(_Paint.WRITTEN, min(max(map(cell_len, columns)) + 1, 10)))
-            heads = [[_fit(shorten(token, width - 2), width - 1, "right") + " " for token in columns]]
+            heads = [[_fit(shorten(token, width - 1), width - 1, "right") + " " for token in columns]]
         else:
             width = 2
             heads = _upright([shorten(token, UPRIGHT) for token in columns])
@@ -279,7 +276,8 @@ class _Paint:
             content = " " * width
         else:
             content = self.ramp[round(share * (len(self.ramp) - 1))] * width
-        return Text(content, style=_shade(share) if self.colours else Style.null())
+        beyond = self.scale.clipped and value > self.scale.end
+        return Text(content, style=_shade(share, beyond) if self.colours else Style.null())
 
     def number(self, value: float) -> str:
         """The value in at most `WRITTEN - 1` characters."""
@@ -295,6 +293,8 @@ class _Paint:
             bar = Text(f"{self.number(0.0)} ")
             for step in range(24):
                 bar.append(" ", style=_shade(step / 23))
+            if self.scale.clipped:
+                bar.append("  ", style=_shade(1.0, beyond=True))
             yield bar.append(f" {end}{unit}")
         elif not written:
             yield Text(f"{self.number(0.0)} {self.ramp} {end}{unit}")
@@ -304,8 +304,10 @@ class _Paint:
             yield Text(f"own tokens reach {self.number(self.scale.top)}, beyond the scale", style="dim")
 
 
-def _shade(share: float) -> Style:
+def _shade(share: float, beyond: bool = False) -> Style:
     """Cividis at `share` as the background, and black or white to write on it."""
+    if beyond:
+        return Style.parse(f"#000000 on {BEYOND}")
     position = share * (len(CIVIDIS) - 1)
     below = min(int(position), len(CIVIDIS) - 2)
     low, high = (bytes.fromhex(CIVIDIS[k][1:]) for k in (below, below + 1))

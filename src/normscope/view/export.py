@@ -1,0 +1,154 @@
+"""An analysis as a file, by the suffix of its name: page, figure, JSON, NumPy archive or safetensors.
+
+JSON holds `format`, `info`, `layers` (the model's layer indices, counted from 0), `rows` and `columns` (each a list of
+`{token, side, position}`), and under `scopes` for each scope `map` (layers x rows x columns), `mixing` and `remainder`
+(layers x rows) and `completeness` (layers); `heads`, when they were asked for, holds `indices`, `maps` by scope
+(layers x heads x rows x columns) and `value_norms` (layers x heads x columns). Numbers that are not finite are null.
+
+A NumPy archive holds the same arrays under `map/SCOPE`, `mixing/SCOPE`, `remainder/SCOPE`, `completeness/SCOPE` and
+`heads/SCOPE`, with `tokens` (of the rows), `column_tokens`, `row_sides`, `column_sides`, `row_positions`,
+`column_positions`, `scopes`, `layers`, `head_indices` and `value_norms`, and `info` as JSON text. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normscope.analysis import Analysis, Label
+from normscope.errors import NormscopeError
+from normscope.files import atomic
+from normscope.view import figure, html
+
+FIGURES = tuple(f".{name}" for name in figure.FORMATS)
+SUFFIXES = (".html", *FIGURES, ".json", ".npz", ".safetensors")
+FORMAT = "normscope-json-1"
+
+
+def check_path(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that `export` could not write, before anything is computed."""
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise NormscopeError(f"Cannot write {target}: its name must end in one of {', '.join(SUFFIXES)}.")
+    if target.is_dir():
+        raise NormscopeError(f"Cannot write {target}: it is a folder. Give a file name.")
+    if not target.parent.is_dir():
+        raise NormscopeError(f"Cannot write {target}: the folder {target.parent} does not exist. Create it first.")
+    if not os.access(target.parent, os.W_OK):
+        raise NormscopeError(f"Cannot write {target}: the folder {target.parent} is not writable.")
+    if target.suffix.lower() in FIGURES and find_spec("matplotlib") is None:
+        raise NormscopeError(figure.MISSING)
+
+
+def export(
+    analysis: Analysis, path: str | os.PathLike[str], scope: str | None = None, layer: int | None = None
+) -> Path:
+    """Write the analysis to `path`. `scope` and `layer` (counted from 0) choose what a figure shows; see `draw`."""
+    check_path(path)
+    target = Path(path)
+    suffix = target.suffix.lower()
+    if suffix in FIGURES:
+        return figure.save(figure.draw(analysis, scope, layer), target)
+    if suffix == ".html":
+        return html.write(analysis, target)
+    if suffix == ".json":
+        return _json(analysis, target)
+    if suffix == ".npz":
+        return _npz(analysis, target)
+    return analysis.save(target)
+
+
+def as_dict(analysis: Analysis) -> dict[str, Any]:
+    """The analysis as plain lists, numbers and strings: what the JSON file holds."""
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "info": _plain(analysis.info),
+        "layers": list(analysis.layers),
+        "rows": [label._asdict() for label in analysis.rows],
+        "columns": [label._asdict() for label in analysis.columns],
+        "scopes": {
+            scope: {name: _lists(tensor) for name, tensor in vars(measured).items()}
+            for scope, measured in analysis.measured.items()
+        },
+    }
+    if analysis.heads:
+        content["heads"] = {
+            "indices": list(analysis.head_indices),
+            "maps": {scope: _lists(tensor) for scope, tensor in analysis.heads.items()},
+            "value_norms": None if analysis.value_norms is None else _lists(analysis.value_norms),
+        }
+    return content
+
+
+def _json(analysis: Analysis, target: Path) -> Path:
+    text = json.dumps(as_dict(analysis), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    with atomic(target) as temporary:
+        # Half a surrogate pair has no UTF-8, but its replacement here is the JSON escape of it.
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
+    return target
+
+
+def _npz(analysis: Analysis, target: Path) -> Path:
+    arrays: dict[str, Any] = {
+        f"{name}/{scope}": tensor.detach().cpu().numpy()
+        for scope, measured in analysis.measured.items()
+        for name, tensor in vars(measured).items()
+    }
+    arrays |= {f"heads/{scope}": tensor.detach().cpu().numpy() for scope, tensor in analysis.heads.items()}
+    if analysis.value_norms is not None:
+        arrays["value_norms"] = analysis.value_norms.detach().cpu().numpy()
+    arrays |= {
+        "tokens": _strings(analysis.tokens),
+        "column_tokens": _strings([label.token for label in analysis.columns]),
+        "row_sides": _strings([label.side for label in analysis.rows]),
+        "column_sides": _strings([label.side for label in analysis.columns]),
+        "row_positions": _positions(analysis.rows),
+        "column_positions": _positions(analysis.columns),
+        "scopes": _strings(analysis.scopes),
+        "layers": np.array(analysis.layers, dtype=np.int64),
+        "head_indices": np.array(analysis.head_indices, dtype=np.int64),
+        "info": np.array(json.dumps(_plain(analysis.info), allow_nan=False)),
+    }
+    with atomic(target) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    return target
+
+
+def _strings(texts: Sequence[str]) -> np.ndarray[Any, Any]:
+    return np.array(texts, dtype=np.str_)
+
+
+def _positions(labels: Sequence[Label]) -> np.ndarray[Any, Any]:
+    return np.array([label.position for label in labels], dtype=np.int64)
+
+
+def _lists(tensor: Tensor) -> Any:
+    """Nested lists with as many digits as the dtype holds."""
+    digits = 17 if tensor.dtype == torch.float64 else 9
+    return _rounded(tensor.detach().cpu().tolist(), digits)
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    if isinstance(value, list):
+        return [_rounded(entry, digits) for entry in value]
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say: other objects as text, numbers that are not finite as null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)

@@ -19,9 +19,10 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 from normscope import inputs
 from normscope._version import __version__
 from normscope.analysis import Analysis, HeadMaps, Label, Measured
+from normscope.collect import Collected, Request
 from normscope.decompose import walk
 from normscope.decompose.scratch import Scratch
-from normscope.decompose.walk import Cells, HeadCells, Options
+from normscope.decompose.walk import Options
 from normscope.errors import NormscopeError
 from normscope.estimate import GROUP_TOKENS, Estimate, Shape, default_budget, estimate, refuse_over_budget
 from normscope.inputs import Input, Limits
@@ -34,18 +35,8 @@ from normscope.trace import layer_modules, trace
 Progress = Callable[[int, int], None]
 GATES = ("ig", "tangent")
 VALUE_BIASES = ("token", "remainder")
+KEPT_SCRATCH = 64 * 2**20  # working memory kept between runs at the most
 INCOMPLETE = 1e-2  # contributions that miss the model's vector by this much are no decomposition of it
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked for, checked against the model."""
-
-    scopes: tuple[str, ...]
-    layers: tuple[int, ...]
-    rows: tuple[int, ...] | None
-    options: Options
-    steps: tuple[Step, ...]  # as far as the scopes reach
 
 
 class Analyzer:
@@ -72,6 +63,7 @@ class Analyzer:
         self.model_name = str(getattr(model, "name_or_path", "") or type(model).__name__)
         self.dtype = _dtype(dtype, self.base.dtype)
         self.memory_budget = memory_budget
+        self._free: list[Scratch] = []  # working memory of finished runs
         inputs.check_tokenizer(tokenizer, self.limits.vocabulary)
 
     @classmethod
@@ -258,41 +250,42 @@ class Analyzer:
         refuse_over_budget(self._estimate(items, request), budget)
         geometry = [_geometry(item, request.rows) for item in items]
         positions = None if request.rows is None else torch.stack([g.positions for g in geometry]).to(self.base.device)
-        collected = [_Collected(request, g, self.dtype) for g in geometry]
         longest = max(len(item) for item in items)
+        collected = Collected(request, len(items), longest, self.dtype)
         group = max(1, GROUP_TOKENS // longest)
-        done = 0
-        scratch = Scratch()
+        scratch = self._free.pop() if self._free else Scratch()
 
         def on_layer(record: LayerRecord) -> None:
-            nonlocal done
             for start in range(0, len(items), group):
                 some = slice(start, start + group)
                 rows = None if positions is None else positions[some]
                 part = select_rows(select_items(record, some), rows)
                 places = [walk.Item(g.columns, g.rows) for g in geometry[some]]
-                measured = walk.measure(part, request.steps, request.scopes, places, rows, request.options, scratch)
-                for one, (cells, heads) in zip(collected[some], measured, strict=True):
-                    one.put(done, cells, heads)
-            done += 1
+                found, heads = walk.measure(
+                    part, request.steps, request.scopes, places, rows, request.options, scratch
+                )
+                collected.put(request.layers.index(record.index), some, found, heads, rows)
             if progress is not None:
-                progress(done, len(request.layers))
+                progress(request.layers.index(record.index) + 1, len(request.layers))
 
         batch = inputs.collate(items, self.limits.pad, self.base.device)
-        if "use_cache" in self.limits.keys:
-            batch["use_cache"] = False  # type: ignore[assignment]
-        trace(self.base, self.family, batch, request.steps, request.layers, on_layer, self.dtype)
-        return [
-            self._analysis(item, request, g, one) for item, g, one in zip(items, geometry, collected, strict=True)
-        ]
+        try:
+            trace(self.base, self.family, batch, self.steps[: len(request.steps)], request.layers, on_layer, self.dtype)
+        finally:
+            scratch.trim(KEPT_SCRATCH)
+            self._free.append(scratch)
+        return [self._analysis(item, request, g, collected, n) for n, (item, g) in enumerate(zip(items, geometry, strict=True))]
 
-    def _analysis(self, item: inputs.Item, request: Request, geometry: _Geometry, collected: _Collected) -> Analysis:
+    def _analysis(
+        self, item: inputs.Item, request: Request, geometry: _Geometry, collected: Collected, number: int
+    ) -> Analysis:
         side = "encoder"
         labels = [Label(token, side, n) for n, token in enumerate(item.tokens)]
         columns = tuple(labels[n] for n in geometry.real.tolist())
         rows = columns if request.rows is None else tuple(labels[n] for n in geometry.positions.tolist())
+        measured, heads, value_norms = collected.item(number, geometry.rows, geometry.columns)
         if request.options.gate == "ig":
-            self._refuse_incomplete(collected, request)
+            self._refuse_incomplete(measured, request)
 
         def on_demand(scope: str, layer: int, chosen: Sequence[int] | None) -> Tensor:
             places = range(len(rows)) if chosen is None else _within("row", chosen, len(rows))
@@ -300,13 +293,13 @@ class Analyzer:
 
         words = item.word_ids
         return Analysis(
-            measured=collected.measured(),
+            measured=measured,
             rows=rows,
             columns=columns,
             layers=request.layers,
             aliases=aliases_of(self.family.blocks),
-            heads=HeadMaps(collected.heads, aliases_of(self.family.blocks)),
-            value_norms=collected.value_norms,
+            heads=HeadMaps(heads, aliases_of(self.family.blocks)),
+            value_norms=value_norms,
             head_indices=request.options.heads,
             word_ids=None if words is None else tuple(words[label.position] for label in columns),
             info={
@@ -325,8 +318,8 @@ class Analyzer:
             _vectors=on_demand,
         )
 
-    def _refuse_incomplete(self, collected: _Collected, request: Request) -> None:
-        for scope, measured in collected.measured().items():
+    def _refuse_incomplete(self, found: Mapping[str, Measured], request: Request) -> None:
+        for scope, measured in found.items():
             worst = int(measured.completeness.argmax())
             if not float(measured.completeness[worst]) <= INCOMPLETE:
                 raise NormscopeError(
@@ -363,44 +356,6 @@ class _Geometry:
     columns: slice | Tensor
     rows: slice | Tensor
     positions: Tensor  # of the rows
-
-
-class _Collected:
-    """The results of one item, filled layer by layer."""
-
-    def __init__(self, request: Request, geometry: _Geometry, dtype: torch.dtype) -> None:
-        layers, rows, columns = len(request.layers), len(geometry.positions), len(geometry.real)
-        self.scopes = {
-            scope: Measured(
-                torch.empty(layers, rows, columns, dtype=dtype),
-                torch.empty(layers, rows, dtype=dtype),
-                torch.empty(layers, rows, dtype=dtype),
-                torch.empty(layers, dtype=torch.float64),
-            )
-            for scope in request.scopes
-        }
-        heads = len(request.options.heads)
-        attention = next(step.norms for step in request.steps if step.alias == "attention")
-        self.attention = str(attention)
-        self.heads = {
-            scope: torch.empty(layers, heads, rows, columns, dtype=dtype) for scope in ("ATTN-W", self.attention) if heads
-        }
-        self.value_norms = torch.empty(layers, heads, columns, dtype=dtype) if heads else None
-
-    def put(self, layer: int, cells: Mapping[str, Cells], heads: HeadCells | None) -> None:
-        for scope, found in cells.items():
-            into = self.scopes[scope]
-            into.map[layer] = found.map
-            into.mixing[layer] = found.mixing
-            into.remainder[layer] = found.remainder
-            into.completeness[layer] = found.completeness
-        if heads is not None and self.value_norms is not None:
-            self.heads["ATTN-W"][layer] = heads.weights
-            self.heads[self.attention][layer] = heads.norms
-            self.value_norms[layer] = heads.value_norms
-
-    def measured(self) -> dict[str, Measured]:
-        return self.scopes
 
 
 def _geometry(item: inputs.Item, rows: Sequence[int] | None) -> _Geometry:

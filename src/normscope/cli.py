@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -124,7 +125,9 @@ def demo(
 
 @app.command()
 def analyze(
-    text: Annotated[str, typer.Argument(help="The text; - reads it from standard input.", show_default=False)],
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.", show_default=False)
+    ],
     pair: Annotated[str | None, typer.Option("--pair", metavar="TEXT2", help="A second text: both as a pair.")] = None,
     model: Model = DEFAULT,
     scope: Annotated[
@@ -201,7 +204,7 @@ def check(
 
         lens = _load(model, dtype)
         with _progress("checking") as progress:
-            report = checking.check(lens, progress)
+            report = checking.check(lens, progress=progress)
     table = Table(
         title=Text(f"{lens.model_name}: worst errors over {report.inputs} inputs (limit)"), title_justify="left"
     )
@@ -302,8 +305,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the loading bars, notes and warnings of the libraries."""
-    from transformers.utils import logging
-
+    logging: Any = import_module("transformers.utils.logging")  # untyped
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

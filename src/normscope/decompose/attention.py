@@ -32,9 +32,12 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
         constant = torch.bmm(record.value_bias[:, None], record.matrix)[:, 0]  # (H, d)
         bias = bias + record.weights.sum(-1).transpose(1, 2) @ constant
 
-    vectors = scratch.like("vectors", (items * columns, heads, width), values)
+    mean = record.matrix.mean(-1, keepdim=True)  # (H, d_h, 1)
+    centered = torch.sub(record.matrix, mean, out=scratch.like("matrix", tuple(record.matrix.shape), values))
     by_head = values.flatten(0, 1).transpose(0, 1)  # (H, g*j, d_h)
-    torch.bmm(by_head, record.matrix, out=vectors.transpose(0, 1))
+    vectors = scratch.like("vectors", (items * columns, heads, width), values)
+    torch.bmm(by_head, centered, out=vectors.transpose(0, 1))
+    means = torch.bmm(by_head, mean)[..., 0].t()  # (g*j, H)
 
     # Our own copy, (g, j, H, R). Of one long item a plain transpose is three times faster than a full permutation, and
     # as good for products per column; several items need one stride for the columns of all.
@@ -44,19 +47,42 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
     else:
         weights = scratch.like("weights", (items, columns, heads, rows), values)
         weights.copy_(record.weights.permute(0, 3, 1, 2))
-    item, column, row = own_index(positions, items, rows, weights.device)
-    own_weights = weights[item, column, :, row]  # (g, R, H)
-    weights[item, column, :, row] = 0
-    own_vectors = vectors if positions is None else vectors.unflatten(0, (items, columns))[item, column].flatten(0, 1)
-    own = torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors).view(items, rows, width)
+    own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2).contiguous()  # (g, R, H)
+    set_own_cells(weights.transpose(1, 2), positions, 0)
+    own_vectors, own_means = vectors, means
+    if positions is not None:
+        flat = (positions + columns * torch.arange(items, device=positions.device)[:, None]).flatten()
+        own_vectors, own_means = vectors[flat], means[flat]
+    flat_weights = own_weights.flatten(0, 1)
+    own = torch.bmm(flat_weights[:, None], own_vectors)[:, 0] + (flat_weights * own_means).sum(-1, keepdim=True)
+    own = own.view(items, rows, width)
 
-    mixture = Mixture(weights, own_weights, values, record.matrix, vectors.unflatten(0, (items, columns)))
+    shape = (items, columns)
+    mixture = Mixture(
+        weights, own_weights, values, record.matrix, vectors.unflatten(0, shape), means.unflatten(0, shape)
+    )
     others = record.output - bias - own
-    return Factored(Term(mixture, values.new_ones(items, rows)), own, others, bias)
+    return Factored(Term(mixture), own, others, bias)
 
 
-def own_index(positions: Tensor | None, items: int, rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices (item, column, row), each (g, R), of every row's own column."""
-    item = torch.arange(items, device=device)[:, None].expand(items, rows)
-    row = torch.arange(rows, device=device).expand(items, rows)
-    return item, row if positions is None else positions, row
+def own_cells(cells: Tensor, positions: Tensor | None) -> Tensor:
+    """(..., j, R) -> (..., R): every row's own column. `positions` None: row and column indices agree."""
+    if positions is None:
+        return cells.diagonal(dim1=-2, dim2=-1)
+    return cells.gather(-2, _at(cells, positions))[..., 0, :]
+
+
+def set_own_cells(cells: Tensor, positions: Tensor | None, value: Tensor | float) -> None:
+    """Overwrite every row's own column of (..., j, R) with `value` (..., R)."""
+    if positions is None:
+        cells.diagonal(dim1=-2, dim2=-1).copy_(torch.as_tensor(value, dtype=cells.dtype, device=cells.device))
+    else:
+        index = _at(cells, positions)
+        source = torch.as_tensor(value, dtype=cells.dtype, device=cells.device)
+        cells.scatter_(-2, index, source.expand(index[..., 0, :].shape)[..., None, :])
+
+
+def _at(cells: Tensor, positions: Tensor) -> Tensor:
+    """Positions (g, R) as an index (g, ..., 1, R) into cells (g, ..., j, R)."""
+    shape = [len(positions), *[1] * (cells.dim() - 2), positions.shape[1]]
+    return positions.view(shape).expand(*cells.shape[:-2], 1, -1)

@@ -28,7 +28,12 @@ class Mixture:
     own_weights: Tensor  # (g, R, H): what stood there
     values: Tensor  # (g, j, H, d_h)
     matrix: Tensor  # (H, d_h, d)
-    vectors: Tensor  # (g, j, H, d): f_jh = values_jh matrix_h
+    vectors: Tensor  # (g, j, H, d): f_jh = values_jh matrix_h less its mean over d, which norms subtract anyway
+    means: Tensor  # (g, j, H): that mean
+
+    def full(self) -> Tensor:
+        """f_jh itself."""
+        return self.vectors + self.means[..., None]
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Term:
     """A mixture seen through the norms it has passed since."""
 
     mixture: Mixture
-    scale: Tensor  # (g, R)
+    scale: Tensor | None = None  # (g, R)
     centered: bool = False
     gain: Tensor | None = None  # (d,)
 
@@ -49,10 +54,13 @@ class Term:
     def normed(self, norm: NormRecord) -> Term:
         term = self
         if self.gain is not None:  # a second norm: fold the first into the matrix
-            mixture = self.mixture
-            folded = replace(mixture, matrix=self.view(mixture.matrix), vectors=self.view(mixture.vectors))
+            old = self.mixture
+            f = self.view(old.full())
+            mean = f.mean(-1)
+            folded = replace(old, matrix=self.view(old.matrix), vectors=f - mean[..., None], means=mean)
             term = Term(folded, self.scale)
-        return Term(term.mixture, term.scale * norm.inverse, norm.kind == "layer", norm.gain)
+        scale = norm.inverse if term.scale is None else term.scale * norm.inverse
+        return Term(term.mixture, scale, norm.kind == "layer", norm.gain)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from normscope.decompose.attention import own_index
+from normscope.decompose.attention import set_own_cells
 from normscope.decompose.contributions import Factored, Mixture, Term, row_norms
 from normscope.decompose.scratch import Scratch
+from normscope.measures.mixing import mixing_ratio
 
 DIRECTIONS = 4  # random directions of the completeness test
 TOKENS = 64  # columns factored at a time: their vectors in float64 stay in cache
@@ -27,84 +28,80 @@ HEADROOM = 2.0**50  # float32 squares of cells down to 1e-30 must not underflow
 
 @dataclass(frozen=True)
 class Reduced:
-    """What is kept of a state: the map, transposed, and the completeness error of each row."""
+    """One scope of some items of a layer, rows and columns still padded."""
 
-    map: Tensor  # (g, j, R)
-    error: Tensor  # (g, R): ||sum_j c_ij + b_i - y_i|| / max(||y_i||, max_j ||c_ij||)
-    own: Tensor  # (g, R, d)
-    others: Tensor  # (g, R, d)
-    bias: Tensor  # (g, R, d)
+    map: Tensor  # (g, j, R), without the rows' own cells and without the row scale
+    scale: Tensor | None  # (g, R)
+    own: Tensor  # (g, R): the rows' own cells
+    mixing: Tensor  # (g, R)
+    remainder: Tensor  # (g, R) or (1, 1): norm of b_i
+    error: Tensor  # (g, R): completeness
 
 
-def reduce(
-    states: Sequence[Factored], actual: Sequence[Tensor], positions: Tensor | None, scratch: Scratch
-) -> list[Reduced]:
-    """Maps and completeness of states of one layer; `actual` (g, R, d) are the model's own vectors there."""
-    mixture_terms: dict[int, list[Term]] = {}
+def reduce(states: Sequence[Factored], actual: Sequence[Tensor], scratch: Scratch) -> list[Reduced]:
+    """Norms, mixing ratio and completeness of states; `actual` (g, R, d) are the model's own vectors there."""
+    views: list[Term] = []
     for state in states:
-        terms = mixture_terms.setdefault(id(state.term.mixture), [])
-        if not any(_same_view(state.term, term) for term in terms):
-            terms.append(state.term)
-    norms: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-    for key, terms in mixture_terms.items():
-        norms |= {(key, n): found for n, found in enumerate(_norms(terms, scratch))}
+        if not any(_same_view(state.term, view) for view in views):
+            views.append(state.term)
+    norms: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    for mixture in {id(view.mixture): view.mixture for view in views}.values():
+        shared = [n for n, view in enumerate(views) if view.mixture is mixture]
+        norms |= zip(shared, _norms([views[n] for n in shared], scratch), strict=True)
 
     reduced = []
     for state, target in zip(states, actual, strict=True):
-        terms = mixture_terms[id(state.term.mixture)]
-        number = next(n for n, term in enumerate(terms) if _same_view(state.term, term))
-        unscaled, projected = norms[id(state.term.mixture), number]
+        cells, highest, tested = norms[next(n for n, view in enumerate(views) if _same_view(state.term, view))]
         scale = state.term.scale
-        cells = unscaled * scale[:, None]
-        items, _, rows = cells.shape
-        cells[own_index(positions, items, rows, cells.device)] = row_norms(state.own)
-        rest = (state.own + state.bias - target) @ _directions(target.shape[-1], target.dtype, target.device)
-        missing = row_norms(projected.transpose(1, 2) * scale[..., None] + rest)
-        error = missing / torch.maximum(row_norms(target), cells.amax(1)).clamp_min(torch.finfo(cells.dtype).tiny)
-        reduced.append(Reduced(cells, error, state.own, state.others, state.bias))
+        if scale is not None:
+            highest, tested = highest * scale, tested * scale[..., None]
+        own = row_norms(state.own)
+        directions = _directions(target.shape[-1], target.dtype, target.device)
+        missing = tested + (state.own - target) @ directions + state.bias @ directions
+        error = completeness(row_norms(missing), row_norms(target), torch.maximum(highest, own))
+        mixing = mixing_ratio(row_norms(state.others), own)
+        reduced.append(Reduced(cells, scale, own, mixing, row_norms(state.bias), error))
     return reduced
+
+
+def completeness(missing: Tensor, length: Tensor, highest: Tensor) -> Tensor:
+    """``||sum_j c_ij + b_i - y_i|| / max(||y_i||, max_j ||c_ij||)``."""
+    return missing / torch.maximum(length, highest).clamp_min(torch.finfo(missing.dtype).tiny)
+
+
+def reduce_weights(mixture: Mixture, residual: bool, mean: Tensor) -> Reduced:
+    """ATTN-W: `mean`, the mean of the weights over heads, A; ATTNRES-W: ``(A + I) / 2`` (Abnar & Zuidema 2020)."""
+    own = mixture.own_weights.mean(-1)
+    error = (mean.sum(1) + own - 1).abs()
+    mixing = 1 - own
+    if residual:
+        mean, own, mixing, error = mean / 2, own / 2 + 0.5, mixing / 2, error / 2
+    return Reduced(mean, None, own, mixing, torch.zeros_like(own), error)
 
 
 def vectors(state: Factored, positions: Tensor | None) -> Tensor:
     """The contribution vectors themselves, (g, R, j, d): for a few rows, on demand."""
     term, mixture = state.term, state.term.mixture
-    mixed = torch.einsum("gjhr,gjhd->grjd", mixture.weights, term.view(mixture.vectors)) * term.scale[..., None, None]
-    item, column, row = own_index(positions, *mixed.shape[:2], mixed.device)
-    mixed[item, row, column] = state.own
-    return mixed
-
-
-def weight_map(mixture: Mixture, positions: Tensor | None) -> Tensor:
-    """ATTN-W: the mean of the weights over heads, (g, j, R)."""
-    cells = mixture.weights.mean(2)
-    items, _, rows = cells.shape
-    cells[own_index(positions, items, rows, cells.device)] = mixture.own_weights.mean(-1)
-    return cells
-
-
-def with_residual(weights: Tensor, positions: Tensor | None) -> Tensor:
-    """ATTNRES-W: ``(A + I) / 2`` (Abnar & Zuidema 2020)."""
-    cells = weights / 2
-    items, _, rows = cells.shape
-    cells[own_index(positions, items, rows, cells.device)] += 0.5
-    return cells
+    mixed = torch.einsum("gjhr,gjhd->gdjr", mixture.weights, term.view(mixture.full()))
+    if term.scale is not None:
+        mixed = mixed * term.scale[:, None, None]
+    set_own_cells(mixed, positions, state.own.transpose(1, 2))
+    return mixed.permute(0, 3, 2, 1)
 
 
 def _same_view(a: Term, b: Term) -> bool:
     return a.mixture is b.mixture and a.centered == b.centered and a.gain is b.gain
 
 
-def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor]]:
-    """For each view of one mixture: norms without the row scale (g, j, R), and the sum over j of the off-diagonal
-    contributions in the test directions (g, DIRECTIONS, R)."""
+def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """For each view of one mixture, without the row scale: norms (g, j, R), the highest of each row (g, R), and the sum
+    over j of the off-diagonal contributions in the test directions (g, R, DIRECTIONS)."""
     mixture = terms[0].mixture
     items, columns, heads, rows = mixture.weights.shape
-    flat = mixture.vectors.flatten(0, 1)
-    factors, unit = _factors(flat, terms, scratch)
-    directions = _directions(flat.shape[-1], flat.dtype, flat.device)
-    # view(f) R = f view^T(R), and the transpose of "subtract the mean, multiply by the gain" is their reverse order.
-    tests = torch.cat([_transposed_view(term, directions) for term in terms], dim=1)
-    stacked = torch.cat([*factors, (flat @ tests).transpose(1, 2)], dim=1).unflatten(0, (items, columns))
+    flat, means = mixture.vectors.flatten(0, 1), mixture.means.flatten(0, 1)
+    factors, unit = _factors(flat, means, terms, scratch)
+    tested = _tested(flat, means, terms)
+    stacked = torch.cat([*factors, *tested], dim=1).unflatten(0, (items, columns))
     sizes = [factor.shape[1] for factor in factors] + [DIRECTIONS] * len(terms)
 
     cells = [flat.new_empty(items, columns, rows) for _ in terms]
@@ -119,38 +116,62 @@ def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor
         for n, (factored, tested) in enumerate(zip(parts[: len(terms)], parts[len(terms) :], strict=True)):
             sums[n] += tested.sum(1)
             torch.mul(factored.square_().sum(2).sqrt_(), unit, out=cells[n][:, js])
-    return list(zip(cells, sums, strict=True))
+    return [(cell, cell.amax(1), total.transpose(1, 2)) for cell, total in zip(cells, sums, strict=True)]
 
 
-def _factors(vectors: Tensor, terms: Sequence[Term], scratch: Scratch) -> tuple[list[Tensor], Tensor]:
-    """For each view, (tokens, <=H, H) matrices whose product with the weights has the norm of the contribution, in a
+def _tested(vectors: Tensor, means: Tensor, terms: Sequence[Term]) -> list[Tensor]:
+    """view(f) in the test directions, (tokens, DIRECTIONS, H) for each view."""
+    directions = _directions(vectors.shape[-1], vectors.dtype, vectors.device)
+    scaled = [directions if term.gain is None else directions * term.gain[:, None] for term in terms]
+    found = list((vectors @ torch.cat(scaled, dim=1)).transpose(1, 2).split(DIRECTIONS, dim=1))
+    for n, term in enumerate(terms):
+        if not term.centered:
+            found[n] = found[n] + means[:, None] * scaled[n].sum(0)[:, None]
+    return found
+
+
+def _factors(
+    vectors: Tensor, means: Tensor, terms: Sequence[Term], scratch: Scratch
+) -> tuple[list[Tensor], Tensor]:
+    """For each view, (tokens, H, H) matrices whose product with the weights has the norm of the contribution, in a
     common unit that keeps float32 squares in range; and that unit."""
     if vectors.dtype == torch.float64 or vectors.device.type == "mps":
-        factors = [_triangle(term.view(vectors)) for term in terms]
+        factors = [_triangle(vectors, means, term) for term in terms]
     else:
-        factors = [_cholesky(_gram(vectors, term, scratch), vectors, term) for term in terms]
+        grams = _grams(vectors, means, terms, scratch)
+        factors = [_cholesky(gram, vectors, means, term) for gram, term in zip(grams, terms, strict=True)]
     peak = torch.stack([factor.abs().amax() for factor in factors]).amax().clamp_min(1e-30)
     return [(factor * (HEADROOM / peak)).to(vectors.dtype) for factor in factors], (peak / HEADROOM).to(vectors.dtype)
 
 
-def _gram(vectors: Tensor, term: Term, scratch: Scratch) -> Tensor:
-    """Float64 Gram matrices (tokens, H, H) of a view."""
+def _grams(vectors: Tensor, means: Tensor, terms: Sequence[Term], scratch: Scratch) -> list[Tensor]:
+    """Float64 Gram matrices (tokens, H, H) of each view.
+
+    With ``x`` the mean-free vectors, ``m`` the means and ``w`` the squared gain, that of a centred view is ``x w x^T``;
+    one that keeps the mean adds ``m s^T + s m^T + (sum w) m m^T``, ``s = sum_d w x``. One cast of x serves all views.
+    """
     tokens, heads, width = vectors.shape
-    gram = torch.empty(tokens, heads, heads, dtype=torch.float64, device=vectors.device)
+    double = {"dtype": torch.float64, "device": vectors.device}
+    weights = [None if t.gain is None else t.gain.to(torch.float64).square()[:, None].expand(-1, heads) for t in terms]
+    weights = [None if w is None else w.contiguous() for w in weights]  # without strides of zero it runs twice as fast
+    grams = [torch.empty(tokens, heads, heads, **double) for _ in terms]
     for start in range(0, tokens, TOKENS):
-        chunk = vectors[start : start + TOKENS]
-        if term.centered:
-            chunk = torch.sub(chunk, chunk.mean(-1, keepdim=True), out=scratch.like("view", tuple(chunk.shape), chunk))
-        if term.gain is not None:
-            chunk = torch.mul(chunk, term.gain, out=scratch.like("view", tuple(chunk.shape), chunk))
+        chunk = vectors[start : start + TOKENS].transpose(1, 2)
         # (tokens, d, H): float64 products run three times faster in this layout
-        x = scratch.take("gram", (len(chunk), width, heads), torch.float64, vectors.device)
-        x.copy_(chunk.transpose(1, 2))
-        torch.bmm(x.transpose(1, 2), x, out=gram[start : start + TOKENS])
-    return gram
+        x = scratch.take("x", tuple(chunk.shape), **double).copy_(chunk)
+        m = means[start : start + TOKENS, :, None].to(torch.float64)
+        for term, w, gram in zip(terms, weights, grams, strict=True):
+            y = x if w is None else torch.mul(x, w, out=scratch.take("y", tuple(chunk.shape), **double))
+            part = torch.bmm(x.transpose(1, 2), y, out=gram[start : start + TOKENS])
+            if not term.centered:
+                part += (width if w is None else w[:, 0].sum()) * (m * m.transpose(1, 2))
+                if w is not None:
+                    cross = m * y.sum(1)[:, None]
+                    part += cross + cross.transpose(1, 2)
+    return grams
 
 
-def _cholesky(gram: Tensor, vectors: Tensor, term: Term) -> Tensor:
+def _cholesky(gram: Tensor, vectors: Tensor, means: Tensor, term: Term) -> Tensor:
     """The transposed factor of each Gram matrix, with a jitter below which a singular one would give garbage."""
     diagonal = gram.diagonal(dim1=1, dim2=2)
     diagonal += (1e-15 * diagonal.sum(-1, keepdim=True)) + 1e-300
@@ -158,19 +179,18 @@ def _cholesky(gram: Tensor, vectors: Tensor, term: Term) -> Tensor:
     factor = lower.transpose(1, 2)
     failed = info != 0
     if bool(failed.any()):  # singular beyond the jitter
-        factor[failed] = _triangle(term.view(vectors[failed].to(torch.float64)))
+        factor[failed] = _triangle(vectors[failed].to(torch.float64), means[failed].to(torch.float64), term)
     return factor
 
 
-def _triangle(vectors: Tensor) -> Tensor:
-    """R of a QR decomposition, (tokens, H, H): what a Cholesky factor of the Gram matrix would be, without squaring."""
-    triangle = torch.linalg.qr(vectors.transpose(1, 2), mode="r").R
+def _triangle(vectors: Tensor, means: Tensor, term: Term) -> Tensor:
+    """R of a QR decomposition of a view, (tokens, H, H): what a Cholesky factor of its Gram matrix would be, without
+    squaring."""
+    viewed = vectors if term.centered else vectors + means[..., None]
+    if term.gain is not None:
+        viewed = viewed * term.gain
+    triangle = torch.linalg.qr(viewed.transpose(1, 2), mode="r").R
     return torch.nn.functional.pad(triangle, (0, 0, 0, vectors.shape[1] - triangle.shape[1]))
-
-
-def _transposed_view(term: Term, directions: Tensor) -> Tensor:
-    scaled = directions if term.gain is None else directions * term.gain[:, None]
-    return scaled - scaled.mean(0, keepdim=True) if term.centered else scaled
 
 
 @lru_cache(maxsize=8)

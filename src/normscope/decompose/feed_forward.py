@@ -57,7 +57,7 @@ class _Basis:
     """A term's contributions for one item: ``scale_i sum_h weights_jhi (values_jh matrix_h)``."""
 
     weights: Tensor  # (j, H, R)
-    scale: Tensor  # (R,)
+    scale: Tensor | None  # (R,)
     values: Tensor  # (H, j, d_h)
     matrix: Tensor  # (H, d_h, D)
 
@@ -70,7 +70,8 @@ class _Basis:
 
     def mixing(self, columns: slice, rows: slice) -> Tensor:
         """(columns, rows, H)"""
-        return (self.weights[columns, :, rows] * self.scale[rows]).transpose(1, 2)
+        weights = self.weights[columns, :, rows]
+        return (weights if self.scale is None else weights * self.scale[rows]).transpose(1, 2)
 
 
 def stream(
@@ -197,7 +198,7 @@ def _basis(term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor)
     mixture = term.mixture
     return _Basis(
         mixture.weights[item][columns][:, :, rows],
-        term.scale[item][rows],
+        None if term.scale is None else term.scale[item][rows],
         mixture.values[item][columns].transpose(0, 1),
         term.view(mixture.matrix),
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Scratch:
-    """Named buffers that live as long as one run. A tensor taken is overwritten by the next taker of its name."""
+    """Named buffers. A tensor taken is overwritten by the next taker of its name."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
@@ -28,3 +28,8 @@ class Scratch:
     def like(self, name: str, shape: tuple[int, ...], tensor: Tensor) -> Tensor:
         """The same, of the dtype and device of `tensor`."""
         return self.take(name, shape, tensor.dtype, tensor.device)
+
+    def trim(self, limit: int) -> None:
+        """Let go of everything if it is more than `limit` bytes."""
+        if sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values()) > limit:
+            self._buffers.clear()

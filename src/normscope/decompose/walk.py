@@ -11,10 +11,11 @@ from torch import Tensor
 from normscope.decompose import factored
 from normscope.decompose.attention import ValueBias, attend
 from normscope.decompose.contributions import Factored, Mixture, Rows, row_norms
+from normscope.decompose.factored import Reduced, completeness, reduce, reduce_weights
 from normscope.decompose.feed_forward import feed_forward, stream
 from normscope.decompose.gates import Gate
 from normscope.decompose.scratch import Scratch
-from normscope.measures.mixing import mixing_ratio, weight_mixing_ratio
+from normscope.measures.mixing import mixing_ratio
 from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, at_rows
 from normscope.scopes import Step
 
@@ -38,20 +39,12 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Cells:
-    """One scope of one layer of one item, real tokens only."""
+class HeadMaps:
+    """Head-level maps of some items, rows and columns still padded."""
 
-    map: Tensor  # (R, j)
-    mixing: Tensor  # (R,)
-    remainder: Tensor  # (R,)
-    completeness: float
-
-
-@dataclass(frozen=True)
-class HeadCells:
-    weights: Tensor  # (heads, R, j)
-    norms: Tensor  # (heads, R, j)
-    value_norms: Tensor  # (heads, j)
+    weights: Tensor  # (g, j, heads, R), own cells zero
+    own: Tensor  # (g, R, heads): the own cells
+    value_norms: Tensor  # (g, j, heads): ||f^h(x_j)||
 
 
 @dataclass(frozen=True)
@@ -80,17 +73,21 @@ def measure(
     positions: Tensor | None,
     options: Options,
     scratch: Scratch,
-) -> list[tuple[dict[str, Cells], HeadCells | None]]:
-    """The wanted scopes (and head-level maps) of each item of a layer. `positions` (g, R): the rows' own columns."""
+) -> tuple[dict[str, Reduced], HeadMaps | None]:
+    """The wanted scopes (and head-level maps) of a layer. `positions` (g, R): the rows' own columns; None: all rows."""
     reached = _walk(layer, steps, positions, options, scratch)
-    results: list[dict[str, Cells]] = [{} for _ in items]
     mixture = _mixture(reached)
-    _measure_weights(mixture, [at.step for at in reached if at.step.weights in scopes], items, positions, results)
+    found: dict[str, Reduced] = {}
+    weighted = [at.step for at in reached if at.step.weights in scopes]
+    mean = mixture.weights.mean(2) if weighted else mixture.weights
+    for step in weighted:
+        found[str(step.weights)] = reduce_weights(mixture, step.part is None, mean)
     wanted = [at for at in reached if at.step.norms in scopes]
-    _measure_factored([at for at in wanted if isinstance(at.state, Factored)], items, positions, results, scratch)
-    _measure_rows([at for at in wanted if isinstance(at.state, Rows)], items, positions, options, results, scratch)
-    heads = [_head_cells(mixture, item, n, positions, options.heads) for n, item in enumerate(items)]
-    return list(zip(results, heads, strict=True))
+    linear = [(at, at.state) for at in wanted if isinstance(at.state, Factored)]
+    reduced = reduce([state for _, state in linear], [at.actual for at, _ in linear], scratch)
+    found |= {str(at.step.norms): one for (at, _), one in zip(linear, reduced, strict=True)}
+    found |= _reduce_rows([at for at in wanted if isinstance(at.state, Rows)], items, options, scratch)
+    return found, _head_maps(mixture, options.heads)
 
 
 def vectors(
@@ -105,9 +102,10 @@ def vectors(
         point = len(at.state.steps)
         tap = stream(at.state, [point], 0, item.columns, item.rows, options.block_bytes, scratch, keep_vectors=True)[point]
         assert tap.vectors is not None
+        columns = torch.arange(layer.input.shape[1], device=tap.vectors.device)
+        own = (columns if positions is None else positions[0])[item.rows]
         full = tap.vectors
-        row, column = _own_cells(item, positions, 0, layer.input.shape[1], full.device)
-        full[row, column] = at.state.own[0][item.rows]
+        full[torch.arange(len(own)), torch.searchsorted(columns[item.columns], own)] = at.state.own[0][item.rows]
     return Vectors(full, at.state.bias.expand(at.actual.shape)[0][item.rows], at.actual[0][item.rows])
 
 
@@ -146,102 +144,41 @@ def _mixture(reached: Sequence[_Reached]) -> Mixture:
     return state.term.mixture
 
 
-def _measure_weights(
-    mixture: Mixture,
-    steps: Sequence[Step],
-    items: Sequence[Item],
-    positions: Tensor | None,
-    results: list[dict[str, Cells]],
-) -> None:
-    if not steps:
-        return
-    plain = factored.weight_map(mixture, positions)
-    own = mixture.own_weights.mean(-1)
-    for step in steps:
-        residual = step.part is None
-        cells = factored.with_residual(plain, positions) if residual else plain
-        mixing = weight_mixing_ratio(own, residual)
-        error = (cells.sum(1) - 1).abs()
-        for n, item in enumerate(items):
-            rate = mixing[n][item.rows]
-            results[n][str(step.weights)] = Cells(
-                cells[n][item.columns][:, item.rows].t(),
-                rate,
-                torch.zeros_like(rate),
-                float(error[n][item.rows].amax()),
-            )
-
-
-def _measure_factored(
-    wanted: Sequence[_Reached],
-    items: Sequence[Item],
-    positions: Tensor | None,
-    results: list[dict[str, Cells]],
-    scratch: Scratch,
-) -> None:
-    if not wanted:
-        return
-    states = [at.state for at in wanted if isinstance(at.state, Factored)]
-    found = factored.reduce(states, [at.actual for at in wanted], positions, scratch)
-    for at, reduced in zip(wanted, found, strict=True):
-        mixing = mixing_ratio(reduced.others, reduced.own)
-        remainder = row_norms(reduced.bias).expand(mixing.shape)
-        for n, item in enumerate(items):
-            results[n][str(at.step.norms)] = Cells(
-                reduced.map[n][item.columns][:, item.rows].t(),
-                mixing[n][item.rows],
-                remainder[n][item.rows],
-                float(reduced.error[n][item.rows].amax()),
-            )
-
-
-def _measure_rows(
-    wanted: Sequence[_Reached],
-    items: Sequence[Item],
-    positions: Tensor | None,
-    options: Options,
-    results: list[dict[str, Cells]],
-    scratch: Scratch,
-) -> None:
-    if not wanted:
-        return
-    last = wanted[-1].state
-    assert isinstance(last, Rows)
+def _reduce_rows(
+    wanted: Sequence[_Reached], items: Sequence[Item], options: Options, scratch: Scratch
+) -> dict[str, Reduced]:
+    """The scopes after the feed-forward gate, item by item: only real tokens are worth their cost."""
     points = {len(at.state.steps): at for at in wanted if isinstance(at.state, Rows)}
+    if not points:
+        return {}
+    last = points[max(points)].state
+    assert isinstance(last, Rows)
+    weights = last.source.term.mixture.weights
+    maps = {point: weights.new_zeros(weights.shape[0], weights.shape[1], weights.shape[3]) for point in points}
+    others = {point: torch.zeros_like(at.actual) for point, at in points.items()}
     for n, item in enumerate(items):
-        taps = stream(last, list(points), n, item.columns, item.rows, options.block_bytes, scratch)
-        for point, at in points.items():
-            tap = taps[point]
-            own, bias, actual = (x[n][item.rows] for x in (at.state.own, at.state.bias, at.actual))
-            cells = tap.map.t()
-            row, column = _own_cells(item, positions, n, last.source.term.mixture.weights.shape[1], cells.device)
-            cells[row, column] = row_norms(own)
-            missing = row_norms(tap.others + own + bias - actual)
-            error = missing / torch.maximum(row_norms(actual), cells.amax(-1)).clamp_min(torch.finfo(cells.dtype).tiny)
-            results[n][str(at.step.norms)] = Cells(
-                cells, mixing_ratio(tap.others, own), row_norms(bias), float(error.amax())
-            )
+        for point, tap in stream(last, points, n, item.columns, item.rows, options.block_bytes, scratch).items():
+            if isinstance(item.columns, slice):
+                maps[point][n, item.columns, item.rows] = tap.map
+            else:
+                real_rows = torch.arange(weights.shape[3], device=weights.device)[item.rows]
+                maps[point][n, item.columns[:, None], real_rows] = tap.map
+            others[point][n, item.rows] = tap.others
+    found = {}
+    for point, at in points.items():
+        state, cells = at.state, maps[point]
+        own = row_norms(state.own)
+        missing = row_norms(others[point] + state.own + state.bias - at.actual)
+        error = completeness(missing, row_norms(at.actual), torch.maximum(cells.amax(1), own))
+        mixing = mixing_ratio(row_norms(others[point]), own)
+        found[str(at.step.norms)] = Reduced(cells, None, own, mixing, row_norms(state.bias), error)
+    return found
 
 
-def _own_cells(
-    item: Item, positions: Tensor | None, number: int, columns: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Row and column, among the real ones, of each row's own cell."""
-    places = torch.arange(columns, device=device)
-    real = places[item.columns]
-    wanted = (places if positions is None else positions[number])[item.rows]
-    return torch.arange(len(wanted), device=device), torch.searchsorted(real, wanted)
-
-
-def _head_cells(
-    mixture: Mixture, item: Item, number: int, positions: Tensor | None, heads: tuple[int, ...]
-) -> HeadCells | None:
-    """``alpha^h_ij`` and ``alpha^h_ij ||f^h(x_j)||`` (EMNLP 2020): one head alone, so the norm splits."""
+def _head_maps(mixture: Mixture, heads: tuple[int, ...]) -> HeadMaps | None:
+    """``alpha^h_ij`` and ``||f^h(x_j)||`` (EMNLP 2020): of one head alone the norm is their product."""
     if not heads:
         return None
     chosen = torch.tensor(heads, device=mixture.weights.device)
-    weights = mixture.weights[number][item.columns][:, chosen][:, :, item.rows].permute(1, 2, 0).contiguous()
-    row, column = _own_cells(item, positions, number, mixture.weights.shape[1], weights.device)
-    weights[:, row, column] = mixture.own_weights[number][item.rows][:, chosen].t()
-    value_norms = row_norms(mixture.vectors[number][item.columns][:, chosen]).t()
-    return HeadCells(weights, weights * value_norms[:, None], value_norms)
+    norms = row_norms(mixture.full()[:, :, chosen])
+    return HeadMaps(mixture.weights[:, :, chosen], mixture.own_weights[:, :, chosen], norms)

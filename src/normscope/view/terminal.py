@@ -307,13 +307,13 @@ class _Paint:
 def _shade(share: float, beyond: bool = False) -> Style:
     """Cividis at `share` as the background, and black or white to write on it."""
     if beyond:
-        return Style.parse(f"#000000 on {BEYOND}")
+        return Style(color="#000000", bgcolor=BEYOND)
     position = share * (len(CIVIDIS) - 1)
     below = min(int(position), len(CIVIDIS) - 2)
     low, high = (bytes.fromhex(CIVIDIS[k][1:]) for k in (below, below + 1))
     mixed = [round(a + (b - a) * (position - below)) for a, b in zip(low, high, strict=True)]
     ink = "#000000" if share > 0.45 else "#ffffff"
-    return Style.parse(f"{ink} on #{bytes(mixed).hex()}")
+    return Style(color=ink, bgcolor=f"#{bytes(mixed).hex()}")
 
 
 def _colours(console: Console) -> bool:

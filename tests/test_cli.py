@@ -4,12 +4,14 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+import normscope
 from normscope import Analysis, NormscopeError, __version__, cli, default_model
 from normscope.view.export import SUFFIXES
 from tests.view.fake import SENTENCE, fake
@@ -225,6 +227,25 @@ def test_a_model_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert result.stderr.startswith("error: ")
         assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_check_prints_errors_and_limits(lens: Lens, monkeypatch: pytest.MonkeyPatch, ok: bool) -> None:
+    limits = {"maps_limit": 1e-5, "sums_limit": 1e-5, "padded_limit": 1e-4}
+    rows = (
+        SimpleNamespace(scope="ATTN-W", maps=0.0, sums=2e-7, padded=1e-6, ok=True, **limits),
+        SimpleNamespace(scope="ATTN-N", maps=3e-7, sums=4e-7 if ok else 0.5, padded=1e-6, ok=ok, **limits),
+    )
+    report = SimpleNamespace(rows=rows, ok=ok, inputs=7)
+    checking = SimpleNamespace(check=lambda lens, progress=None: report)
+    monkeypatch.setitem(sys.modules, "normscope.checking", checking)
+    monkeypatch.setattr(normscope, "checking", checking, raising=False)
+    result = run("check", "some/model")
+    assert result.exit_code == (0 if ok else 1)
+    assert "worst errors over 7 inputs" in result.output
+    line = next(line for line in result.output.splitlines() if "ATTN-N" in line)
+    assert "4.0e-07 (1e-05)" in line if ok else "5.0e-01 (1e-05)" in line
+    assert ("FAIL" in result.output) is not ok
 
 
 @with_model

@@ -200,9 +200,9 @@ def check(
     Example: normscope check bert-base-uncased --dtype float64
     """
     with _quiet():
+        lens = _load(model, dtype)
         from normscope import checking
 
-        lens = _load(model, dtype)
         with _progress("checking") as progress:
             report = checking.check(lens, progress=progress)
     table = Table(

@@ -32,8 +32,10 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
         constant = torch.bmm(record.value_bias[:, None], record.matrix)[:, 0]  # (H, d)
         bias = bias + record.weights.sum(-1).transpose(1, 2) @ constant
 
+    # The matrix is a transposed weight: a buffer of the same strides makes the subtraction one straight pass.
     mean = record.matrix.mean(-1, keepdim=True)  # (H, d_h, 1)
-    centered = torch.sub(record.matrix, mean, out=scratch.like("matrix", tuple(record.matrix.shape), values))
+    shape = (width, *record.matrix.shape[:2])
+    centered = torch.sub(record.matrix, mean, out=scratch.like("matrix", shape, values).permute(1, 2, 0))
     by_head = values.flatten(0, 1).transpose(0, 1)  # (H, g*j, d_h)
     vectors = scratch.like("vectors", (items * columns, heads, width), values)
     torch.bmm(by_head, centered, out=vectors.transpose(0, 1))
@@ -57,10 +59,8 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
     own = torch.bmm(flat_weights[:, None], own_vectors)[:, 0] + (flat_weights * own_means).sum(-1, keepdim=True)
     own = own.view(items, rows, width)
 
-    shape = (items, columns)
-    mixture = Mixture(
-        weights, own_weights, values, record.matrix, vectors.unflatten(0, shape), means.unflatten(0, shape)
-    )
+    grid = (items, columns)
+    mixture = Mixture(weights, own_weights, values, record.matrix, vectors.unflatten(0, grid), means.unflatten(0, grid))
     others = record.output - bias - own
     return Factored(Term(mixture), own, others, bias)
 

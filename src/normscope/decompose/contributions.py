@@ -109,9 +109,8 @@ class Rows:
 
 def apply_norm(norm: NormRecord, x: Tensor) -> Tensor:
     """The norm with its statistic frozen, without its shift: ``gain * (x - mean x) / s_i`` (EMNLP 2021, eq. 6)."""
-    if norm.kind == "layer":
-        x = x - x.mean(-1, keepdim=True)
-    return x * norm.gain * norm.inverse[..., None]
+    centered = x - x.mean(-1, keepdim=True) if norm.kind == "layer" else x
+    return (centered * norm.gain) * norm.inverse[..., None]
 
 
 def with_shift(norm: NormRecord, x: Tensor) -> Tensor:

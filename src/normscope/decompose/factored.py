@@ -2,8 +2,8 @@
 
 ``||sum_h alpha_ijh f_jh||^2 = alpha_ij^T G_j alpha_ij`` with the H x H Gram matrix ``G_j`` of the vectors f_jh, so that
 with a factor ``G_j = L_j L_j^T`` the norm is ``||L_j^T alpha_ij||``. States that share a mixture (before and after a
-norm) share one product with the weights. Completeness is tested on a few fixed random directions that go through the
-same product, so that the test covers the vectors f themselves.
+norm) share one product with the weights. Completeness is tested in a fixed random direction per view, which goes through
+the same products, so that the test covers the vectors f themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from normscope.decompose.contributions import Factored, Mixture, Term, row_norms
 from normscope.decompose.scratch import Scratch
 from normscope.measures.mixing import mixing_ratio
 
-DIRECTIONS = 4  # random directions of the completeness test
 TOKENS = 64  # columns factored at a time: their vectors in float64 stay in cache
 PRODUCT = 2**20  # cells of the product with the weights at a time
 HEADROOM = 2.0**50  # float32 squares of cells down to 1e-30 must not underflow
@@ -54,13 +53,14 @@ def reduce(states: Sequence[Factored], actual: Sequence[Tensor], scratch: Scratc
         cells, highest, tested = norms[next(n for n, view in enumerate(views) if _same_view(state.term, view))]
         scale = state.term.scale
         if scale is not None:
-            highest, tested = highest * scale, tested * scale[..., None]
+            highest, tested = highest * scale, tested * scale
         own = row_norms(state.own)
-        directions = _directions(target.shape[-1], target.dtype, target.device)
-        missing = tested + (state.own - target) @ directions + state.bias @ directions
-        error = completeness(row_norms(missing), row_norms(target), torch.maximum(highest, own))
-        mixing = mixing_ratio(row_norms(state.others), own)
-        reduced.append(Reduced(cells, scale, own, mixing, row_norms(state.bias), error))
+        direction = _direction(state.term, target)
+        missing = tested + (state.own - target) @ direction + state.bias @ direction
+        length, mixed = torch.linalg.vector_norm(target, dim=-1), torch.linalg.vector_norm(state.others, dim=-1)
+        error = completeness(missing.abs(), length, torch.maximum(highest, own))
+        remainder = torch.linalg.vector_norm(state.bias, dim=-1)
+        reduced.append(Reduced(cells, scale, own, mixing_ratio(mixed, own), remainder, error))
     return reduced
 
 
@@ -95,80 +95,83 @@ def _same_view(a: Term, b: Term) -> bool:
 
 def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor, Tensor]]:
     """For each view of one mixture, without the row scale: norms (g, j, R), the highest of each row (g, R), and the sum
-    over j of the off-diagonal contributions in the test directions (g, R, DIRECTIONS)."""
+    over j of the off-diagonal contributions in the view's test direction (g, R)."""
     mixture = terms[0].mixture
     items, columns, heads, rows = mixture.weights.shape
     flat, means = mixture.vectors.flatten(0, 1), mixture.means.flatten(0, 1)
-    factors, unit = _factors(flat, means, terms, scratch)
-    tested = _tested(flat, means, terms)
-    stacked = torch.cat([*factors, *tested], dim=1).unflatten(0, (items, columns))
-    sizes = [factor.shape[1] for factor in factors] + [DIRECTIONS] * len(terms)
+    factors, tests, unit = _factors(flat, means, terms, scratch)
+    stacked = torch.cat([*factors, tests], dim=1).unflatten(0, (items, columns))
+    sizes = [heads] * len(terms) + [len(terms)]
 
     cells = [flat.new_empty(items, columns, rows) for _ in terms]
-    sums = [flat.new_zeros(items, DIRECTIONS, rows) for _ in terms]
+    sums = flat.new_zeros(items, len(terms), rows)
     step = columns if items > 1 else max(1, PRODUCT // (sum(sizes) * rows))
     for start in range(0, columns, step):
         js = slice(start, min(start + step, columns))
         shape = (items * (js.stop - start), sum(sizes), rows)
         product = scratch.like("product", shape, flat)
         torch.bmm(stacked[:, js].flatten(0, 1), mixture.weights[:, js].flatten(0, 1), out=product)
-        parts = product.unflatten(0, (items, -1)).split(sizes, dim=2)
-        for n, (factored, tested) in enumerate(zip(parts[: len(terms)], parts[len(terms) :], strict=True)):
-            sums[n] += tested.sum(1)
-            torch.mul(factored.square_().sum(2).sqrt_(), unit, out=cells[n][:, js])
-    return [(cell, cell.amax(1), total.transpose(1, 2)) for cell, total in zip(cells, sums, strict=True)]
-
-
-def _tested(vectors: Tensor, means: Tensor, terms: Sequence[Term]) -> list[Tensor]:
-    """view(f) in the test directions, (tokens, DIRECTIONS, H) for each view."""
-    directions = _directions(vectors.shape[-1], vectors.dtype, vectors.device)
-    scaled = [directions if term.gain is None else directions * term.gain[:, None] for term in terms]
-    found = list((vectors @ torch.cat(scaled, dim=1)).transpose(1, 2).split(DIRECTIONS, dim=1))
-    for n, term in enumerate(terms):
-        if not term.centered:
-            found[n] = found[n] + means[:, None] * scaled[n].sum(0)[:, None]
-    return found
+        *parts, tested = product.unflatten(0, (items, -1)).split(sizes, dim=2)
+        sums += tested.sum(1)
+        for cell, part in zip(cells, parts, strict=True):
+            torch.mul(part.square_().sum(2).sqrt_(), unit, out=cell[:, js])
+    return [(cell, cell.amax(1), sums[:, n]) for n, cell in enumerate(cells)]
 
 
 def _factors(
     vectors: Tensor, means: Tensor, terms: Sequence[Term], scratch: Scratch
-) -> tuple[list[Tensor], Tensor]:
+) -> tuple[list[Tensor], Tensor, Tensor]:
     """For each view, (tokens, H, H) matrices whose product with the weights has the norm of the contribution, in a
-    common unit that keeps float32 squares in range; and that unit."""
+    common unit that keeps float32 squares in range; view(f) in the test directions, (tokens, views, H); the unit."""
     if vectors.dtype == torch.float64 or vectors.device.type == "mps":
         factors = [_triangle(vectors, means, term) for term in terms]
+        tests = torch.stack([_viewed(vectors, means, term) @ _direction(term, vectors) for term in terms], dim=1)
     else:
-        grams = _grams(vectors, means, terms, scratch)
+        grams, tests = _grams(vectors, means, terms, scratch)
         factors = [_cholesky(gram, vectors, means, term) for gram, term in zip(grams, terms, strict=True)]
     peak = torch.stack([factor.abs().amax() for factor in factors]).amax().clamp_min(1e-30)
-    return [(factor * (HEADROOM / peak)).to(vectors.dtype) for factor in factors], (peak / HEADROOM).to(vectors.dtype)
+    unit = (peak / HEADROOM).to(vectors.dtype)
+    return [(factor * (HEADROOM / peak)).to(vectors.dtype) for factor in factors], tests.to(vectors.dtype), unit
 
 
-def _grams(vectors: Tensor, means: Tensor, terms: Sequence[Term], scratch: Scratch) -> list[Tensor]:
-    """Float64 Gram matrices (tokens, H, H) of each view.
+def _grams(
+    vectors: Tensor, means: Tensor, terms: Sequence[Term], scratch: Scratch
+) -> tuple[list[Tensor], Tensor]:
+    """Float64 Gram matrices (tokens, H, H) of each view, and view(f) in its test direction (tokens, views, H).
 
     With ``x`` the mean-free vectors, ``m`` the means and ``w`` the squared gain, that of a centred view is ``x w x^T``;
     one that keeps the mean adds ``m s^T + s m^T + (sum w) m m^T``, ``s = sum_d w x``. One cast of x serves all views.
+    The direction r stands beside the vectors as one more column, so that its product costs next to nothing; a view
+    with a gain tests the direction ``gain * r``.
     """
     tokens, heads, width = vectors.shape
     double = {"dtype": torch.float64, "device": vectors.device}
-    weights = [None if t.gain is None else t.gain.to(torch.float64).square()[:, None].expand(-1, heads) for t in terms]
+    random = _random_direction(width).to(vectors.device)
+    weights = [None if t.gain is None else t.gain.to(torch.float64).square()[:, None].expand(-1, heads + 1) for t in terms]
     weights = [None if w is None else w.contiguous() for w in weights]  # without strides of zero it runs twice as fast
-    grams = [torch.empty(tokens, heads, heads, **double) for _ in terms]
+    products = [torch.empty(tokens, heads, heads + 1, **double) for _ in terms]
+    shape = (min(tokens, TOKENS), width, heads + 1)
+    x_all, y_all = scratch.take("x", shape, **double), scratch.take("y", shape, **double)
+    x_all[:, :, heads] = random
     for start in range(0, tokens, TOKENS):
         chunk = vectors[start : start + TOKENS].transpose(1, 2)
         # (tokens, d, H): float64 products run three times faster in this layout
-        x = scratch.take("x", tuple(chunk.shape), **double).copy_(chunk)
+        x, y = x_all[: len(chunk)], y_all[: len(chunk)]
+        f = x[:, :, :heads].copy_(chunk)
         m = means[start : start + TOKENS, :, None].to(torch.float64)
-        for term, w, gram in zip(terms, weights, grams, strict=True):
-            y = x if w is None else torch.mul(x, w, out=scratch.take("y", tuple(chunk.shape), **double))
-            part = torch.bmm(x.transpose(1, 2), y, out=gram[start : start + TOKENS])
+        for term, w, product in zip(terms, weights, products, strict=True):
+            weighted = x if w is None else torch.mul(x, w, out=y)
+            part = torch.bmm(f.transpose(1, 2), weighted, out=product[start : start + TOKENS])
             if not term.centered:
-                part += (width if w is None else w[:, 0].sum()) * (m * m.transpose(1, 2))
-                if w is not None:
-                    cross = m * y.sum(1)[:, None]
-                    part += cross + cross.transpose(1, 2)
-    return grams
+                square = part[:, :, :heads]
+                if w is None:  # the sum over d of what is mean-free is zero
+                    square += width * m * m.transpose(1, 2)
+                    part[:, :, heads] += m[..., 0] * random.sum()
+                else:
+                    s = y.sum(1)[:, None]  # (tokens, 1, H + 1)
+                    part += m * s
+                    square += (s[:, :, :heads].transpose(1, 2) + w[:, 0].sum() * m) * m.transpose(1, 2)
+    return [product[:, :, :heads] for product in products], torch.stack([p[:, :, heads] for p in products], dim=1)
 
 
 def _cholesky(gram: Tensor, vectors: Tensor, means: Tensor, term: Term) -> Tensor:
@@ -186,16 +189,22 @@ def _cholesky(gram: Tensor, vectors: Tensor, means: Tensor, term: Term) -> Tenso
 def _triangle(vectors: Tensor, means: Tensor, term: Term) -> Tensor:
     """R of a QR decomposition of a view, (tokens, H, H): what a Cholesky factor of its Gram matrix would be, without
     squaring."""
-    viewed = vectors if term.centered else vectors + means[..., None]
-    if term.gain is not None:
-        viewed = viewed * term.gain
-    triangle = torch.linalg.qr(viewed.transpose(1, 2), mode="r").R
+    triangle = torch.linalg.qr(_viewed(vectors, means, term).transpose(1, 2), mode="r").R
     return torch.nn.functional.pad(triangle, (0, 0, 0, vectors.shape[1] - triangle.shape[1]))
 
 
+def _viewed(vectors: Tensor, means: Tensor, term: Term) -> Tensor:
+    viewed = vectors if term.centered else vectors + means[..., None]
+    return viewed if term.gain is None else viewed * term.gain
+
+
+def _direction(term: Term, like: Tensor) -> Tensor:
+    """(d,) the test direction of a view, after its gain."""
+    random = _random_direction(like.shape[-1]).to(dtype=like.dtype, device=like.device)
+    return random if term.gain is None else random * term.gain
+
+
 @lru_cache(maxsize=8)
-def _directions(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(d, DIRECTIONS) Gaussian, scaled so that ``||e R||`` estimates ``||e||``."""
-    generator = torch.Generator().manual_seed(0)
-    random = torch.randn(width, DIRECTIONS, generator=generator, dtype=torch.float64)
-    return (random / DIRECTIONS**0.5).to(dtype=dtype, device=device)
+def _random_direction(width: int) -> Tensor:
+    """(d,) Gaussian: the size of an error e in it estimates ``||e||``."""
+    return torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -19,6 +19,8 @@ from normscope.files import atomic
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from normscope.decompose.walk import Vectors
+
 FORMAT = "normscope-analysis-1"
 
 
@@ -70,7 +72,7 @@ class Analysis:
     head_indices: tuple[int, ...] = ()
     word_ids: tuple[int | None, ...] | None = None  # the word of each column, None for special tokens
     info: Mapping[str, Any] = field(default_factory=dict)  # model, family, dtype, options, versions
-    _vectors: Callable[[str, int, Sequence[int] | None], Tensor] | None = field(default=None, repr=False, compare=False)
+    _parts: Callable[[str, int, Sequence[int] | None], Vectors] | None = field(default=None, repr=False, compare=False)
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -104,15 +106,20 @@ class Analysis:
 
         `layer` is the model's layer index (one of `layers`), `rows` positions among this analysis' rows.
         """
+        return self.parts(scope, layer, rows).contributions
+
+    def parts(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Vectors:
+        """As `vectors`, with the remainder b_i and the model's own vector that they must add up to."""
         scope = self.resolve(scope)
         if scope.endswith("-W"):
             raise NormscopeError(f"{scope} reads attention weights: it has no contribution vectors. Use an -N scope.")
-        if self._vectors is None:
+        self.layer_position(layer)
+        if self._parts is None:
             raise NormscopeError(
                 "Contribution vectors are computed on demand and need the model: this analysis was loaded from a file. "
                 "Run Analyzer.analyze(...) on the input again."
             )
-        return self._vectors(scope, layer, rows)
+        return self._parts(scope, layer, rows)
 
     def resolve(self, scope: str) -> str:
         """The name of a scope of this analysis, given in any case or as an alias."""

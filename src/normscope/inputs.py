@@ -128,7 +128,9 @@ def _from_tokenizer(tokenizer: Any, limits: Limits, truncation: bool, *given: An
 def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, truncation: bool) -> list[Item]:
     unknown = set(given) - set(ACCEPTED) - IGNORED
     if unknown:
-        raise NormscopeError(f"Unknown keys in the encoding: {', '.join(sorted(unknown))}. Known: {', '.join(ACCEPTED)}.")
+        raise NormscopeError(
+            f"Unknown keys in the encoding: {', '.join(sorted(unknown))}. Known: {', '.join(ACCEPTED)}."
+        )
     if "input_ids" not in given:
         raise NormscopeError("The encoding has no input_ids.")
     tensors = {key: _as_rows(key, given[key]) for key in ACCEPTED if key in given and given[key] is not None}
@@ -200,7 +202,9 @@ def _check(item: Item, limits: Limits) -> None:
         if key in item.tensors:
             low, high = int(item.tensors[key].min()), int(item.tensors[key].max())
             if low < 0 or high >= size:
-                raise NormscopeError(f"{key} run from {low} to {high}, but the model has {size} {what} (0 to {size - 1}).")
+                raise NormscopeError(
+                    f"{key} run from {low} to {high}, but the model has {size} {what} (0 to {size - 1})."
+                )
 
 
 def _check_ids(ids: Tensor, limits: Limits) -> None:

@@ -99,4 +99,4 @@ def _part_at_rows(part: Record, positions: Tensor) -> Record:
         changed["hidden"] = at_rows(part.hidden, positions)
     elif isinstance(part, NormRecord):
         changed["inverse"] = at_rows(part.inverse, positions)
-    return replace(part, **changed)
+    return replace(part, **changed)  # type: ignore[arg-type]

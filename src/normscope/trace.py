@@ -49,7 +49,12 @@ def trace(
     with _guard:
         lock = _locks.setdefault(base, threading.RLock())
     with lock, torch.no_grad(), _recording(base, family, inputs, steps, layers, on_layer, dtype):
-        base(**inputs)
+        try:
+            base(**inputs)
+        except (ValueError, IndexError) as error:
+            if isinstance(error, NormscopeError):
+                raise
+            raise NormscopeError(f"The model's own forward pass failed: {error}") from error
 
 
 @contextmanager
@@ -323,10 +328,11 @@ def _stand_in(own: str) -> str:
     def mask(*args: Any, **kwargs: Any) -> Any:
         if getattr(_active, "recorder", None) is None:
             return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **kwargs)
-        dtype = kwargs.pop("dtype", torch.float32)
+        dtype = kwargs.get("dtype", torch.float32)
         # Made in float32 and cast up: float64's lowest value overflows where a family's softmax is in float32.
-        made = eager_mask(*args, dtype=torch.float32 if dtype == torch.float64 else dtype, **kwargs)
-        return made if made is None else made.to(dtype)
+        kwargs["dtype"] = torch.float32 if dtype == torch.float64 else dtype
+        made: Tensor | None = eager_mask(*args, **kwargs)
+        return None if made is None else made.to(dtype)
 
     name = f"normscope{len(_names)}"
     AttentionInterface.register(name, attend)

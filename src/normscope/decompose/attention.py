@@ -49,7 +49,7 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
     else:
         weights = scratch.like("weights", (items, columns, heads, rows), values)
         weights.copy_(record.weights.permute(0, 3, 1, 2))
-    own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2).contiguous()  # (g, R, H)
+    own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2).clone()  # (g, R, H)
     set_own_cells(weights.transpose(1, 2), positions, 0)
     own_vectors, own_means = vectors, means
     if positions is not None:

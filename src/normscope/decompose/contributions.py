@@ -119,7 +119,7 @@ def with_shift(norm: NormRecord, x: Tensor) -> Tensor:
 
 def row_norms(x: Tensor) -> Tensor:
     """L2 norm over the last dimension; where float32 squares would underflow, through float64."""
-    norms = torch.linalg.vector_norm(x, dim=-1)
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
     if x.dtype == torch.float32 and x.device.type != "mps":
         tiny = norms < 1e-15
         if bool(tiny.any()):

@@ -2,8 +2,8 @@
 
 ``||sum_h alpha_ijh f_jh||^2 = alpha_ij^T G_j alpha_ij`` with the H x H Gram matrix ``G_j`` of the vectors f_jh, so that
 with a factor ``G_j = L_j L_j^T`` the norm is ``||L_j^T alpha_ij||``. States that share a mixture (before and after a
-norm) share one product with the weights. Completeness is tested in a fixed random direction per view, which goes through
-the same products, so that the test covers the vectors f themselves.
+norm) share one product with the weights. Completeness is tested in a fixed random direction per view, which goes
+through the same products, so that the test covers the vectors f themselves.
 """
 
 from __future__ import annotations
@@ -134,9 +134,7 @@ def _factors(
     return [(factor * (HEADROOM / peak)).to(vectors.dtype) for factor in factors], tests.to(vectors.dtype), unit
 
 
-def _grams(
-    vectors: Tensor, means: Tensor, terms: Sequence[Term], scratch: Scratch
-) -> tuple[list[Tensor], Tensor]:
+def _grams(vectors: Tensor, means: Tensor, terms: Sequence[Term], scratch: Scratch) -> tuple[list[Tensor], Tensor]:
     """Float64 Gram matrices (tokens, H, H) of each view, and view(f) in its test direction (tokens, views, H).
 
     With ``x`` the mean-free vectors, ``m`` the means and ``w`` the squared gain, that of a centred view is ``x w x^T``;
@@ -145,13 +143,15 @@ def _grams(
     with a gain tests the direction ``gain * r``.
     """
     tokens, heads, width = vectors.shape
-    double = {"dtype": torch.float64, "device": vectors.device}
-    random = _random_direction(width).to(vectors.device)
-    weights = [None if t.gain is None else t.gain.to(torch.float64).square()[:, None].expand(-1, heads + 1) for t in terms]
+    device, double = vectors.device, torch.float64
+    random = _random_direction(width).to(device)
+    weights = [
+        None if t.gain is None else t.gain.to(torch.float64).square()[:, None].expand(-1, heads + 1) for t in terms
+    ]
     weights = [None if w is None else w.contiguous() for w in weights]  # without strides of zero it runs twice as fast
-    products = [torch.empty(tokens, heads, heads + 1, **double) for _ in terms]
+    products = [torch.empty(tokens, heads, heads + 1, dtype=double, device=device) for _ in terms]
     shape = (min(tokens, TOKENS), width, heads + 1)
-    x_all, y_all = scratch.take("x", shape, **double), scratch.take("y", shape, **double)
+    x_all, y_all = scratch.take("x", shape, double, device), scratch.take("y", shape, double, device)
     x_all[:, :, heads] = random
     for start in range(0, tokens, TOKENS):
         chunk = vectors[start : start + TOKENS].transpose(1, 2)
@@ -179,7 +179,7 @@ def _cholesky(gram: Tensor, vectors: Tensor, means: Tensor, term: Term) -> Tenso
     diagonal = gram.diagonal(dim1=1, dim2=2)
     diagonal += (1e-15 * diagonal.sum(-1, keepdim=True)) + 1e-300
     lower, info = torch.linalg.cholesky_ex(gram)
-    factor = lower.transpose(1, 2)
+    factor: Tensor = lower.transpose(1, 2)
     failed = info != 0
     if bool(failed.any()):  # singular beyond the jitter
         factor[failed] = _triangle(vectors[failed].to(torch.float64), means[failed].to(torch.float64), term)

@@ -102,8 +102,8 @@ def stream(
 
     size = source.weights.element_size()
     heads, n_columns, n_rows = source.values.shape[0], source.values.shape[1], gate.shape[0]
-    step_j = min(n_columns, max(1, block_bytes // (3 * size * heads * hidden)))
-    step_i = min(n_rows, max(1, 2 * block_bytes // (3 * size * (min(HIDDEN, hidden) + 2 * width)) // step_j))
+    step_j = _even(n_columns, block_bytes // (3 * size * heads * hidden))
+    step_i = _even(n_rows, 2 * block_bytes // (3 * size * (min(HIDDEN, hidden) + 2 * width)) // step_j)
 
     found = [_Point() for _ in range(len(steps) + 1)]
     for n, point in enumerate(found):
@@ -132,6 +132,12 @@ def stream(
                 if factor is not None and n + 1 < len(steps):
                     y = y * factor[..., None]
     return _taps(found, points, steps, item, rows, 1 / unit)
+
+
+def _even(total: int, most: int) -> int:
+    """The size of blocks of at most `most`, as equal as they can be."""
+    blocks = -(-total // max(1, most))
+    return -(-total // blocks)
 
 
 def _gated_product(mixing: Tensor, projected: Tensor, gate: Tensor, out: Tensor, y: Tensor, scratch: Scratch) -> None:

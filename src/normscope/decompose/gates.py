@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,8 +83,5 @@ def slope(activation: Activation, a: Tensor) -> Tensor:
 
 def _gauss_legendre(points: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Nodes and weights on [0, 1]."""
-    import numpy as np
-
-    nodes, weights = np.polynomial.legendre.leggauss(points)
-    as_tensor = lambda x: torch.from_numpy(x).to(device)  # noqa: E731
-    return (as_tensor(nodes) + 1) / 2, as_tensor(weights) / 2
+    nodes, weights = (torch.as_tensor(x, device=device) for x in np.polynomial.legendre.leggauss(points))
+    return (nodes + 1) / 2, weights / 2

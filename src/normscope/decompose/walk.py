@@ -100,7 +100,9 @@ def vectors(
         full = factored.vectors(at.state, positions)[0][item.rows][:, item.columns]
     else:
         point = len(at.state.steps)
-        tap = stream(at.state, [point], 0, item.columns, item.rows, options.block_bytes, scratch, keep_vectors=True)[point]
+        tap = stream(at.state, [point], 0, item.columns, item.rows, options.block_bytes, scratch, keep_vectors=True)[
+            point
+        ]
         assert tap.vectors is not None
         columns = torch.arange(layer.input.shape[1], device=tap.vectors.device)
         own = (columns if positions is None else positions[0])[item.rows]

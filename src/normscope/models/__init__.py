@@ -21,7 +21,7 @@ def family_of(model: Any) -> Family:
             f"Expected a Hugging Face model (transformers.PreTrainedModel), got {type(model).__name__}. "
             "Load one with AutoModel.from_pretrained(...) or Analyzer.from_pretrained(...)."
         )
-    config = model.base_model.config
+    config: Any = model.base_model.config
     for family in FAMILIES:
         if config.model_type in family.model_types:
             _refuse_unless_known(family, config)

@@ -15,17 +15,21 @@ def post_ln(attention: Attention, norm1: str, feed_forward: FeedForward, norm2: 
     )
 
 
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Attributes that every transformers config has and that only touch training, heads or bookkeeping.
-COMMON = frozenset(
+COMMON = _names(
     "transformers_version architectures output_hidden_states output_attentions return_dict dtype torch_dtype "
     "chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type vocab_size initializer_range "
     "pad_token_id bos_token_id eos_token_id sep_token_id tie_word_embeddings use_cache _name_or_path model_type "
-    "_attn_implementation_autoset attn_implementation".split()
+    "_attn_implementation_autoset attn_implementation"
 )
-SIZES = frozenset(
+SIZES = _names(
     "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
     "attention_probs_dropout_prob max_position_embeddings type_vocab_size layer_norm_eps classifier_dropout "
-    "is_decoder add_cross_attention".split()
+    "is_decoder add_cross_attention"
 )
 
 BERT = Family(
@@ -41,7 +45,9 @@ BERT = Family(
     attributes=COMMON | SIZES,
     refusals=(
         Refusal(
-            "add_cross_attention", False, "its decoder layers have a cross-attention block that the family does not list"
+            "add_cross_attention",
+            False,
+            "its decoder layers have a cross-attention block that the family does not list",
         ),
     ),
     note="post-LN, learned absolute positions, biases everywhere",
@@ -61,7 +67,7 @@ ELECTRA = replace(
     name="ELECTRA",
     model_types=("electra",),
     attributes=BERT.attributes
-    | frozenset("embedding_size summary_type summary_use_proj summary_activation summary_last_dropout".split()),
+    | _names("embedding_size summary_type summary_use_proj summary_activation summary_last_dropout"),
     note="as BERT; embeddings may be projected to the hidden size before the first layer",
 )
 
@@ -76,9 +82,9 @@ DISTILBERT = Family(
         "output_layer_norm",
     ),
     attributes=COMMON
-    | frozenset(
+    | _names(
         "max_position_embeddings sinusoidal_pos_embds n_layers n_heads dim hidden_dim dropout attention_dropout "
-        "activation qa_dropout seq_classif_dropout".split()
+        "activation qa_dropout seq_classif_dropout"
     ),
     depth=("n_layers",),
     note="as BERT without token types",
@@ -94,9 +100,7 @@ ALBERT = Family(
         FeedForward("ffn", "activation", "ffn_output"),
         "full_layer_layer_norm",
     ),
-    attributes=COMMON
-    | SIZES
-    | frozenset("embedding_size num_hidden_groups inner_group_num classifier_dropout_prob".split()),
+    attributes=COMMON | SIZES | _names("embedding_size num_hidden_groups inner_group_num classifier_dropout_prob"),
     depth=("num_hidden_layers", "inner_group_num"),
     note="as BERT; one shared layer is called again and again, each call is a layer here",
 )
@@ -111,7 +115,7 @@ MPNET = Family(
         FeedForward("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense"),
         "output.LayerNorm",
     ),
-    attributes=COMMON | SIZES | frozenset(["relative_attention_num_buckets"]),
+    attributes=COMMON | SIZES | {"relative_attention_num_buckets"},
     reserved_positions="padding",
     note="as BERT; a relative position bias touches the attention scores only",
 )

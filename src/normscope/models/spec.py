@@ -76,6 +76,8 @@ class Family:
     attributes: frozenset[str]  # config attributes known to leave the algebra alone; any other must be at its default
     depth: tuple[str, ...] = ("num_hidden_layers",)  # the number of layer calls is the product of these attributes
     positions: str = "max_position_embeddings"
-    reserved_positions: Literal["none", "padding"] = "none"  # "padding": RoBERTa's position ids start after pad_token_id
+    reserved_positions: Literal["none", "padding"] = (
+        "none"  # "padding": RoBERTa's position ids start after pad_token_id
+    )
     refusals: tuple[Refusal, ...] = ()
     note: str = ""

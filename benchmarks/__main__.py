@@ -1,0 +1,148 @@
+"""`python -m benchmarks`: run the measurements, print a table, keep the raw numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import models
+from benchmarks.measures import Row, against_published, attention_scopes, extra_memory, feed_forward_floor
+from benchmarks.memory import THREADS
+from benchmarks.published import verify
+from normscope import NormscopeError, __version__
+
+BASE, MINILM = "BERT-base", "MiniLM"
+Measure = Callable[[], Row]
+
+
+def full() -> Iterator[Measure]:
+    """Every measurement with its bar: about ten minutes on two cores."""
+    base = models.bert()
+    bars = {(1, 128): 1.5, (16, 25): 1.5, (16, 128): 1.6, (1, 512): 2.0}
+    for batch, length in [(1, 25), (16, 25), (1, 128), (16, 128), (1, 512)]:
+        bar = bars.get((batch, length))
+        yield lambda b=batch, n=length, bar=bar: attention_scopes(BASE, base, b, n, 10, bar)  # type: ignore[misc]
+    yield lambda: attention_scopes(BASE, models.bert(2), 16, 512, 10)
+    for batch, length, bar in [(1, 25, None), (16, 25, None), (1, 128, 20.0)]:
+        yield lambda b=batch, n=length, bar=bar: against_published(BASE, base, b, n, 6, bar)  # type: ignore[misc]
+    yield lambda: against_published(BASE, models.bert(1), 1, 512, 10, 80.0)
+    yield lambda: against_published(BASE, models.bert(2), 1, 128, 15, 2.5, feed_forward=True)
+    yield lambda: feed_forward_floor(BASE, base, 12, 128, 30, 1.4)
+    yield lambda: feed_forward_floor(BASE, models.bert(2), 2, 512, 60, 1.15)
+    yield from minilm(quick=False)
+    yield lambda: extra_memory(12, 512, 0.45)
+    yield lambda: extra_memory(2, 2048, 1.2, without_maps=True)
+
+
+def quick() -> Iterator[Measure]:
+    """The same with fewer layers and shapes: one or two minutes, and ratios that are rougher."""
+    base = models.bert(3)
+    for batch, length, bar in [(1, 128, 1.5), (16, 25, 1.5), (1, 512, 2.0)]:
+        yield lambda b=batch, n=length, bar=bar: attention_scopes(BASE, base, b, n, 3, bar)  # type: ignore[misc]
+    short = models.bert(1)
+    yield lambda: against_published(BASE, short, 1, 128, 3, 20.0)
+    yield lambda: against_published(BASE, short, 1, 128, 3, 2.5, feed_forward=True)
+    yield lambda: feed_forward_floor(BASE, base, 3, 128, 8, 1.4)
+    yield from minilm(quick=True)
+    yield lambda: extra_memory(1, 512, 0.45)
+
+
+def minilm(quick: bool) -> Iterator[Measure]:
+    """The default model. The bars are those of the BERT-base shape, so it has none."""
+    try:
+        model = models.minilm()
+    except NormscopeError as error:
+        note = str(error)
+        yield lambda: Row("all", MINILM, "", note=note)
+        return
+    shapes = [(1, 128)] if quick else [(1, 25), (16, 25), (1, 128), (16, 128), (1, 512), (16, 512)]
+    for batch, length in shapes:
+        yield lambda b=batch, n=length: attention_scopes(MINILM, model, b, n, 3)  # type: ignore[misc]
+    yield lambda: against_published(MINILM, model, 1, 128, 3)
+    yield lambda: feed_forward_floor(MINILM, model, 2, 128, 3)
+    if not quick:
+        yield lambda: against_published(MINILM, model, 1, 128, 5, feed_forward=True)
+        yield lambda: feed_forward_floor(MINILM, model, 2, 512, 15)
+
+
+def table(rows: list[Row]) -> Table:
+    result = Table(title="normscope, side by side")
+    for heading in ("what", "model", "shape"):
+        result.add_column(heading)
+    for heading in ("measured", "bar"):
+        result.add_column(heading, justify="right")
+    for heading in ("verdict", "note"):
+        result.add_column(heading)
+    for row in rows:
+        sign = "≥" if row.at_least else "≤"
+        colour = {"ok": "green", "over": "red", "under": "red"}.get(row.verdict, "yellow")
+        result.add_row(
+            row.what,
+            row.model,
+            row.shape,
+            "" if row.value is None else f"{row.value:.2f}{row.unit}",
+            "" if row.bar is None else f"{sign} {row.bar:g}{row.unit}",
+            f"[{colour}]{row.verdict}[/]" if row.verdict else "",
+            row.note,
+        )
+    return result
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cpu": _cpu(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "normscope": __version__,
+    }
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Side-by-side measurements of normscope.")
+    parser.add_argument("--quick", action="store_true", help="fewer layers and shapes: one or two minutes")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results.json"), help="where the raw numbers go")
+    chosen = parser.parse_args()
+
+    torch.set_num_threads(THREADS)
+    transformers.utils.logging.disable_progress_bar()
+    console = Console()
+    about = machine()
+    console.print(f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}")
+    console.print(f"The baseline agrees with normscope to {verify():.1e}.")
+    start = time.perf_counter()
+    rows: list[Row] = []
+    for measure in quick() if chosen.quick else full():
+        row = measure()
+        rows.append(row)
+        value = row.note if row.value is None else f"{row.value:.2f}{row.unit} {row.verdict}"
+        console.print(f"{time.perf_counter() - start:5.0f} s  {row.what}, {row.model} {row.shape}: {value}")
+    console.print(table(rows))
+    results = [asdict(row) | {"verdict": row.verdict} for row in rows]
+    chosen.json.write_text(json.dumps({"machine": about, "quick": chosen.quick, "results": results}, indent=1) + "\n")
+    console.print(f"Raw numbers: {chosen.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What is measured, against which bar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks import models
+from benchmarks.memory import peak_of
+from benchmarks.published import Published
+from benchmarks.timing import Seconds, Task, best, interleaved
+from normscope import Analyzer
+from normscope.estimate import default_budget
+
+ATTENTION = ("ATTN-W", "ATTN-N", "ATTNRES-W", "ATTNRES-N", "ATTNRESLN-N")
+ALL_SCOPES = 8
+
+
+@dataclass
+class Row:
+    """One line of the table. `value` is a ratio, or GB; a bar is an upper bound unless `at_least`."""
+
+    what: str
+    model: str
+    shape: str
+    value: float | None = None
+    bar: float | None = None
+    at_least: bool = False
+    unit: str = "x"
+    note: str = ""
+    seconds: Seconds = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        if self.value is None:
+            return "skipped"
+        if self.bar is None:
+            return ""
+        if self.at_least:
+            return "ok" if self.value >= self.bar else "under"
+        return "ok" if self.value <= self.bar else "over"
+
+
+def attention_scopes(
+    name: str, model: PreTrainedModel, batch: int, length: int, budget: float, bar: float | None = None
+) -> Row:
+    """Forward pass with all attention-block scopes, against the plain forward pass."""
+    inputs = models.encoding(batch, length)
+    lens = Analyzer(model)
+    seconds = interleaved({"forward": _forward(model, inputs), "scopes": _scopes(lens, inputs, ATTENTION)}, budget)
+    times = best(seconds)
+    return Row(
+        "attention scopes / forward",
+        name,
+        _shape(model, batch, length),
+        times["scopes"] / times["forward"],
+        bar,
+        seconds=seconds,
+    )
+
+
+def against_published(
+    name: str,
+    model: PreTrainedModel,
+    batch: int,
+    length: int,
+    budget: float,
+    bar: float | None = None,
+    *,
+    feed_forward: bool = False,
+) -> Row:
+    """The published algorithm, against the same scopes here; the forward pass is part of both."""
+    what = "published + naive FF / all scopes" if feed_forward else "published / attention scopes"
+    row = Row(what, name, _shape(model, batch, length), bar=bar, at_least=True)
+    config = model.config
+    vectors = 4 * batch * length**2 * config.hidden_size
+    needed = (
+        vectors * (config.num_attention_heads + 5) + feed_forward * 8 * batch * length**2 * config.intermediate_size
+    )
+    if needed > default_budget():
+        row.note = f"needs {needed / 1e9:.0f} GB of free memory"
+        return row
+    inputs = models.encoding(batch, length)
+    baseline = Published(model, feed_forward=feed_forward)
+    lens = Analyzer(model)
+    row.seconds = interleaved(
+        {"published": lambda: baseline(inputs), "scopes": _scopes(lens, inputs, None if feed_forward else ATTENTION)},
+        budget,
+    )
+    times = best(row.seconds)
+    row.value = times["published"] / times["scopes"]
+    return row
+
+
+def feed_forward_floor(
+    name: str, model: PreTrainedModel, layers: int, length: int, budget: float, bar: float | None = None
+) -> Row:
+    """What the FF scopes add, against one product with W_2 of all n x n vectors at the rate of a plain product.
+
+    The plain products are as many as take the same number of operations, so that the clock of the machine has as much
+    time to fall under load as it has under the FF scopes.
+    """
+    d, d_ff = model.config.hidden_size, model.config.intermediate_size
+    block = 4096
+    repeats = max(1, round(layers * length**2 / block))
+    x, W, out = torch.randn(block, d_ff), torch.randn(d_ff, d), torch.empty(block, d)
+
+    def products() -> None:
+        for _ in range(repeats):
+            torch.mm(x, W, out=out)
+
+    inputs = models.encoding(1, length)
+    lens = Analyzer(model)
+    chosen = range(layers)
+    seconds = interleaved(
+        {
+            "attention": _scopes(lens, inputs, ATTENTION, chosen),
+            "all": _scopes(lens, inputs, None, chosen),
+            "products": products,
+        },
+        budget,
+    )
+    times = best(seconds)
+    floor = times["products"] * layers * length**2 / (repeats * block)
+    rate = 2e-9 * repeats * block * d * d_ff / times["products"]
+    return Row(
+        "FF scopes / floor",
+        name,
+        f"1 x {length}, {layers} layers",
+        (times["all"] - times["attention"]) / floor,
+        bar,
+        note=f"{rate:.0f} Gflop/s",
+        seconds=seconds,
+    )
+
+
+def extra_memory(layers: int, length: int, bar: float, *, without_maps: bool = False) -> Row:
+    """Peak memory of all scopes beyond that of the forward pass, each in a process of its own."""
+    peaks = {what: peak_of(what, layers, length) for what in ("forward", "scopes")}
+    peaks["maps"] = 4 * ALL_SCOPES * layers * length**2
+    extra = peaks["scopes"] - peaks["forward"] - (peaks["maps"] if without_maps else 0)
+    return Row(
+        "memory of all scopes - forward",
+        "BERT-base",
+        f"1 x {length}, {layers} layers",
+        extra / 1e9,
+        bar,
+        unit=" GB",
+        note="maps not counted" if without_maps else "",
+        bytes=peaks,
+    )
+
+
+def _forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Task:
+    def run() -> None:
+        with torch.inference_mode():
+            model(**inputs)
+
+    return run
+
+
+def _scopes(
+    lens: Analyzer, inputs: dict[str, Tensor], scopes: Sequence[str] | None, layers: Sequence[int] | None = None
+) -> Task:
+    batch = len(inputs["input_ids"])
+    return lambda: list(lens.stream(inputs, batch_size=batch, scopes=scopes, layers=layers))
+
+
+def _shape(model: PreTrainedModel, batch: int, length: int) -> str:
+    return f"{batch} x {length}, {model.config.num_hidden_layers} layers"

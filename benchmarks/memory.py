@@ -1,0 +1,50 @@
+"""Peak memory of a fresh process: `python -m benchmarks.memory forward|scopes LAYERS TOKENS` prints it in bytes."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+THREADS = 2
+
+
+def peak() -> int:
+    """Peak resident memory of this process.
+
+    Linux hands ru_maxrss on through exec, so that a child of a large process would seem large itself; the high-water
+    mark in /proc starts afresh. ru_maxrss serves where there is no /proc.
+    """
+    try:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def peak_of(what: str, layers: int, tokens: int) -> int:
+    """Peak memory of a fresh process that runs the forward pass, or all scopes."""
+    command = [sys.executable, "-m", "benchmarks.memory", what, str(layers), str(tokens)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def _run(what: str, layers: int, tokens: int) -> None:
+    import torch
+
+    from benchmarks import models
+    from normscope import Analyzer
+
+    torch.set_num_threads(THREADS)
+    model = models.bert(layers, max(512, tokens))
+    inputs = models.encoding(1, tokens)
+    if what == "forward":
+        with torch.inference_mode():
+            model(**inputs)
+    else:
+        list(Analyzer(model).stream(inputs, batch_size=1))
+    print(peak())
+
+
+if __name__ == "__main__":
+    _run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

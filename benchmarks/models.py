@@ -1,0 +1,56 @@
+"""The models that are measured, and inputs for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, BertConfig, BertModel, PreTrainedModel
+
+from normscope import default_model
+
+VOCABULARY = 1000
+
+
+def bert(layers: int = 12, positions: int = 512) -> PreTrainedModel:
+    """The shape of BERT-base with random weights."""
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        num_hidden_layers=layers,
+        max_position_embeddings=positions,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    return BertModel(config, add_pooling_layer=False).eval()
+
+
+def minilm() -> PreTrainedModel:
+    """The default model, all-MiniLM-L6-v2; raises NormscopeError when it is not installed."""
+    model: PreTrainedModel = AutoModel.from_pretrained(
+        default_model.find(), dtype=torch.float32, attn_implementation="sdpa"
+    )
+    return model.eval()
+
+
+def tiny() -> PreTrainedModel:
+    """A small model none of whose parameters is trivial, for checking numbers."""
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    model = BertModel(config, add_pooling_layer=False).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def encoding(batch: int, length: int) -> dict[str, Tensor]:
+    """`batch` inputs of `length` random tokens, nothing masked."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, VOCABULARY, (batch, length), generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

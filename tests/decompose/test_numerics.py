@@ -1,0 +1,131 @@
+"""Cancellation, tiny weights and blocks: where a careless float32 computation goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from normscope.decompose import factored, feed_forward
+from normscope.decompose.attention import attend
+from normscope.decompose.contributions import Factored
+from normscope.decompose.scratch import Scratch
+from normscope.records import AttentionRecord, FeedForwardRecord, NormRecord
+
+
+def record(
+    heads: int = 4, tokens: int = 9, width: int = 64, cancel: float = 0.0, sharp: float = 1.0, seed: int = 0
+) -> AttentionRecord:
+    """Made-up attention; `cancel` makes the second head the negative of the first up to that relative difference."""
+    make = torch.Generator().manual_seed(seed)
+    values = torch.randn(1, heads, tokens, width // heads, generator=make)
+    matrix = torch.randn(heads, width // heads, width, generator=make)
+    scores = torch.randn(1, heads, tokens, tokens, generator=make) * sharp
+    if cancel:
+        values[:, 1] = values[:, 0]
+        matrix[1] = -matrix[0] + cancel * torch.randn(matrix[0].shape, generator=make)
+        values[:, 2:] = 0
+        scores[:, 1] = scores[:, 0]
+    weights = torch.softmax(scores, dim=-1)
+    bias = torch.randn(width, generator=make)
+    output = torch.einsum("bhij,bhje,hed->bid", weights, values, matrix) + bias
+    return AttentionRecord(weights, values, None, matrix, bias, output)
+
+
+def exact(given: AttentionRecord) -> torch.Tensor:
+    """||sum_h alpha f|| in float64, (i, j)."""
+    f = torch.einsum("bhje,hed->bhjd", given.values.double(), given.matrix.double())
+    return torch.einsum("bhij,bhjd->ijd", given.weights.double(), f).norm(dim=-1)
+
+
+def found(given: AttentionRecord) -> torch.Tensor:
+    scratch = Scratch()
+    state = attend(given, None, "token", scratch)
+    (reduced,) = factored.reduce([state], [given.output], scratch)
+    assert float(reduced.error.max()) < 1e-5
+    cells = reduced.map[0].t().clone()
+    cells.fill_diagonal_(0)
+    cells += torch.diag(reduced.own[0])
+    return cells
+
+
+@pytest.mark.parametrize("cancel", [1.0, 1e-1, 1e-2])
+def test_near_cancelling_heads(cancel: float) -> None:
+    given = record(cancel=cancel)
+    expected = exact(given)
+    relative = ((found(given).double() - expected).abs() / expected).max()
+    assert float(relative) < 1e-4
+
+
+def test_a_float32_gram_would_fail_there() -> None:
+    """The test above can fail: the same algebra with float32 Gram matrices loses more than the tolerance."""
+    given = record(cancel=1e-3)
+    f = torch.einsum("bhje,hed->bjhd", given.values, given.matrix)[0]
+    gram = f @ f.transpose(1, 2)
+    squared = torch.einsum("hij,jhg,gij->ij", given.weights[0], gram, given.weights[0])
+    expected = exact(given)
+    assert float(((squared.clamp_min(0).sqrt().double() - expected).abs() / expected).max()) > 1e-4
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_tiny_weights_keep_their_relative_accuracy(heads: int) -> None:
+    given = record(heads=heads, sharp=25.0)
+    expected = exact(given)
+    assert float(expected.min()) < 1e-18  # their squares are no float32 numbers
+    seen = expected > 1e-30
+    assert float(((found(given).double() - expected).abs()[seen] / expected[seen]).max()) < 1e-4
+
+
+def test_singular_gram() -> None:
+    """Equal heads make every Gram matrix singular."""
+    given = record()
+    given.values[:] = given.values[:, :1]
+    given.matrix[:] = given.matrix[:1]
+    output = torch.einsum("bhij,bhje,hed->bid", given.weights, given.values, given.matrix) + given.bias
+    same = AttentionRecord(given.weights, given.values, None, given.matrix, given.bias, output)
+    torch.testing.assert_close(found(same).double(), exact(same), rtol=1e-5, atol=0)
+
+
+def feed_forward_record(state_width: int, hidden: int, rows: int) -> FeedForwardRecord:
+    make = torch.Generator().manual_seed(1)
+    return FeedForwardRecord(
+        into=torch.randn(state_width, hidden, generator=make),
+        into_bias=torch.randn(hidden, generator=make),
+        hidden=torch.randn(1, rows, hidden, generator=make),
+        activation=torch.nn.functional.gelu,
+        activation_name="gelu",
+        out=torch.randn(hidden, state_width, generator=make),
+        out_bias=None,
+        output=torch.zeros(1, rows, state_width),
+    )
+
+
+@pytest.mark.parametrize("block_bytes", [1, 10_000, 100_000, 2**25])
+@pytest.mark.parametrize("sharp", [1.0, 25.0])
+def test_feed_forward_blocks(block_bytes: int, sharp: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any block size gives the vectors of the direct computation, also where weights are tiny."""
+    monkeypatch.setattr(feed_forward, "HIDDEN", 7)
+    given = record(sharp=sharp)
+    tokens, width = given.values.shape[2], given.matrix.shape[2]
+    state = attend(given, None, "token", Scratch())
+    norm = NormRecord("layer", torch.rand(1, tokens) + 0.5, torch.randn(width), torch.randn(width), given.output)
+    normed: Factored = state.normed(norm)
+    ff = feed_forward_record(width, 20, tokens)
+    rows = feed_forward.feed_forward(normed, ff, "ig").plus(normed).normed(norm)
+    taps = feed_forward.stream(rows, [0, 1, 2], 0, slice(None), slice(None), block_bytes, Scratch(), keep_vectors=True)
+
+    vectors = factored.vectors(normed, None)[0].double()
+    gate = rows.gate[0].double()
+    after = torch.einsum("ik,ijk->ijk", gate, vectors @ ff.into.double()) @ ff.out.double()
+    total = after + vectors
+    last = (total - total.mean(-1, keepdim=True)) * norm.gain.double() * norm.inverse[0].double()[:, None, None]
+    off = ~torch.eye(tokens, dtype=torch.bool)
+    for point, expected in enumerate((after, total, last)):
+        lengths = expected.norm(dim=-1)
+        seen = off & (lengths > 1e-30)
+        apart = (taps[point].map.t().double() - lengths).abs()
+        assert float((apart[seen] / lengths[seen]).max()) < 1e-4
+        vectors_found = taps[point].vectors
+        assert vectors_found is not None
+        torch.testing.assert_close(vectors_found[off].double(), expected[off], rtol=1e-4, atol=1e-4)
+        others = (expected * off[..., None]).sum(1)
+        torch.testing.assert_close(taps[point].others.double(), others, rtol=1e-4, atol=1e-3)

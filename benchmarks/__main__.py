@@ -20,6 +20,7 @@ from benchmarks import models
 from benchmarks.measures import Row, against_published, attention_scopes, extra_memory, feed_forward_floor
 from benchmarks.memory import THREADS
 from benchmarks.published import verify
+from benchmarks.timing import Neighbours
 from normscope import NormscopeError, __version__
 
 BASE, MINILM = "BERT-base", "MiniLM"
@@ -36,10 +37,11 @@ def full() -> Iterator[Measure]:
     yield lambda: attention_scopes(BASE, models.bert(2), 16, 512, 10)
     for batch, length, bar in [(1, 25, None), (16, 25, None), (1, 128, 20.0)]:
         yield lambda b=batch, n=length, bar=bar: against_published(BASE, base, b, n, 6, bar)  # type: ignore[misc]
+    yield lambda: against_published(BASE, base, 1, 128, 6, heads=True)
     yield lambda: against_published(BASE, models.bert(1), 1, 512, 10, 80.0)
     yield lambda: against_published(BASE, models.bert(2), 1, 128, 15, 2.5, feed_forward=True)
     yield lambda: feed_forward_floor(BASE, base, 12, 128, 30, 1.4)
-    yield lambda: feed_forward_floor(BASE, models.bert(2), 2, 512, 60, 1.15)
+    yield lambda: feed_forward_floor(BASE, models.bert(2), 2, 512, 40, 1.15)
     yield from minilm(quick=False)
     yield lambda: extra_memory(12, 512, 0.45)
     yield lambda: extra_memory(2, 2048, 1.2, without_maps=True)
@@ -77,12 +79,13 @@ def minilm(quick: bool) -> Iterator[Measure]:
 
 
 def table(rows: list[Row]) -> Table:
+    """What was measured; "others" is the share of the processors that other work took meanwhile."""
     result = Table(title="normscope, side by side")
     for heading in ("what", "model", "shape"):
         result.add_column(heading)
     for heading in ("measured", "bar"):
         result.add_column(heading, justify="right")
-    for heading in ("verdict", "note"):
+    for heading in ("verdict", "others", "note"):
         result.add_column(heading)
     for row in rows:
         sign = "≥" if row.at_least else "≤"
@@ -94,6 +97,7 @@ def table(rows: list[Row]) -> Table:
             "" if row.value is None else f"{row.value:.2f}{row.unit}",
             "" if row.bar is None else f"{sign} {row.bar:g}{row.unit}",
             f"[{colour}]{row.verdict}[/]" if row.verdict else "",
+            "" if row.neighbours is None else f"{row.neighbours:.0%}",
             row.note,
         )
     return result
@@ -134,13 +138,16 @@ def main() -> None:
     start = time.perf_counter()
     rows: list[Row] = []
     for measure in quick() if chosen.quick else full():
+        neighbours = Neighbours()
         row = measure()
+        row.neighbours = neighbours.share()
         rows.append(row)
         value = row.note if row.value is None else f"{row.value:.2f}{row.unit} {row.verdict}"
         console.print(f"{time.perf_counter() - start:5.0f} s  {row.what}, {row.model} {row.shape}: {value}")
+        results = [asdict(row) | {"verdict": row.verdict} for row in rows]
+        record = {"machine": about, "quick": chosen.quick, "results": results}
+        chosen.json.write_text(json.dumps(record, indent=1) + "\n")
     console.print(table(rows))
-    results = [asdict(row) | {"verdict": row.verdict} for row in rows]
-    chosen.json.write_text(json.dumps({"machine": about, "quick": chosen.quick, "results": results}, indent=1) + "\n")
     console.print(f"Raw numbers: {chosen.json}")
 
 

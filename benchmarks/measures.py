@@ -34,6 +34,7 @@ class Row:
     note: str = ""
     seconds: Seconds = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
+    neighbours: float | None = None  # share of the processors that others took meanwhile
 
     @property
     def verdict(self) -> str:
@@ -73,10 +74,11 @@ def against_published(
     bar: float | None = None,
     *,
     feed_forward: bool = False,
+    heads: bool = False,
 ) -> Row:
     """The published algorithm, against the same scopes here; the forward pass is part of both."""
     what = "published + naive FF / all scopes" if feed_forward else "published / attention scopes"
-    row = Row(what, name, _shape(model, batch, length), bar=bar, at_least=True)
+    row = Row(what, name, _shape(model, batch, length), bar=bar, at_least=True, note="both with heads" if heads else "")
     config = model.config
     vectors = 4 * batch * length**2 * config.hidden_size
     needed = (
@@ -86,12 +88,10 @@ def against_published(
         row.note = f"needs {needed / 1e9:.0f} GB of free memory"
         return row
     inputs = models.encoding(batch, length)
-    baseline = Published(model, feed_forward=feed_forward)
+    baseline = Published(model, feed_forward=feed_forward, heads=heads)
     lens = Analyzer(model)
-    row.seconds = interleaved(
-        {"published": lambda: baseline(inputs), "scopes": _scopes(lens, inputs, None if feed_forward else ATTENTION)},
-        budget,
-    )
+    ours = _scopes(lens, inputs, None if feed_forward else ATTENTION, heads=heads)
+    row.seconds = interleaved({"published": lambda: baseline(inputs), "scopes": ours}, budget)
     times = best(row.seconds)
     row.value = times["published"] / times["scopes"]
     return row
@@ -165,10 +165,14 @@ def _forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Task:
 
 
 def _scopes(
-    lens: Analyzer, inputs: dict[str, Tensor], scopes: Sequence[str] | None, layers: Sequence[int] | None = None
+    lens: Analyzer,
+    inputs: dict[str, Tensor],
+    scopes: Sequence[str] | None,
+    layers: Sequence[int] | None = None,
+    heads: bool = False,
 ) -> Task:
     batch = len(inputs["input_ids"])
-    return lambda: list(lens.stream(inputs, batch_size=batch, scopes=scopes, layers=layers))
+    return lambda: list(lens.stream(inputs, batch_size=batch, scopes=scopes, layers=layers, heads=heads))
 
 
 def _shape(model: PreTrainedModel, batch: int, length: int) -> str:

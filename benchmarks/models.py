@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedModel
@@ -13,14 +15,7 @@ VOCABULARY = 1000
 
 def bert(layers: int = 12, positions: int = 512) -> PreTrainedModel:
     """The shape of BERT-base with random weights."""
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        num_hidden_layers=layers,
-        max_position_embeddings=positions,
-        attn_implementation="sdpa",
-    )
-    torch.manual_seed(0)
-    return BertModel(config, add_pooling_layer=False).eval()
+    return _random(num_hidden_layers=layers, max_position_embeddings=positions)
 
 
 def minilm() -> PreTrainedModel:
@@ -28,24 +23,24 @@ def minilm() -> PreTrainedModel:
     model: PreTrainedModel = AutoModel.from_pretrained(
         default_model.find(), dtype=torch.float32, attn_implementation="sdpa"
     )
-    return model.eval()
+    model.eval()
+    return model
 
 
 def tiny() -> PreTrainedModel:
     """A small model none of whose parameters is trivial, for checking numbers."""
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        attn_implementation="sdpa",
-    )
-    torch.manual_seed(0)
-    model = BertModel(config, add_pooling_layer=False).eval()
+    model = _random(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def _random(**sizes: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(vocab_size=VOCABULARY, **sizes), add_pooling_layer=False)
+    model.set_attn_implementation("sdpa")
+    model.eval()
     return model
 
 

@@ -3,7 +3,7 @@
 Per layer the weighted vectors alpha^h_ij f^h(x_j) are formed as one tensor (batch, heads, n, n, d), summed over the
 heads, joined by the residual connection and taken through the LayerNorm rule, each step giving n x n vectors and their
 norms. `feed_forward=True` goes on in the same way: all n x n vectors through W_1, the gate Phi(a_i), W_2, the second
-residual connection and LayerNorm. Head-level norms are left out, since nobody asks for them here.
+residual connection and LayerNorm. `heads=True` adds the norms of f^h(x_j) and of the weighted vectors themselves.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from transformers import PreTrainedModel
 from benchmarks import models
 from normscope import Analyzer
 
-Maps = dict[str, Tensor]  # scope -> (batch, n, n), and "<scope> mixing" -> (batch, n)
+Maps = dict[str, Tensor]  # scope -> (batch, n, n), "<scope> mixing" -> (batch, n), "<scope> heads" -> (batch, h, n, n)
 
 
 class Published:
     """A copy of a BERT model with eager attention; calling it runs the model and returns the maps of each layer."""
 
-    def __init__(self, model: PreTrainedModel, *, feed_forward: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, feed_forward: bool = False, heads: bool = False) -> None:
         self.model = copy.deepcopy(model)
         self.model.set_attn_implementation("eager")
-        self.feed_forward = feed_forward
+        self.feed_forward, self.heads = feed_forward, heads
         self.seen: dict[str, Tensor] = {}
         self.maps: list[Maps] = []
         for layer in self.model.get_submodule("encoder.layer").children():
@@ -48,7 +48,7 @@ class Published:
             layer.get_submodule(path).register_forward_hook(hook)
 
         def done(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
-            self.maps.append(layer_maps(layer, self.seen, self.feed_forward))
+            self.maps.append(layer_maps(layer, self.seen, self.feed_forward, self.heads))
             self.seen.clear()
 
         keep("input", "attention.self.value", before=True)
@@ -60,7 +60,7 @@ class Published:
         layer.register_forward_hook(done)
 
 
-def layer_maps(layer: nn.Module, seen: Mapping[str, Tensor], feed_forward: bool) -> Maps:
+def layer_maps(layer: nn.Module, seen: Mapping[str, Tensor], feed_forward: bool, per_head: bool) -> Maps:
     """The maps of one layer from what its forward pass computed."""
     x, values, alpha = seen["input"], seen["values"], seen["weights"]
     batch, n, d = x.shape
@@ -70,13 +70,16 @@ def layer_maps(layer: nn.Module, seen: Mapping[str, Tensor], feed_forward: bool)
 
     f = values.view(batch, n, heads, d // heads).transpose(1, 2) @ W_O  # (batch, heads, n, d)
     weighted = alpha[..., None] * f[:, :, None]  # (batch, heads, n, n, d)
+    maps: Maps = {}
+    if per_head:
+        maps |= {"values heads": f.norm(dim=-1), "ATTN-N heads": weighted.norm(dim=-1)}
     t = weighted.sum(1)  # (batch, n, n, d)
     del weighted
     u = t.clone()
     u[:, diagonal, diagonal] += x
     z = _normalised(u, seen["sum1"], _norm(layer, "attention.output.LayerNorm"))
     mean = alpha.mean(1)
-    maps = {"ATTN-W": mean, "ATTNRES-W": 0.5 * mean + 0.5 * torch.eye(n)}
+    maps |= {"ATTN-W": mean, "ATTNRES-W": 0.5 * mean + 0.5 * torch.eye(n)}
     vectors = {"ATTN-N": t, "ATTNRES-N": u, "ATTNRESLN-N": z}
     if feed_forward:
         gate = torch.special.ndtr(seen["preactivation"])  # erf GELU: g(a) / a = Phi(a)
@@ -115,16 +118,16 @@ def verify(tolerance: float = 1e-5) -> float:
     """The largest relative difference between the baseline and normscope on a small model; raises over `tolerance`."""
     model = models.tiny()
     inputs = models.encoding(2, 9)
-    expected = Published(model, feed_forward=True)(inputs)
+    expected = Published(model, feed_forward=True, heads=True)(inputs)
     worst = 0.0
-    for number, found in enumerate(Analyzer(model).stream(inputs)):
-        for scope in found.scopes:
-            pairs = [(scope, found[scope])]
-            if scope.endswith("-N"):
-                pairs.append((f"{scope} mixing", found.mixing_ratio(scope)))
-            for name, ours in pairs:
-                theirs = torch.stack([layer[name][number] for layer in expected])
-                worst = max(worst, float(((ours - theirs).abs() / theirs).max()))
+    for number, found in enumerate(Analyzer(model).stream(inputs, heads=True)):
+        assert found.value_norms is not None
+        ours = {scope: found[scope] for scope in found.scopes}
+        ours |= {f"{scope} mixing": found.mixing_ratio(scope) for scope in found.scopes if scope.endswith("-N")}
+        ours |= {"values heads": found.value_norms, "ATTN-N heads": found.heads["ATTN-N"]}
+        for name in expected[0]:
+            theirs = torch.stack([layer[name][number] for layer in expected])
+            worst = max(worst, float(((ours[name] - theirs).abs() / theirs).max()))
     if not worst <= tolerance:
         raise AssertionError(f"The baseline and normscope differ by {worst:.1e}: the measurements would mean nothing.")
     return worst

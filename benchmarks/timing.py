@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 
 Task = Callable[[], object]
 Seconds = dict[str, list[float]]
+AGREE = 1.05  # the two best times of a task differ by no more than this, or it is run again
+PATIENCE = 2  # times the budget, at the most, to wait for that
 
 
-def interleaved(tasks: Mapping[str, Task], budget: float, least: int = 3, most: int = 40) -> Seconds:
+def interleaved(tasks: Mapping[str, Task], budget: float, least: int = 3, most: int = 60) -> Seconds:
     """Run every task once per round, in alternating order, for about `budget` seconds; all times, in seconds.
 
+    Rounds go on, up to a limit, while some task has not been seen twice at nearly its best time: a neighbour was busy.
     There is no separate warm-up: the best of several rounds leaves the first one out by itself.
     """
     seconds: Seconds = {name: [] for name in tasks}
+    order = list(tasks)
     start = time.perf_counter()
     for turn in range(most):
-        order = list(tasks) if turn % 2 == 0 else list(reversed(tasks))
         for name in order:
             begin = time.perf_counter()
             tasks[name]()
             seconds[name].append(time.perf_counter() - begin)
-        if turn + 1 >= least and time.perf_counter() - start > budget:
+        order.reverse()
+        spent = time.perf_counter() - start
+        if turn + 1 >= least and (spent > PATIENCE * budget or (spent > budget and settled(seconds))):
             break
     return seconds
 
 
 def best(seconds: Seconds) -> dict[str, float]:
     return {name: min(times) for name, times in seconds.items()}
+
+
+def settled(seconds: Seconds) -> bool:
+    """Whether the best time of every task was reached twice."""
+    return all(sorted(times)[1] <= AGREE * min(times) for times in seconds.values())
+
+
+class Neighbours:
+    """The share of the machine's processors that others took, the hypervisor included; None where it is not told."""
+
+    def __init__(self) -> None:
+        self.start = self._now()
+
+    def share(self) -> float | None:
+        now = self._now()
+        if self.start is None or now is None:
+            return None
+        busy, own, wall = (b - a for a, b in zip(self.start, now, strict=True))
+        return max(0.0, busy - own) / (wall * (os.cpu_count() or 1))
+
+    @staticmethod
+    def _now() -> tuple[float, float, float] | None:
+        try:
+            with open("/proc/stat") as file:
+                user, nice, system, _idle, _wait, irq, soft, steal = (float(x) for x in file.readline().split()[1:9])
+        except (OSError, ValueError):
+            return None
+        times = os.times()
+        own = times.user + times.system + times.children_user + times.children_system
+        return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK"), own, time.perf_counter()

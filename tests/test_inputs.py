@@ -240,7 +240,9 @@ def test_holes_and_padding_together() -> None:
         "attention_mask": torch.nn.functional.pad(mask, (3, 2)),
     }
     assert_same(lens.analyze(padded), inner)
-    assert_same(lens.analyze(padded, rows=[0, -1]), lens.analyze({"input_ids": ids, "attention_mask": mask}, rows=[0, 3]))
+    assert_same(
+        lens.analyze(padded, rows=[0, -1]), lens.analyze({"input_ids": ids, "attention_mask": mask}, rows=[0, 3])
+    )
     vectors = lens.analyze(padded).vectors("layer", 1)
     assert_close(vectors.norm(dim=-1), inner["layer"][1])
 

@@ -2,7 +2,7 @@
 
 ``||sum_h alpha_ijh f_jh||^2 = alpha_ij^T G_j alpha_ij`` with the H x H Gram matrix ``G_j`` of the vectors f_jh, so that
 with a factor ``G_j = L_j L_j^T`` the norm is ``||L_j^T alpha_ij||``. States that share a mixture (before and after a
-norm) share one product with the weights. Completeness is tested in a fixed random direction per view, which goes
+norm) share one product with the weights. Completeness is tested in a fixed random direction, which goes
 through the same products, so that the test covers the vectors f themselves.
 """
 
@@ -20,7 +20,7 @@ from normscope.decompose.contributions import Factored, Mixture, Term, row_norms
 from normscope.decompose.scratch import Scratch
 from normscope.measures.mixing import mixing_ratio
 
-TOKENS = 64  # columns factored at a time: their vectors in float64 stay in cache
+TOKENS = 128  # columns factored at a time: their vectors in float64 stay in cache
 PRODUCT = 2**20  # cells of the product with the weights at a time
 HEADROOM = 2.0**50  # float32 squares of cells down to 1e-30 must not underflow
 
@@ -55,7 +55,7 @@ def reduce(states: Sequence[Factored], actual: Sequence[Tensor], scratch: Scratc
         if scale is not None:
             highest, tested = highest * scale, tested * scale
         own = row_norms(state.own)
-        direction = _direction(state.term, target)
+        direction = _direction(target.shape[-1], target.dtype, target.device)
         missing = tested + (state.own - target) @ direction + state.bias @ direction
         length, mixed = torch.linalg.vector_norm(target, dim=-1), torch.linalg.vector_norm(state.others, dim=-1)
         error = completeness(missing.abs(), length, torch.maximum(highest, own))
@@ -99,8 +99,8 @@ def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor
     mixture = terms[0].mixture
     items, columns, heads, rows = mixture.weights.shape
     flat, means = mixture.vectors.flatten(0, 1), mixture.means.flatten(0, 1)
-    factors, tests, unit = _factors(flat, means, terms, scratch)
-    stacked = torch.cat([*factors, tests], dim=1).unflatten(0, (items, columns))
+    factors, unit = _factors(flat, means, terms, scratch)
+    stacked = torch.cat([*factors, _tested(flat, means, terms)], dim=1).unflatten(0, (items, columns))
     sizes = [heads] * len(terms) + [len(terms)]
 
     cells = [flat.new_empty(items, columns, rows) for _ in terms]
@@ -118,60 +118,57 @@ def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor
     return [(cell, cell.amax(1), sums[:, n]) for n, cell in enumerate(cells)]
 
 
-def _factors(
-    vectors: Tensor, means: Tensor, terms: Sequence[Term], scratch: Scratch
-) -> tuple[list[Tensor], Tensor, Tensor]:
+def _factors(vectors: Tensor, means: Tensor, terms: Sequence[Term], scratch: Scratch) -> tuple[list[Tensor], Tensor]:
     """For each view, (tokens, H, H) matrices whose product with the weights has the norm of the contribution, in a
-    common unit that keeps float32 squares in range; view(f) in the test directions, (tokens, views, H); the unit."""
+    common unit that keeps float32 squares in range; and that unit."""
     if vectors.dtype == torch.float64 or vectors.device.type == "mps":
         factors = [_triangle(vectors, means, term) for term in terms]
-        tests = torch.stack([_viewed(vectors, means, term) @ _direction(term, vectors) for term in terms], dim=1)
     else:
-        grams, tests = _grams(vectors, means, terms, scratch)
+        grams = _grams(vectors, means, terms, scratch)
         factors = [_cholesky(gram, vectors, means, term) for gram, term in zip(grams, terms, strict=True)]
     peak = torch.stack([factor.abs().amax() for factor in factors]).amax().clamp_min(1e-30)
     unit = (peak / HEADROOM).to(vectors.dtype)
-    return [(factor * (HEADROOM / peak)).to(vectors.dtype) for factor in factors], tests.to(vectors.dtype), unit
+    return [(factor * (HEADROOM / peak)).to(vectors.dtype) for factor in factors], unit
 
 
-def _grams(vectors: Tensor, means: Tensor, terms: Sequence[Term], scratch: Scratch) -> tuple[list[Tensor], Tensor]:
-    """Float64 Gram matrices (tokens, H, H) of each view, and view(f) in its test direction (tokens, views, H).
+def _tested(vectors: Tensor, means: Tensor, terms: Sequence[Term]) -> Tensor:
+    """view(f) in the test direction of each view, (tokens, views, H)."""
+    random = _direction(vectors.shape[-1], vectors.dtype, vectors.device)
+    # view(f) r = f (gain * r), f without its mean where the view is centred
+    directions = torch.stack([random if term.gain is None else random * term.gain for term in terms])
+    # So few columns are multiplied fastest with the roles of the vectors and them swapped.
+    found = (directions @ vectors.flatten(0, 1).t()).unflatten(1, vectors.shape[:2]).transpose(0, 1)
+    kept = torch.tensor([not term.centered for term in terms], device=vectors.device)
+    return found + means[:, None] * (directions.sum(-1) * kept)[:, None]
+
+
+def _grams(vectors: Tensor, means: Tensor, terms: Sequence[Term], scratch: Scratch) -> list[Tensor]:
+    """Float64 Gram matrices (tokens, H, H) of each view.
 
     With ``x`` the mean-free vectors, ``m`` the means and ``w`` the squared gain, that of a centred view is ``x w x^T``;
     one that keeps the mean adds ``m s^T + s m^T + (sum w) m m^T``, ``s = sum_d w x``. One cast of x serves all views.
-    The direction r stands beside the vectors as one more column, so that its product costs next to nothing; a view
-    with a gain tests the direction ``gain * r``.
     """
     tokens, heads, width = vectors.shape
     device, double = vectors.device, torch.float64
-    random = _random_direction(width).to(device)
-    weights = [
-        None if t.gain is None else t.gain.to(torch.float64).square()[:, None].expand(-1, heads + 1) for t in terms
-    ]
-    weights = [None if w is None else w.contiguous() for w in weights]  # without strides of zero it runs twice as fast
-    products = [torch.empty(tokens, heads, heads + 1, dtype=double, device=device) for _ in terms]
-    shape = (min(tokens, TOKENS), width, heads + 1)
-    x_all, y_all = scratch.take("x", shape, double, device), scratch.take("y", shape, double, device)
-    x_all[:, :, heads] = random
+    # Spread over the heads: without strides of zero the product runs twice as fast.
+    weights = [None if t.gain is None else t.gain.to(double).square()[:, None].repeat(1, heads) for t in terms]
+    grams = [torch.empty(tokens, heads, heads, dtype=double, device=device) for _ in terms]
     for start in range(0, tokens, TOKENS):
-        chunk = vectors[start : start + TOKENS].transpose(1, 2)
+        some = slice(start, start + TOKENS)
+        chunk = vectors[some].transpose(1, 2)
         # (tokens, d, H): float64 products run three times faster in this layout
-        x, y = x_all[: len(chunk)], y_all[: len(chunk)]
-        f = x[:, :, :heads].copy_(chunk)
-        m = means[start : start + TOKENS, :, None].to(torch.float64)
-        for term, w, product in zip(terms, weights, products, strict=True):
-            weighted = x if w is None else torch.mul(x, w, out=y)
-            part = torch.bmm(f.transpose(1, 2), weighted, out=product[start : start + TOKENS])
-            if not term.centered:
-                square = part[:, :, :heads]
-                if w is None:  # the sum over d of what is mean-free is zero
-                    square += width * m * m.transpose(1, 2)
-                    part[:, :, heads] += m[..., 0] * random.sum()
-                else:
-                    s = y.sum(1)[:, None]  # (tokens, 1, H + 1)
-                    part += m * s
-                    square += (s[:, :, :heads].transpose(1, 2) + w[:, 0].sum() * m) * m.transpose(1, 2)
-    return [product[:, :, :heads] for product in products], torch.stack([p[:, :, heads] for p in products], dim=1)
+        x = scratch.take("x", tuple(chunk.shape), double, device).copy_(chunk)
+        for term, w, gram in zip(terms, weights, grams, strict=True):
+            y = x if w is None else torch.mul(x, w, out=scratch.take("y", tuple(chunk.shape), double, device))
+            torch.bmm(x.transpose(1, 2), y, out=gram[some])
+            if w is not None and not term.centered:
+                cross = means[some, :, None].to(double) * y.sum(1)[:, None]
+                gram[some] += cross + cross.transpose(1, 2)
+    m = means.to(double)[:, :, None]
+    for term, w, gram in zip(terms, weights, grams, strict=True):
+        if not term.centered:
+            gram += (m * (width if w is None else w[:, 0].sum())) * m.transpose(1, 2)
+    return grams
 
 
 def _cholesky(gram: Tensor, vectors: Tensor, means: Tensor, term: Term) -> Tensor:
@@ -198,13 +195,7 @@ def _viewed(vectors: Tensor, means: Tensor, term: Term) -> Tensor:
     return viewed if term.gain is None else viewed * term.gain
 
 
-def _direction(term: Term, like: Tensor) -> Tensor:
-    """(d,) the test direction of a view, after its gain."""
-    random = _random_direction(like.shape[-1]).to(dtype=like.dtype, device=like.device)
-    return random if term.gain is None else random * term.gain
-
-
 @lru_cache(maxsize=8)
-def _random_direction(width: int) -> Tensor:
-    """(d,) Gaussian: the size of an error e in it estimates ``||e||``."""
-    return torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+def _direction(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(d,) a fixed Gaussian direction: the size of an error e in it estimates ``||e||``."""
+    return torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device, dtype)

@@ -1,0 +1,357 @@
+"""Analysis: lookup, labels, vectors on demand, saving and loading."""
+
+import json
+import os
+import pickle
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from normscope import Analysis, NormscopeError
+from normscope.analysis import FORMAT, Label
+from tests.test_inputs import SCOPES, TEXT, assert_close, some_ids, toy_lens
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"heads": True},
+    {"heads": [3, 1], "rows": [-1, 0], "layers": [1], "scopes": ["weights", "layer"]},
+    {"gate": "tangent", "value_bias": "remainder"},
+)
+
+
+def analysis(**options: Any) -> Analysis:
+    return toy_lens().analyze(TEXT, **options)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return analysis(heads=True).save(tmp_path / "x.safetensors")
+
+
+# --- saving and loading ----------------------------------------------------------------------------------------------
+
+
+def assert_equal(found: Analysis, expected: Analysis) -> None:
+    """Every field, bit by bit."""
+    for name in ("scopes", "rows", "columns", "tokens", "layers", "head_indices", "word_ids"):
+        assert getattr(found, name) == getattr(expected, name), name
+        assert type(getattr(found, name)) is type(getattr(expected, name)), name
+    assert all(isinstance(label, Label) for label in (*found.rows, *found.columns))
+    assert dict(found.info) == dict(expected.info)
+    assert dict(found.aliases) == dict(expected.aliases)
+    for scope in expected.scopes:
+        for part, tensor in vars(expected.measured[scope]).items():
+            other = getattr(found.measured[scope], part)
+            assert other.dtype == tensor.dtype
+            assert torch.equal(other, tensor)
+    assert dict.keys(found.heads) == dict.keys(expected.heads)
+    for scope in expected.heads:
+        assert torch.equal(found.heads[scope], expected.heads[scope])
+    assert (found.value_norms is None) == (expected.value_norms is None)
+    if expected.value_norms is not None:
+        assert found.value_norms is not None
+        assert torch.equal(found.value_norms, expected.value_norms)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_round_trip(options: dict[str, Any], tmp_path: Path) -> None:
+    result = analysis(**options)
+    path = tmp_path / "x.safetensors"
+    assert result.save(path) == path
+    loaded = Analysis.load(path)
+    assert_equal(loaded, result)
+    assert_equal(Analysis.load(str(path)), result)
+    again = loaded.save(str(tmp_path / "again.safetensors"))
+    assert_equal(Analysis.load(again), result)
+    assert os.listdir(tmp_path) == unordered(["x.safetensors", "again.safetensors"])
+
+
+class unordered(list[str]):  # noqa: N801 (reads as a word in an assertion)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list) and sorted(self) == sorted(other)
+
+
+def test_round_trip_without_words_and_with_odd_tokens(tmp_path: Path) -> None:
+    result = toy_lens().analyze({"input_ids": some_ids(4, high=20)})
+    assert result.word_ids is None
+    odd = tuple(Label(token, "encoder", n) for n, token in enumerate(("\u2581é", "\U0001f600", '"\\', "\n")))
+    changed = Analysis(result.measured, odd, odd, result.layers, result.aliases, result.heads, info=result.info)
+    assert_equal(Analysis.load(changed.save(tmp_path / "x")), changed)
+
+
+def test_word_ids_keep_none(saved: Path) -> None:
+    assert Analysis.load(saved).word_ids == (None, 0, 1, 1, 2, 3, 4, 5, 6, 7, None)
+
+
+def test_save_replaces_a_file(saved: Path) -> None:
+    other = analysis(scopes="weights")
+    other.save(saved)
+    assert_equal(Analysis.load(saved), other)
+
+
+def test_saved_file_has_usual_permissions(saved: Path) -> None:
+    plain = saved.with_name("plain")
+    plain.write_text("")
+    assert stat.S_IMODE(saved.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_no_pickle(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any, **kwargs: Any) -> None:
+        pytest.fail("pickle was used")
+
+    for name in ("load", "loads", "dump", "dumps", "Pickler", "Unpickler"):
+        monkeypatch.setattr(pickle, name, never)
+    monkeypatch.setattr(torch, "load", never)
+    monkeypatch.setattr(torch, "save", never)
+    loaded = Analysis.load(saved)
+    loaded.save(saved)
+    assert saved.read_bytes()[8:9] == b"{"  # safetensors: a length, then a JSON header
+
+
+def test_pickle_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(NormscopeError, match="not a whole safetensors file"):
+        Analysis.load(path)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_failed_save_leaves_no_part_and_the_old_file(
+    saved: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = saved.read_bytes()
+
+    def broken(tensors: Any, path: Path, **kwargs: Any) -> None:
+        Path(path).write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr("normscope.analysis.save_file", broken)
+    expected = NormscopeError if isinstance(error, OSError) else type(error)
+    for target in (saved, saved.with_name("new.safetensors")):
+        with pytest.raises(expected):
+            analysis(scopes="weights").save(target)
+    assert saved.read_bytes() == before
+    assert os.listdir(saved.parent) == [saved.name]
+
+
+def test_save_into_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(NormscopeError, match=r"missing.*does not exist"):
+        analysis(scopes="weights").save(tmp_path / "missing" / "x.safetensors")
+    assert os.listdir(tmp_path) == []
+
+
+def test_save_onto_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(NormscopeError, match="is a folder"):
+        analysis(scopes="weights").save(tmp_path)
+
+
+def test_load_missing(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.safetensors", tmp_path):
+        with pytest.raises(NormscopeError, match="There is no file"):
+            Analysis.load(path)
+
+
+@pytest.mark.parametrize("size", [0, 4, 8, 100, 3000, -8, -1])
+def test_load_truncated(saved: Path, size: int) -> None:
+    saved.write_bytes(saved.read_bytes()[:size])
+    with pytest.raises(NormscopeError, match=r"x\.safetensors"):
+        Analysis.load(saved)
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, {"format": "pt"}, {"normscope": "null"}, {"normscope": "5"}, {"normscope": "{}"},
+                 {"normscope": '{"format": "normscope-analysis-999"}'}]
+)  # fmt: skip
+def test_load_foreign(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"weight": torch.ones(3)}, path, metadata=metadata)
+    with pytest.raises(NormscopeError, match=FORMAT):
+        Analysis.load(path)
+
+
+def damage(path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], None]) -> None:
+    with safe_open(path, framework="pt") as file:
+        meta = json.loads(file.metadata()["normscope"])
+    tensors = load_file(path)
+    change(meta, tensors)
+    save_file(tensors, path, metadata={"normscope": json.dumps(meta)})
+
+
+KEYS = ("scopes", "rows", "columns", "layers", "aliases", "head_indices", "word_ids", "info")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_load_without_a_key(saved: Path, key: str) -> None:
+    damage(saved, lambda meta, tensors: meta.pop(key))
+    with pytest.raises(NormscopeError, match=key):
+        Analysis.load(saved)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_load_with_a_key_of_the_wrong_type(saved: Path, key: str) -> None:
+    damage(saved, lambda meta, tensors: meta.update({key: 5}))
+    with pytest.raises(NormscopeError, match=r"x\.safetensors"):
+        Analysis.load(saved)
+
+
+@pytest.mark.parametrize("name", ["map/ATTN-W", "mixing/ATTNRESLN-N", "remainder/ATTN-N", "completeness/ATTN-N"])
+def test_load_without_a_tensor(saved: Path, name: str) -> None:
+    damage(saved, lambda meta, tensors: tensors.pop(name))
+    with pytest.raises(NormscopeError, match=name):
+        Analysis.load(saved)
+
+
+@pytest.mark.parametrize("key", ["rows", "columns", "layers", "head_indices", "word_ids"])
+def test_load_with_labels_that_do_not_fit_the_maps(saved: Path, key: str) -> None:
+    damage(saved, lambda meta, tensors: meta[key].pop())
+    with pytest.raises(NormscopeError, match=r"x\.safetensors"):
+        Analysis.load(saved)
+
+
+def test_load_with_a_map_of_another_shape(saved: Path) -> None:
+    damage(saved, lambda meta, tensors: tensors.update({"map/ATTN-N": torch.ones(2, 3, 3)}))
+    with pytest.raises(NormscopeError, match=r"x\.safetensors"):
+        Analysis.load(saved)
+
+
+@pytest.mark.parametrize("metadata", ["{", "", "\udc80".encode("utf-8", "surrogatepass").hex()])
+def test_load_with_metadata_that_is_no_json(saved: Path, metadata: str) -> None:
+    save_file(load_file(saved), saved, metadata={"normscope": metadata})
+    with pytest.raises(NormscopeError, match=r"x\.safetensors"):
+        Analysis.load(saved)
+
+
+# --- lookup ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [
+        ("weights", "ATTN-W"),
+        ("Attention", "ATTN-N"),
+        ("ATTENTION-RESIDUAL", "ATTNRES-N"),
+        ("attention-block", "ATTNRESLN-N"),
+        ("FF", "ATTNRESLNFF-N"),
+        ("ff-residual", "ATTNRESLNFFRES-N"),
+        ("LaYeR", "ATTNRESLNFFRESLN-N"),
+        ("attnresln-n", "ATTNRESLN-N"),
+        (" AttnRes-W ", "ATTNRES-W"),
+    ],
+)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_names_and_aliases(name: str, scope: str, loaded: bool, saved: Path) -> None:
+    result = Analysis.load(saved) if loaded else analysis()
+    assert result.resolve(name) == scope
+    assert result[name] is result.measured[scope].map
+    assert result.mixing_ratio(name) is result.measured[scope].mixing
+    assert result.remainder(name) is result.measured[scope].remainder
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_heads_of_a_loaded_analysis(loaded: bool, saved: Path) -> None:
+    result = Analysis.load(saved) if loaded else analysis(heads=True)
+    assert list(result.heads) == ["ATTN-W", "ATTN-N"]
+    assert torch.equal(result.heads["attention"], result.heads["ATTN-N"])
+    assert torch.equal(result.heads["Weights"], result.heads["ATTN-W"])
+
+
+@pytest.mark.parametrize("look", [Analysis.__getitem__, Analysis.mixing_ratio, Analysis.remainder, Analysis.resolve])
+def test_unknown_scope(look: Any) -> None:
+    result = analysis(scopes=["weights", "layer"])
+    with pytest.raises(NormscopeError, match="ATTN-W, ATTNRESLNFFRESLN-N"):
+        look(result, "ATTN-N")  # a scope of the model, but not of this analysis
+    with pytest.raises(NormscopeError, match=r"Did you mean 'ATTN-W'"):
+        look(result, "ATN-W")
+    for name in (None, 3, ["layer"]):
+        with pytest.raises(NormscopeError, match="A scope is a name"):
+            look(result, name)
+
+
+def test_labels_and_positions() -> None:
+    result = analysis(rows=[-1, 2])
+    assert result.rows == (Label("[SEP]", "encoder", 10), Label("cat", "encoder", 2))
+    assert result.tokens == ("[SEP]", "cat")
+    assert [label.position for label in result.columns] == list(range(11))
+    assert result["layer"].shape == (2, 2, 11)
+
+
+def test_layer_position() -> None:
+    result = analysis(layers=[1], scopes="weights")
+    assert result.layer_position(1) == 0
+    for layer in (0, 2, -1):
+        with pytest.raises(NormscopeError, match=rf"Layer {layer} .* layers 1"):
+            result.layer_position(layer)
+
+
+def test_info_is_plain(saved: Path) -> None:
+    info = analysis(gate="tangent").info
+    assert json.loads(json.dumps(dict(info))) == dict(info)
+    assert (info["family"], info["dtype"], info["gate"], info["value_bias"]) == ("BERT", "float64", "tangent", "token")
+    assert (info["model_layers"], info["model_heads"]) == (2, 4)
+    assert info["complete"] is False
+    assert analysis().info["complete"] is True
+
+
+def test_analyses_can_be_compared_and_kept_in_sets() -> None:
+    """Comparing holds tensors; it must not fail with an ambiguous truth value."""
+    result = analysis(scopes="weights")
+    assert result == result  # noqa: PLR0124
+    assert (result == analysis(scopes="weights")) in (True, False)
+    assert result in {result}
+
+
+# --- vectors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope.endswith("-N")])
+def test_vectors_have_the_norms_of_the_map(scope: str) -> None:
+    result = analysis()
+    for layer in (0, 1):
+        vectors = result.vectors(scope, layer)
+        assert vectors.shape == (11, 11, 24)
+        assert_close(vectors.norm(dim=-1), result[scope][layer])
+
+
+def test_vectors_of_some_rows() -> None:
+    full, some = analysis(), analysis(rows=[7, 3, -1], layers=[1])
+    expected = full.vectors("layer", 1)
+    torch.testing.assert_close(some.vectors("layer", 1), expected[[7, 3, 10]])
+    torch.testing.assert_close(some.vectors("layer", 1, rows=[1]), expected[[3]])
+    torch.testing.assert_close(some.vectors("layer", layer=1, rows=[-1, 0]), expected[[10, 7]])
+
+
+@pytest.mark.parametrize("scope", ["ATTN-W", "ATTNRES-W", "weights"])
+def test_no_vectors_of_weights(scope: str) -> None:
+    with pytest.raises(NormscopeError, match=r"attention weights.*-N scope"):
+        analysis().vectors(scope, 0)
+
+
+@pytest.mark.parametrize("layer", [0, 2, -1, None, "1", [1]], ids=repr)
+def test_no_vectors_of_a_layer_that_was_not_analysed(layer: Any) -> None:
+    with pytest.raises(NormscopeError, match=r"holds the layers 1"):
+        analysis(layers=[1]).vectors("layer", layer)
+
+
+def test_no_vectors_of_a_scope_that_was_not_analysed() -> None:
+    with pytest.raises(NormscopeError, match="It holds: ATTN-N"):
+        analysis(scopes="attention").vectors("layer", 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "part"),
+    [([11], "0 to 10"), ([-12], "0 to 10"), ([], "No row"), ([True], "bool"), ([0.0], "float"), ("0", "str")],
+)
+def test_no_vectors_of_rows_that_are_not_there(rows: Any, part: str) -> None:
+    with pytest.raises(NormscopeError, match=part):
+        analysis().vectors("layer", 0, rows)
+
+
+def test_no_vectors_of_a_loaded_analysis(saved: Path) -> None:
+    with pytest.raises(NormscopeError, match=r"loaded from a file.*Analyzer\.analyze"):
+        Analysis.load(saved).vectors("layer", 0)

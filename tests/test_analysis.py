@@ -69,12 +69,7 @@ def test_round_trip(options: dict[str, Any], tmp_path: Path) -> None:
     assert_equal(Analysis.load(str(path)), result)
     again = loaded.save(str(tmp_path / "again.safetensors"))
     assert_equal(Analysis.load(again), result)
-    assert os.listdir(tmp_path) == unordered(["x.safetensors", "again.safetensors"])
-
-
-class unordered(list[str]):  # noqa: N801 (reads as a word in an assertion)
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, list) and sorted(self) == sorted(other)
+    assert sorted(os.listdir(tmp_path)) == ["again.safetensors", "x.safetensors"]
 
 
 def test_round_trip_without_words_and_with_odd_tokens(tmp_path: Path) -> None:
@@ -220,7 +215,7 @@ def test_load_with_a_map_of_another_shape(saved: Path) -> None:
         Analysis.load(saved)
 
 
-@pytest.mark.parametrize("metadata", ["{", "", "\udc80".encode("utf-8", "surrogatepass").hex()])
+@pytest.mark.parametrize("metadata", ["{", "", "edb280"])
 def test_load_with_metadata_that_is_no_json(saved: Path, metadata: str) -> None:
     save_file(load_file(saved), saved, metadata={"normscope": metadata})
     with pytest.raises(NormscopeError, match=r"x\.safetensors"):
@@ -256,7 +251,7 @@ def test_names_and_aliases(name: str, scope: str, loaded: bool, saved: Path) -> 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_heads_of_a_loaded_analysis(loaded: bool, saved: Path) -> None:
     result = Analysis.load(saved) if loaded else analysis(heads=True)
-    assert list(result.heads) == ["ATTN-W", "ATTN-N"]
+    assert set(result.heads) == {"ATTN-W", "ATTN-N"}
     assert torch.equal(result.heads["attention"], result.heads["ATTN-N"])
     assert torch.equal(result.heads["Weights"], result.heads["ATTN-W"])
 
@@ -299,9 +294,10 @@ def test_info_is_plain(saved: Path) -> None:
 
 
 def test_analyses_can_be_compared_and_kept_in_sets() -> None:
-    """Comparing holds tensors; it must not fail with an ambiguous truth value."""
+    """An analysis holds tensors: comparing it must not fail because their truth value is ambiguous."""
     result = analysis(scopes="weights")
-    assert result == result  # noqa: PLR0124
+    same = result
+    assert result == same
     assert (result == analysis(scopes="weights")) in (True, False)
     assert result in {result}
 

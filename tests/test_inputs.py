@@ -1,8 +1,10 @@
 """What analyze() takes: texts, pairs, words and encodings; padding, masks and selections."""
 
+import re
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -13,7 +15,8 @@ from normscope import Analysis, Analyzer, NormscopeError
 from tests.tiny import FAMILIES, tiny
 
 TEXT = "the cats sat on the big red mat"
-WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a the cat dog sat ran on mat and big red bird saw it was ##s".split()
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*SPECIAL, *re.findall(r"\S+", "a the cat dog sat ran on mat and big red bird saw it was ##s")]
 SCOPES = (
     "ATTN-W",
     "ATTN-N",
@@ -368,6 +371,29 @@ def test_position_ids_are_used() -> None:
     assert_same(same, lens.analyze({"input_ids": ids}), 1e-12)
     shifted = lens.analyze({"input_ids": ids, "position_ids": torch.arange(5) + 3})
     assert not torch.allclose(shifted["layer"], same["layer"])
+
+
+def test_decoder_attends_to_the_left_only() -> None:
+    lens = Analyzer(tiny("bert", is_decoder=True))
+    ids = some_ids(6)
+    result = lens.analyze({"input_ids": ids})
+    assert all(float(result[scope].triu(1).abs().max()) == 0 for scope in SCOPES)
+    padded = {"input_ids": torch.nn.functional.pad(ids, (3, 0)), "attention_mask": torch.tensor([0] * 3 + [1] * 6)}
+    assert_same(lens.analyze(padded), result)
+
+
+@pytest.mark.parametrize("array", [np.array, torch.tensor], ids=["numpy", "torch"])
+def test_indices_as_arrays(array: Any) -> None:
+    """Indices often come out of an argsort: arrays of integers, and their elements, are as good as ints."""
+    lens = toy_lens()
+    expected = lens.analyze(TEXT, layers=[1], heads=[2, 0], rows=[3, 1])
+    assert_same(lens.analyze(TEXT, layers=array([1]), heads=array([2, 0]), rows=array([3, 1])), expected, 1e-12)
+    assert_same(lens.analyze(TEXT, layers=array([1])[0], heads=list(array([2, 0])), rows=[3, 1]), expected, 1e-12)
+
+
+def test_words_from_a_generator() -> None:
+    words = ["the", "cats", "sat"]
+    assert_same(toy_lens().analyze(words=(word for word in words)), toy_lens().analyze(words=words), 1e-12)
 
 
 def test_progress_counts_the_layers() -> None:

@@ -243,6 +243,25 @@ def test_analysis_inside_an_analysis() -> None:
         assert_same(one, expected[1], 1e-12)
 
 
+@pytest.mark.parametrize("length", [8, 5], ids=["same length", "other length"])
+def test_plain_forward_inside_an_analysis(length: int, attention: str) -> None:
+    """A progress callback may run the model itself, in the thread that traces: that pass is not recorded either."""
+    model = with_implementation("bert", attention)
+    lens = Analyzer(model)
+    given, batch = {"input_ids": some_ids(8)}, {"input_ids": some_ids(length, seed=1)[None]}
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    expected, normal = lens.analyze(given), plain(model, batch)
+    outputs: list[Tensor] = []
+
+    def forward_once(done: int, total: int) -> None:
+        if not outputs:
+            outputs.append(normal)
+            outputs[0] = plain(model, batch)
+
+    assert_same(lens.analyze(given, progress=forward_once), expected, 1e-12)
+    torch.testing.assert_close(outputs[0], normal)
+
+
 def test_grad_mode_of_other_threads_is_their_own() -> None:
     model = tiny("bert")
     lens = Analyzer(model)

@@ -16,7 +16,7 @@ from torch import Tensor
 class AttentionRecord:
     """``output_i = sum_j sum_h weights_hij values_hj matrix_h + bias``."""
 
-    weights: Tensor  # (b, H, i, j) attention probabilities
+    weights: Tensor  # (b, H, i, j) attention probabilities, i contiguous; the decomposition may overwrite them
     values: Tensor  # (b, H, j, d_h) as the model used them, value bias inside
     value_bias: Tensor | None  # (H, d_h)
     matrix: Tensor  # (H, d_h, d): W_O, the rows of each head

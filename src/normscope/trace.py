@@ -33,6 +33,7 @@ _guard = threading.Lock()
 _active = threading.local()  # .recorder: the Recorder of the trace that this thread is running
 _swapped: dict[int, list[Any]] = {}  # id of a config -> [its own attention implementation, traces that use it now]
 _names: dict[str, str] = {}  # a model's own attention implementation -> the name of ours that stands in for it
+SCORES = 2**20  # attention scores computed at a time
 _CLOSED_FORMS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
 
 
@@ -111,6 +112,7 @@ class Recorder:
         self.input: Tensor | None = None
         self.seen: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
         self.attention: dict[int, tuple[Tensor, Tensor]] = {}  # id(module) -> probabilities, values
+        self.space: Tensor | None = None
 
     def attach(self, layer: nn.Module) -> list[Any]:
         handles: list[Any] = [layer.register_forward_pre_hook(self._begin, with_kwargs=True)]
@@ -155,6 +157,39 @@ class Recorder:
             self.on_layer(record)
         self.count += 1
 
+    def attend(
+        self,
+        eager: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[Tensor, Tensor]:
+        """The family's own eager attention, some heads at a time: its scores stay in cache, whatever the length."""
+        items, heads, rows = query.shape[:3]
+        columns = key.shape[2]
+        step = heads
+        if key.shape[1] == heads and (mask is None or mask.shape[1] == 1):
+            step = max(1, SCORES // (items * rows * columns))
+        kept = self._space(items, heads, columns, rows, query.device)
+        outputs = []
+        for head in range(0, heads, step):
+            some = slice(head, head + step)
+            output, weights = eager(module, query[:, some], key[:, some], value[:, some], mask, **kwargs)
+            kept[:, some].copy_(weights.transpose(2, 3))
+            outputs.append(output)
+        self.attention[id(module)] = (kept.transpose(2, 3), value)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), kept.transpose(2, 3)
+
+    def _space(self, items: int, heads: int, columns: int, rows: int, device: torch.device) -> Tensor:
+        """A place for the probabilities (b, H, j, i), the same in every layer; the decomposition may overwrite it."""
+        shape = (items, heads, columns, rows)
+        if self.space is None or self.space.shape != shape:
+            self.space = torch.empty(shape, dtype=self.dtype, device=device)
+        return self.space
+
     def _check_finite(self, x: Tensor, where: str) -> None:
         # A finite sum has finite summands; the look at each of them is for the rest.
         if not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x[self.real]).all()):
@@ -183,13 +218,16 @@ class Recorder:
         if part.probabilities is None:
             weights, values = self.attention[id(layer.get_submodule(part.module))]
         else:
-            weights = self._in(part.probabilities)
+            given = self._in(part.probabilities)
+            items, heads, rows, columns = given.shape
+            kept = self._space(items, heads, columns, rows, given.device).copy_(given.transpose(2, 3))
+            weights = kept.transpose(2, 3)
             flat = self._out(part.value)
             values = flat.unflatten(-1, (weights.shape[1], -1)).transpose(1, 2)
         heads = values.shape[1]
         value_bias = affine(layer.get_submodule(part.value))[1]
         return AttentionRecord(
-            weights=self._cast(weights),
+            weights=weights,
             values=self._cast(values),
             value_bias=None if value_bias is None else self._cast(value_bias).unflatten(0, (heads, -1)),
             matrix=self._cast(weight).t().unflatten(0, (heads, -1)),
@@ -315,15 +353,17 @@ def _stand_in(own: str) -> str:
     if own in _names:
         return _names[own]
 
-    def attend(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> Any:
         recorder: Recorder | None = getattr(_active, "recorder", None)
+        eager = _eager(module)
         if recorder is None:
-            return ALL_ATTENTION_FUNCTIONS.get_interface(own, _eager(module))(module, *args, **kwargs)
-        output, weights = _eager(module)(module, *args, **kwargs)
-        if recorder.wanted():
-            value = args[2] if len(args) > 2 else kwargs["value"]
-            recorder.attention[id(module)] = (weights, value)
-        return output, weights
+            function = ALL_ATTENTION_FUNCTIONS.get_interface(own, eager)
+            return function(module, query, key, value, attention_mask, **kwargs)
+        if not recorder.wanted():
+            return eager(module, query, key, value, attention_mask, **kwargs)
+        return recorder.attend(eager, module, query, key, value, attention_mask, kwargs)
 
     def mask(*args: Any, **kwargs: Any) -> Any:
         if getattr(_active, "recorder", None) is None:

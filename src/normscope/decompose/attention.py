@@ -41,14 +41,11 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
     torch.bmm(by_head, centered, out=vectors.transpose(0, 1))
     means = torch.bmm(by_head, mean)[..., 0].t()  # (g*j, H)
 
-    # Our own copy, (g, j, H, R). Of one long item a plain transpose is three times faster than a full permutation, and
-    # as good for products per column; several items need one stride for the columns of all.
-    if items == 1:
-        weights = scratch.like("weights", (items, heads, columns, rows), values)
-        weights = weights.copy_(record.weights.transpose(2, 3)).transpose(1, 2)
-    else:
-        weights = scratch.like("weights", (items, columns, heads, rows), values)
-        weights.copy_(record.weights.permute(0, 3, 1, 2))
+    # (g, j, H, R). One item's products per column are as good with the strides as they are; several items need one
+    # stride for the columns of all.
+    weights = record.weights.permute(0, 3, 1, 2)
+    if items > 1:
+        weights = scratch.like("weights", (items, columns, heads, rows), values).copy_(weights)
     own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2).clone()  # (g, R, H)
     set_own_cells(weights.transpose(1, 2), positions, 0)
     own_vectors, own_means = vectors, means

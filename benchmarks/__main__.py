@@ -24,6 +24,7 @@ from benchmarks.timing import Neighbours
 from normscope import NormscopeError, __version__
 
 BASE, MINILM = "BERT-base", "MiniLM"
+BUSY = 0.05  # a share of the processors; when others take more, the ratios mean little
 Measure = Callable[[], Row]
 
 
@@ -148,6 +149,11 @@ def main() -> None:
         record = {"machine": about, "quick": chosen.quick, "results": results}
         chosen.json.write_text(json.dumps(record, indent=1) + "\n")
     console.print(table(rows))
+    disturbed = sum(bool(row.seconds) and (row.neighbours or 0) > BUSY for row in rows)
+    if disturbed:
+        console.print(
+            f"[yellow]Other work took over {BUSY:.0%} of the processors during {disturbed} of these: run again.[/]"
+        )
     console.print(f"Raw numbers: {chosen.json}")
 
 

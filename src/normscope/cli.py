@@ -343,7 +343,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _one_line(analysis: Analysis, written: Sequence[Path]) -> str:
-    from normscope.view.terminal import worst_completeness
+    from normscope.view.labels import worst_completeness
 
     counts = f"{len(analysis.rows)} tokens, {len(analysis.layers)} layers, {len(analysis.scopes)} scopes"
     error, _, _ = worst_completeness(analysis)

@@ -13,7 +13,7 @@ import torch
 
 from normscope.analysis import Analysis
 from normscope.view.html import page, write
-from normscope.view.terminal import visible
+from normscope.view.labels import visible
 from tests.view.fake import NASTY, SCOPES, SENTENCE, fake
 
 

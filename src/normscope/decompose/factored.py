@@ -137,7 +137,7 @@ def _tested(vectors: Tensor, means: Tensor, terms: Sequence[Term]) -> Tensor:
     # view(f) r = f (gain * r), f without its mean where the view is centred
     directions = torch.stack([random if term.gain is None else random * term.gain for term in terms])
     # So few columns are multiplied fastest with the roles of the vectors and them swapped.
-    found = (directions @ vectors.flatten(0, 1).t()).unflatten(1, vectors.shape[:2]).transpose(0, 1)
+    found: Tensor = (directions @ vectors.flatten(0, 1).t()).unflatten(1, vectors.shape[:2]).transpose(0, 1)
     kept = torch.tensor([not term.centered for term in terms], device=vectors.device)
     return found + means[:, None] * (directions.sum(-1) * kept)[:, None]
 

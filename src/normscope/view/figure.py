@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from normscope.analysis import Analysis, Label
 from normscope.errors import NormscopeError
 from normscope.files import atomic
-from normscope.view.terminal import (
+from normscope.view.labels import (
     BEYOND,
     Scale,
     Values,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normscope.analysis import Analysis
 from normscope.files import atomic
-from normscope.view.terminal import BEYOND, CIVIDIS, model_label, visible, worst_completeness
+from normscope.view.labels import BEYOND, CIVIDIS, model_label, visible, worst_completeness
 
 ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 

@@ -1,17 +1,12 @@
-"""Maps, mixing ratios and a summary in the terminal, and what all views share: readable tokens and colour scales."""
+"""Maps, mixing ratios and a summary in the terminal."""
 
 from __future__ import annotations
 
 import math
-import os
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.style import Style
@@ -19,118 +14,26 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.analysis import Analysis
-
-# The cividis scale of Nuñez, Anderton and Renslow, at even steps: perceptually even, also with colour-blindness.
-CIVIDIS = (
-    *("#00224e", "#003170", "#2a3f6d", "#434e6c", "#575d6d", "#6a6c71", "#7d7c78"),
-    *("#918b78", "#a59c74", "#bcae6c", "#d2c060", "#e9d34e", "#fee838"),
+from normscope.view.labels import (
+    BEYOND,
+    CIVIDIS,
+    Scale,
+    model_label,
+    own_cells,
+    quantity,
+    scale_of,
+    shorten,
+    values_of,
+    visible,
+    worst_completeness,
 )
-BEYOND = "#fff7c2"  # own tokens that exceed the scale
+
 BLOCKS = " ▁▂▃▄▅▆▇█"
 DIGITS = "0123456789"
 LABEL = 16  # cells that a row label may take
 UPRIGHT = 10  # lines that column labels may take
 STRONGEST = 20  # cells in the table that stands for a map that does not fit
 LISTED = 40  # tokens in the summary
-
-Values = NDArray[np.float64]
-
-
-def visible(token: str) -> str:
-    """The token with nothing hidden: control and format characters spelled out, outer spaces as ␣, nothing as ∅."""
-    if not token:
-        return "∅"
-    inner = token.strip(" ")
-    left = len(token) - len(token.lstrip(" "))
-    right = len(token) - left - len(inner)
-    return "␣" * left + "".join(map(_visible, inner)) + "␣" * right
-
-
-def _visible(char: str) -> str:
-    hidden = unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-    return char.encode("unicode_escape").decode() if hidden else char
-
-
-def shorten(text: str, width: int) -> str:
-    """`text` cut in the middle to `width` cells."""
-    if cell_len(text) <= width:
-        return text
-    tail = _prefix(_glyphs(text)[::-1], (width - 1) // 2)[::-1]
-    head = _prefix(_glyphs(text), width - 1 - sum(map(cell_len, tail)))
-    return "".join([*head, "…", *tail])
-
-
-def _glyphs(text: str) -> list[str]:
-    """Characters with the zero-width marks that follow them."""
-    glyphs: list[str] = []
-    for char in text:
-        if glyphs and not cell_len(char):
-            glyphs[-1] += char
-        else:
-            glyphs.append(char)
-    return glyphs
-
-
-def _prefix(glyphs: Sequence[str], width: int) -> list[str]:
-    taken: list[str] = []
-    for glyph in glyphs:
-        width -= cell_len(glyph)
-        if width < 0:
-            break
-        taken.append(glyph)
-    return taken
-
-
-def model_label(analysis: Analysis) -> str:
-    """The model's name; of a local path only the last part."""
-    name = str(analysis.info.get("model", "") or "unnamed model")
-    return Path(name).name if os.path.isabs(name) else name
-
-
-def quantity(scope: str) -> str:
-    """What the numbers of a scope's map are."""
-    return "attention weight" if scope.endswith("-W") else "norm of the contribution"
-
-
-def values_of(analysis: Analysis, scope: str, layer: int) -> Values:
-    """One map (rows, columns); `layer` is the model's layer index, counted from 0."""
-    values: Values = analysis[scope][analysis.layer_position(layer)].detach().cpu().double().numpy()
-    return values
-
-
-def own_cells(analysis: Analysis) -> NDArray[np.bool_]:
-    """(rows, columns): where input and output are the same token."""
-    rows = [(label.side, label.position) for label in analysis.rows]
-    columns = [(label.side, label.position) for label in analysis.columns]
-    return np.array([[row == column for column in columns] for row in rows], dtype=bool)
-
-
-class Scale(NamedTuple):
-    """A colour scale from 0 to `end`; `top` is the largest value, which own tokens may have beyond the end."""
-
-    end: float
-    top: float
-
-    @property
-    def clipped(self) -> bool:
-        return self.top > self.end
-
-    def share(self, value: float) -> float:
-        """Where a value lies on the scale, from 0 to 1."""
-        return min(max(value / self.end, 0.0), 1.0) if math.isfinite(value) else 0.0
-
-
-def scale_of(maps: Iterable[Values], own: NDArray[np.bool_]) -> Scale:
-    """The scale that maps share. It ends at their largest value, unless own tokens exceed all others more than twice:
-    then at the largest of the others, because one bright diagonal would leave the rest dark.
-    """
-    top = others = 0.0
-    for values in maps:
-        finite = np.isfinite(values)
-        top = max(top, float(values.max(initial=0.0, where=finite)))
-        others = max(others, float(values.max(initial=0.0, where=finite & ~own)))
-    end = others if 0 < 2 * others < top else top
-    return Scale(end, top) if end > 0 else Scale(1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -245,16 +148,6 @@ def summary(analysis: Analysis) -> Table:
     return table
 
 
-def worst_completeness(analysis: Analysis) -> tuple[float, str, int]:
-    """The largest completeness error, its scope and its layer (counted from 0); not-a-number counts as largest."""
-    errors = [
-        (error, scope, layer)
-        for scope, per_layer in analysis.completeness.items()
-        for error, layer in zip(per_layer.double().tolist(), analysis.layers, strict=True)
-    ]
-    return max(errors, key=lambda entry: (math.isnan(entry[0]), entry[0]))
-
-
 class _Paint:
     """Cells of one map: coloured, or with blocks or digits where there is no colour."""
 
@@ -323,7 +216,7 @@ def _colours(console: Console) -> bool:
 
 def _upright(labels: Sequence[str]) -> list[list[str]]:
     """Column labels written downwards, two cells wide, ending at the map."""
-    stacks = [_glyphs(label) for label in labels]
+    stacks = [glyphs_of(label) for label in labels]
     height = max(map(len, stacks))
     padded = [[" "] * (height - len(stack)) + stack for stack in stacks]
     return [[_fit(stack[k], 2, "left") for stack in padded] for k in range(height)]

@@ -58,7 +58,7 @@ class HeadMaps(dict[str, Tensor]):
         raise NormscopeError(f"No head-level map of {scope!r}; there are: {', '.join(self)}.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no truth value: two analyses are equal if they are the same
 class Analysis:
     """One input's attribution maps. Layers, heads and positions are 0-based."""
 
@@ -184,7 +184,7 @@ class Analysis:
             raise NormscopeError(f"{path} is a safetensors file, but not one that Analysis.save wrote ({FORMAT}).")
         try:
             word_ids = meta["word_ids"]
-            return Analysis(
+            found = Analysis(
                 measured={
                     scope: Measured(
                         *(tensors[f"{part}/{scope}"] for part in ("map", "mixing", "remainder", "completeness"))
@@ -194,7 +194,7 @@ class Analysis:
                 rows=tuple(Label(*label) for label in meta["rows"]),
                 columns=tuple(Label(*label) for label in meta["columns"]),
                 layers=tuple(meta["layers"]),
-                aliases=meta["aliases"],
+                aliases=dict(meta["aliases"]),
                 heads=HeadMaps(
                     {name.removeprefix("heads/"): t for name, t in tensors.items() if name.startswith("heads/")},
                     meta["aliases"],
@@ -202,10 +202,24 @@ class Analysis:
                 value_norms=tensors.get("value_norms"),
                 head_indices=tuple(meta["head_indices"]),
                 word_ids=None if word_ids is None else tuple(word_ids),
-                info=meta["info"],
+                info=dict(meta["info"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise NormscopeError(f"{path} lacks a part of an analysis: {error}.") from error
+        found._refuse_misfits(path)
+        return found
+
+    def _refuse_misfits(self, path: str | os.PathLike[str]) -> None:
+        """Refuse labels and tensors that do not belong together."""
+        layers, heads, rows, columns = map(len, (self.layers, self.head_indices, self.rows, self.columns))
+        fits = all(tuple(maps.shape) == (layers, heads, rows, columns) for maps in self.heads.values())
+        fits &= bool(self.heads) == bool(heads) and (self.word_ids is None or len(self.word_ids) == columns)
+        fits &= self.value_norms is None or tuple(self.value_norms.shape) == (layers, heads, columns)
+        for one in self.measured.values():
+            fits &= tuple(one.map.shape) == (layers, rows, columns) and tuple(one.completeness.shape) == (layers,)
+            fits &= tuple(one.mixing.shape) == tuple(one.remainder.shape) == (layers, rows)
+        if not fits:
+            raise NormscopeError(f"{path} is damaged: its labels do not fit its maps.")
 
     def plot(self, scope: str | None = None, layer: int | None = None) -> Figure:
         """One map as a figure; without a layer or scope, small multiples of all layers x scopes."""

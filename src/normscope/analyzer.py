@@ -77,13 +77,23 @@ class Analyzer:
         """Load a model and its tokenizer by hub name or local path. No remote code is run, no pickle is read."""
         name = str(name)
         try:
-            model = AutoModel.from_pretrained(name, dtype=dtype or torch.float32, use_safetensors=True)
+            model, loading = AutoModel.from_pretrained(
+                name, dtype=dtype or torch.float32, use_safetensors=True, output_loading_info=True
+            )
             tokenizer = AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        except Exception as error:  # transformers, huggingface_hub, safetensors and tokenizers each have their own
             raise NormscopeError(
-                f"Cannot load a model from {name!r}: {str(error).strip().splitlines()[0]} "
+                f"Cannot load a model from {name!r}: {(str(error).strip() or type(error).__name__).splitlines()[0]} "
                 "Give a hub name or the path of a folder with config.json, model.safetensors and a tokenizer."
             ) from error
+        missing = sorted(key for key in loading["missing_keys"] if not key.startswith("pooler."))
+        if missing:
+            raise NormscopeError(
+                f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}: they would "
+                "be random numbers. Get the whole checkpoint."
+            )
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
+            raise NormscopeError(f"There is no tokenizer in {name!r}: only special tokens are known. Add its files.")
         try:
             model = model.to(device or "cpu").eval()
         except (RuntimeError, AssertionError) as error:
@@ -149,19 +159,25 @@ class Analyzer:
         An input is anything that `analyze` takes, or a list of words; an encoding of several inputs counts as those.
         """
         request = self._request(scopes, layers, heads, rows, gate, value_bias)
-        if batch_size < 1:
-            raise NormscopeError(f"batch_size must be at least 1, not {batch_size}.")
+        (size,) = _integers("batch_size", batch_size)
+        if size < 1:
+            raise NormscopeError(f"batch_size must be an integer of at least 1, not {batch_size!r}.")
         if isinstance(texts, str):
             raise NormscopeError("stream() takes many texts; for one, use analyze(text) or stream([text]).")
+        if not isinstance(texts, Iterable):
+            raise NormscopeError(f"stream() takes many inputs, such as a list of texts, not {type(texts).__name__}.")
         given = iter([texts] if isinstance(texts, Mapping) else texts)
         items = (item for one in given for item in inputs.encode(one, self.tokenizer, self.limits, truncation))
         # A window of several batches is sorted by length, so that little is padded and little is held back.
         while window := list(islice(items, 8 * batch_size)):
-            order = sorted(range(len(window)), key=lambda n: -len(window[n]))
+            kinds: dict[frozenset[str], list[int]] = {}  # what is in one batch must have the same keys
+            for n in sorted(range(len(window)), key=lambda n: -len(window[n])):
+                kinds.setdefault(frozenset(window[n].tensors), []).append(n)
             done: dict[int, Analysis] = {}
-            for start in range(0, len(order), batch_size):
-                batch = order[start : start + batch_size]
-                done |= zip(batch, self._run([window[n] for n in batch], request, None), strict=True)
+            for order in kinds.values():
+                for start in range(0, len(order), batch_size):
+                    batch = order[start : start + batch_size]
+                    done |= zip(batch, self._run([window[n] for n in batch], request, None), strict=True)
             for n in range(len(window)):
                 yield done.pop(n)
 
@@ -184,9 +200,9 @@ class Analyzer:
         if (text is None) == (words is None):
             raise NormscopeError("Give one input: a text, a pair (a, b), an encoding, or words=[...].")
         if words is not None:
-            if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+            text = [None] if isinstance(words, str) or not hasattr(words, "__iter__") else list(words)
+            if not all(isinstance(word, str) for word in text):
                 raise NormscopeError("words must be a list of strings, such as ['Colin', 'plays'].")
-            text = list(words)
         elif isinstance(text, list):
             raise NormscopeError(
                 "A list is ambiguous: use words=[...] for one sentence of words, stream([...]) for many."
@@ -205,19 +221,17 @@ class Analyzer:
         gate: str,
         value_bias: str,
     ) -> Request:
-        if any(module.training for module in self.model.modules()):
-            raise NormscopeError("The model is in training mode: dropout would change every number. Call model.eval().")
+        self._refuse_training()
         if gate not in GATES:
             raise NormscopeError(f"Unknown gate {gate!r}. Known: {', '.join(GATES)}.")
         if value_bias not in VALUE_BIASES:
             raise NormscopeError(f"Unknown value_bias {value_bias!r}. Known: {', '.join(VALUE_BIASES)}.")
         names = resolve(scopes, self.family.blocks)
         chosen = _indices("layer", layers, self.depth)
-        all_heads = heads if not isinstance(heads, bool) else (None if heads else [])
         options = Options(
             gate=gate,  # type: ignore[arg-type]
             value_bias=value_bias,  # type: ignore[arg-type]
-            heads=() if all_heads == [] else _indices("head", all_heads, self.head_count),
+            heads=() if heads is False else _indices("head", None if heads is True else heads, self.head_count),
         )
         return Request(
             scopes=names,
@@ -226,6 +240,10 @@ class Analyzer:
             options=options,
             steps=_reach(self.steps, names),
         )
+
+    def _refuse_training(self) -> None:
+        if any(module.training for module in self.model.modules()):
+            raise NormscopeError("The model is in training mode: dropout would change every number. Call model.eval().")
 
     def _estimate(self, items: Sequence[inputs.Item], request: Request) -> Estimate:
         layer = layer_modules(self.base, self.family)[0]
@@ -339,6 +357,7 @@ class Analyzer:
         self, item: inputs.Item, request: Request, scope: str, layer: int, positions: Sequence[int]
     ) -> walk.Vectors:
         """Run the model again and keep the contribution vectors of one scope and layer at some positions."""
+        self._refuse_training()
         found: list[walk.Vectors] = []
         at = torch.tensor([list(positions)], device=self.base.device)
         place = walk.Item(_geometry(item, None).columns, slice(None))
@@ -382,16 +401,21 @@ def _reach(steps: Sequence[Step], scopes: Iterable[str]) -> tuple[Step, ...]:
 
 
 def _dtype(wanted: torch.dtype | None, model: torch.dtype) -> torch.dtype:
+    if wanted is not None and not isinstance(wanted, torch.dtype):
+        raise NormscopeError(f"dtype is torch.float32 or torch.float64, not {type(wanted).__name__} {wanted!r}.")
     dtype = wanted or (torch.float64 if model == torch.float64 else torch.float32)
     if dtype not in (torch.float32, torch.float64):
         raise NormscopeError(f"Decompositions run in float32 or float64, not {str(dtype).removeprefix('torch.')}.")
     return dtype
 
 
-def _integers(what: str, given: Iterable[int] | int) -> list[int]:
-    listed = [given] if isinstance(given, int) else list(given)
+def _integers(what: str, given: Any) -> list[int]:
+    """A list of integers, given as one, as any iterable of them, or as an array of NumPy or PyTorch."""
+    values = given.tolist() if hasattr(given, "tolist") else given
+    listed: list[Any] = list(values) if hasattr(values, "__iter__") else [values]
     if not listed:
         raise NormscopeError(f"No {what} was asked for: {what}s=[] is empty.")
+    listed = [entry.tolist() if hasattr(entry, "tolist") else entry for entry in listed]
     for entry in listed:
         if isinstance(entry, bool) or not isinstance(entry, int):
             raise NormscopeError(f"A {what} is an integer, not {type(entry).__name__} {entry!r}.")

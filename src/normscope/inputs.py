@@ -70,7 +70,7 @@ def collate(items: Sequence[Item], pad: int, device: torch.device) -> dict[str, 
     """One batch, padded on the right (positions stay what they are without padding)."""
     longest = max(len(item) for item in items)
     batch = {}
-    for key in items[0].tensors:
+    for key in items[0].tensors:  # all items of a batch have the same keys
         fill = pad if key == "input_ids" else 0
         padded = [torch.nn.functional.pad(i.tensors[key], (0, longest - len(i)), value=fill) for i in items]
         batch[key] = torch.stack(padded).to(device)
@@ -129,9 +129,9 @@ def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, tru
     unknown = set(given) - set(ACCEPTED) - IGNORED
     if unknown:
         raise NormscopeError(
-            f"Unknown keys in the encoding: {', '.join(sorted(unknown))}. Known: {', '.join(ACCEPTED)}."
+            f"Unknown keys in the encoding: {', '.join(sorted(map(str, unknown)))}. Known: {', '.join(ACCEPTED)}."
         )
-    if "input_ids" not in given:
+    if given.get("input_ids") is None:
         raise NormscopeError("The encoding has no input_ids.")
     tensors = {key: _as_rows(key, given[key]) for key in ACCEPTED if key in given and given[key] is not None}
     ids = tensors["input_ids"]
@@ -140,8 +140,6 @@ def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, tru
             raise NormscopeError(f"{key} has the shape {tuple(tensor.shape)}, but input_ids {tuple(ids.shape)}.")
         if key not in limits.keys:
             raise NormscopeError(f"This model takes no {key}. Leave it out of the encoding.")
-    if ids.numel() == 0:
-        raise NormscopeError("The encoding is empty: input_ids has no tokens.")
     mask = tensors.setdefault("attention_mask", torch.ones_like(ids))
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise NormscopeError("attention_mask must hold zeros and ones only.")
@@ -173,6 +171,8 @@ def _as_rows(key: str, given: Any) -> Tensor:
         tensor = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise NormscopeError(f"{key} is no rectangular table of integers: {error}.") from error
+    if tensor.dim() > 0 and tensor.numel() == 0:
+        raise NormscopeError(f"The encoding is empty: {key} has no tokens.")
     if tensor.dim() == 1:
         tensor = tensor[None]
     if tensor.dim() != 2:

@@ -82,6 +82,8 @@ def resolve(wanted: Iterable[str] | str | None, blocks: Sequence[Block]) -> tupl
         return names
     aliases = aliases_of(blocks)
     chosen = set()
+    if not isinstance(wanted, Iterable):
+        raise NormscopeError(f"A scope is a name such as 'ATTNRESLN-N', not {type(wanted).__name__} {wanted!r}.")
     for entry in [wanted] if isinstance(wanted, str) else wanted:
         if not isinstance(entry, str):
             raise NormscopeError(f"A scope is a name such as 'ATTNRESLN-N', not {type(entry).__name__} {entry!r}.")

@@ -75,7 +75,7 @@ def _recording(
     try:
         _active.recorder = recorder
         for layer in layer_modules(base, family):
-            handles += recorder.attach(layer)
+            recorder.attach(layer, handles)
         for config in {id(m.config): m.config for m in base.modules() if hasattr(m, "config")}.values():
             if getattr(config, "_attn_implementation", None) is not None:
                 _swap(config)
@@ -114,12 +114,16 @@ class Recorder:
         self.attention: dict[int, tuple[Tensor, Tensor]] = {}  # id(module) -> probabilities, values
         self.space: Tensor | None = None
 
-    def attach(self, layer: nn.Module) -> list[Any]:
-        handles: list[Any] = [layer.register_forward_pre_hook(self._begin, with_kwargs=True)]
+    def attach(self, layer: nn.Module, handles: list[Any]) -> None:
+        """Hook the layer; `handles` has every hook as soon as it exists, so that none is left behind."""
+        handles.append(layer.register_forward_pre_hook(self._begin, with_kwargs=True))
         for path in _paths(self.steps):
-            handles.append(layer.get_submodule(path).register_forward_hook(self._see(path)))
+            try:
+                module = layer.get_submodule(path)
+            except AttributeError as error:
+                raise NormscopeError(f"{type(layer).__name__} has no {path}: this is a modified model.") from error
+            handles.append(module.register_forward_hook(self._see(path)))
         handles.append(layer.register_forward_hook(self._end))
-        return handles
 
     def _mine(self) -> bool:
         return threading.get_ident() == self.thread and getattr(_active, "recorder", None) is self
@@ -152,9 +156,13 @@ class Recorder:
         y = output[0] if isinstance(output, tuple) else output
         self._check_finite(y, f"Layer {self.count} (counted from 0) put out")
         if self.wanted():
-            record = self._record(layer, y)
-            self.seen, self.attention, self.input = {}, {}, None
-            self.on_layer(record)
+            _active.recorder = None  # what runs from here on is no part of the pass
+            try:
+                record = self._record(layer, y)
+                self.seen, self.attention, self.input = {}, {}, None
+                self.on_layer(record)
+            finally:
+                _active.recorder = self
         self.count += 1
 
     def attend(
@@ -237,6 +245,8 @@ class Recorder:
 
     def _norm(self, layer: nn.Module, part: Norm) -> NormRecord:
         module: Any = layer.get_submodule(part.path)
+        if not isinstance(getattr(module, "weight", None), Tensor):
+            raise NormscopeError(f"Expected a norm at {part.path}, found {type(module).__name__}.")
         x = self._cast(self._in(part.path))
         if part.kind == "layer":  # 1 / sqrt(variance + eps), the statistic that the model's own kernel returns
             inverse = torch.native_layer_norm(x, [x.shape[-1]], None, None, module.eps)[2][..., 0]

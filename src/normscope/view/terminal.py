@@ -18,6 +18,7 @@ from normscope.view.labels import (
     BEYOND,
     CIVIDIS,
     Scale,
+    glyphs_of,
     model_label,
     own_cells,
     quantity,

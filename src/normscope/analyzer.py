@@ -200,7 +200,7 @@ class Analyzer:
         if (text is None) == (words is None):
             raise NormscopeError("Give one input: a text, a pair (a, b), an encoding, or words=[...].")
         if words is not None:
-            text = [None] if isinstance(words, str) or not hasattr(words, "__iter__") else list(words)
+            text = list(words) if hasattr(words, "__iter__") and not isinstance(words, str) else [0]  # type: ignore[list-item]
             if not all(isinstance(word, str) for word in text):
                 raise NormscopeError("words must be a list of strings, such as ['Colin', 'plays'].")
         elif isinstance(text, list):

@@ -14,6 +14,9 @@ from normscope.errors import NormscopeError
 from normscope.models.spec import FeedForward
 from normscope.scopes import Step
 
+# Items are decomposed together up to this many tokens: enough work for each call, not too much for the cache.
+GROUP_TOKENS = 512
+
 
 @dataclass(frozen=True)
 class Shape:

@@ -46,7 +46,8 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
     weights = record.weights.permute(0, 3, 1, 2)
     if items > 1:
         weights = scratch.like("weights", (items, columns, heads, rows), values).copy_(weights)
-    own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2).clone()  # (g, R, H)
+    own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2)
+    own_weights = own_weights.clone(memory_format=torch.contiguous_format)  # (g, R, H)
     set_own_cells(weights.transpose(1, 2), positions, 0)
     own_vectors, own_means = vectors, means
     if positions is not None:

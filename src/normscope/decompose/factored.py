@@ -20,7 +20,7 @@ from normscope.decompose.contributions import Factored, Mixture, Term, row_norms
 from normscope.decompose.scratch import Scratch
 from normscope.measures.mixing import mixing_ratio
 
-TOKENS = 128  # columns factored at a time: their vectors in float64 stay in cache
+TOKENS = 64  # columns factored at a time: their vectors in float64 stay in cache
 PRODUCT = 2**20  # cells of the product with the weights at a time
 HEADROOM = 2.0**50  # float32 squares of cells down to 1e-30 must not underflow
 

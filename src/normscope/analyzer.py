@@ -253,7 +253,6 @@ class Analyzer:
             heads=self.head_count,
             hidden=max(module.out_features for module in into),
             layers=self.depth,
-            vocabulary=self.limits.vocabulary,
         )
         return estimate(
             [len(item) for item in items],

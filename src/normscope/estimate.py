@@ -26,7 +26,6 @@ class Shape:
     heads: int
     hidden: int
     layers: int  # layers of the model
-    vocabulary: int
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,6 @@ def estimate(
     if has_ff:
         flops += layers * sum(2 * min(out, m) * m * shape.width * shape.hidden for m in lengths) * 1.15
     return Estimate(n, memory, flops / gemm_rate(dtype, torch.get_num_threads()))
-
-
-GROUP_TOKENS = (
-    256  # items are decomposed together up to this many tokens: large enough for the cores, small enough for the cache
-)
 
 
 def refuse_over_budget(cost: Estimate, budget: int) -> None:

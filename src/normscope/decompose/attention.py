@@ -15,7 +15,8 @@ ValueBias = Literal["token", "remainder"]
 
 
 def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueBias, scratch: Scratch) -> Factored:
-    """A fresh state: what came in, its remainder included, is inside the values. b_O goes to the remainder.
+    """A fresh state: what came in, its remainder included, is inside the values. b_O goes to the remainder. The
+    record's weights may be overwritten.
 
     `positions` (g, R) are the columns that the rows of the record stand for; None: all, in order. With
     `value_bias="token"` the value bias is part of f, as in the papers (attention rows sum to one, so it is spread over

@@ -90,6 +90,9 @@ class Rows:
     source: Factored
     record: FeedForwardRecord
     gate: Tensor  # (g, R, d_ff)
+    lifted: (
+        Tensor | None
+    )  # (H, d_h, d_ff): the term's matrix times W_1, where that is cheaper than every vector times W_1
     own: Tensor  # (g, R, d)
     bias: Tensor  # (g, R, d)
     steps: tuple[NormRecord | Factored, ...] = ()  # a norm to pass, or a state to add

@@ -8,7 +8,7 @@ mixed, gated and multiplied by W_2, and everything that was asked for is reduced
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from normscope.decompose.scratch import Scratch
 from normscope.records import FeedForwardRecord, NormRecord
 
 HIDDEN = 1024  # hidden units gated at a time
-HEADROOM = 2.0**56  # float32 squares of cells down to 1e-30 must not underflow
+HEADROOM = 2.0**60  # float32 squares of cells down to 1e-30 must not underflow
 
 
 def feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Rows:
@@ -31,7 +31,17 @@ def feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Rows
     bias = (c * hidden_bias + record.activation(torch.zeros_like(c[..., :1]))) @ record.out
     if record.out_bias is not None:
         bias = bias + record.out_bias
-    return Rows(state, record, c, own=(c * (state.own @ record.into)) @ record.out, bias=bias)
+    return Rows(
+        state, record, c, _lifted(state.term, record), own=(c * (state.own @ record.into)) @ record.out, bias=bias
+    )
+
+
+def _lifted(term: Term, record: FeedForwardRecord) -> Tensor | None:
+    """``matrix W_1`` by head: d products with W_1 once and one per token, instead of H for every token."""
+    items, tokens, heads, _ = term.mixture.values.shape
+    if items * tokens * (heads - 1) < record.into.shape[0]:
+        return None
+    return torch.matmul(term.view(term.mixture.matrix), record.into)
 
 
 @dataclass
@@ -58,7 +68,7 @@ class _Basis:
 
     weights: Tensor  # (j, H, R)
     scale: Tensor | None  # (R,)
-    values: Tensor  # (H, j, d_h)
+    values: Tensor  # (H, j, d_h), in the stream's unit
     matrix: Tensor  # (H, d_h, D)
 
     def vectors(self, columns: slice, name: str, scratch: Scratch) -> Tensor:
@@ -89,16 +99,13 @@ def stream(
     The diagonal of the maps is left at zero: `state.own` has it. Memory is one block, whatever the length.
     """
     record, steps = state.record, state.steps[: max(points)]
-    source = _basis(state.source.term, item, columns, rows)
-    adds = {n: _basis(s.term, item, columns, rows) for n, s in enumerate(steps) if isinstance(s, Factored)}
     gate = state.gate[item][rows]
     out = record.out.contiguous()
     hidden, width = out.shape
-
-    hidden_basis = _Basis(source.weights, source.scale, source.values, torch.matmul(source.matrix, record.into))
-    unit = HEADROOM / _bound(hidden_basis, out, adds.values())
-    hidden_basis.matrix.mul_(unit)
-    adds = {n: _Basis(b.weights, b.scale, b.values, b.matrix * unit) for n, b in adds.items()}
+    added_states = {n: s.term for n, s in enumerate(steps) if isinstance(s, Factored)}
+    unit = HEADROOM / _bound(state, list(added_states.values()), item)
+    source = _basis(state.source.term, item, columns, rows, unit)
+    adds = {n: _basis(term, item, columns, rows, unit) for n, term in added_states.items()}
 
     size = source.weights.element_size()
     heads, n_columns, n_rows = source.values.shape[0], source.values.shape[1], gate.shape[0]
@@ -114,13 +121,16 @@ def stream(
 
     for j in range(0, n_columns, step_j):
         js = slice(j, min(j + step_j, n_columns))
-        projected = hidden_basis.vectors(js, "projected", scratch)
+        if state.lifted is None:
+            projected = source.vectors(js, "source", scratch) @ record.into
+        else:
+            projected = replace(source, matrix=state.lifted).vectors(js, "projected", scratch)
         added = {n: basis.vectors(js, f"added {n}", scratch) for n, basis in adds.items()}
         for i in range(0, n_rows, step_i):
             i_s = slice(i, min(i + step_i, n_rows))
             shape = (js.stop - js.start, i_s.stop - i_s.start)
             y = scratch.like("block", (*shape, width), out)
-            _gated_product(hidden_basis.mixing(js, i_s), projected, gate[i_s], out, y, scratch)
+            _gated_product(source.mixing(js, i_s), projected, gate[i_s], out, y, scratch)
             _reduce(found[0], y, None, js, i_s)
             for n, step in enumerate(steps):
                 factor = None
@@ -200,19 +210,26 @@ def _taps(
     return taps
 
 
-def _basis(term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor) -> _Basis:
+def _basis(term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor, unit: Tensor) -> _Basis:
     mixture = term.mixture
     return _Basis(
         mixture.weights[item][columns][:, :, rows],
         None if term.scale is None else term.scale[item][rows],
-        mixture.values[item][columns].transpose(0, 1),
+        mixture.values[item][columns].transpose(0, 1) * unit,
         term.view(mixture.matrix),
     )
 
 
-def _bound(hidden: _Basis, out: Tensor, adds: Collection[_Basis]) -> Tensor:
+def _bound(state: Rows, added: list[Term], item: int) -> Tensor:
     """An upper bound of the norm of any contribution with unit weights."""
-    longest = row_norms(hidden.values).amax()
-    through = row_norms(hidden.matrix.flatten()) * row_norms(out.flatten())
-    direct = [row_norms(basis.matrix.flatten()) for basis in adds]
+    source = state.source.term
+    longest = row_norms(source.mixture.values[item]).amax()
+    through = _size(source.view(source.mixture.matrix)) * _size(state.record.into) * _size(state.record.out)
+    direct = [_size(term.view(term.mixture.matrix)) for term in added]
     return (longest * torch.stack([through, *direct]).amax()).clamp_min(1e-30)
+
+
+def _size(matrix: Tensor) -> Tensor:
+    """The Frobenius norm, which no gain of the matrix exceeds."""
+    size: Tensor = torch.linalg.vector_norm(matrix)
+    return size

@@ -200,8 +200,8 @@ class Analyzer:
         if (text is None) == (words is None):
             raise NormscopeError("Give one input: a text, a pair (a, b), an encoding, or words=[...].")
         if words is not None:
-            text = list(words) if hasattr(words, "__iter__") and not isinstance(words, str) else [0]  # type: ignore[list-item]
-            if not all(isinstance(word, str) for word in text):
+            text = list(words) if hasattr(words, "__iter__") else []
+            if isinstance(words, str) or not hasattr(words, "__iter__") or not all(isinstance(w, str) for w in text):
                 raise NormscopeError("words must be a list of strings, such as ['Colin', 'plays'].")
         elif isinstance(text, list):
             raise NormscopeError(

@@ -65,13 +65,13 @@ def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) ->
             if scope.endswith("-W"):
                 row.sums = max(row.sums, float((alone[scope].sum(-1) - 1).abs().amax()))
             else:
-                _check_vectors(lens, alone, scope, row)
+                _check_vectors(alone, scope, row)
         if progress is not None:
             progress(number + 1, len(given))
     return CheckReport(tuple(rows.values()), len(given))
 
 
-def _check_vectors(lens: Analyzer, result: Analysis, scope: str, row: CheckRow) -> None:
+def _check_vectors(result: Analysis, scope: str, row: CheckRow) -> None:
     for place, layer in enumerate(result.layers):
         found = result.parts(scope, layer)
         norms = torch.linalg.vector_norm(found.contributions, dim=-1)

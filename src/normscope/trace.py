@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -329,10 +330,14 @@ def _attribute(layer: nn.Module, path: str) -> Any:
 
 def _activation_name(activation: Any) -> str | None:
     """The activation's name where `decompose.gates` has its closed form, judged by its class, not by the config."""
-    for name in _CLOSED_FORMS:
-        if type(activation) is type(ACT2FN[name]):
-            return name
-    return "gelu" if type(activation) is nn.GELU and activation.approximate == "none" else None
+    if type(activation) is nn.GELU:
+        return "gelu" if activation.approximate == "none" else None
+    return _activation_names().get(type(activation))
+
+
+@lru_cache(maxsize=1)
+def _activation_names() -> dict[type, str]:
+    return {type(ACT2FN[name]): name for name in _CLOSED_FORMS}
 
 
 def _swap(config: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normscope.decompose.contributions import Factored, Mixture, Term
+from normscope.decompose.contributions import Factored, Mixture, Term, probe
 from normscope.decompose.scratch import Scratch
 from normscope.records import AttentionRecord
 
@@ -33,14 +33,10 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
         constant = torch.bmm(record.value_bias[:, None], record.matrix)[:, 0]  # (H, d)
         bias = bias + record.weights.sum(-1).transpose(1, 2) @ constant
 
-    # The matrix is a transposed weight: a buffer of the same strides makes the subtraction one straight pass.
-    mean = record.matrix.mean(-1, keepdim=True)  # (H, d_h, 1)
-    shape = (width, *record.matrix.shape[:2])
-    centered = torch.sub(record.matrix, mean, out=scratch.like("matrix", shape, values).permute(1, 2, 0))
-    by_head = values.flatten(0, 1).transpose(0, 1)  # (H, g*j, d_h)
-    vectors = scratch.like("vectors", (items * columns, heads, width), values)
-    torch.bmm(by_head, centered, out=vectors.transpose(0, 1))
-    means = torch.bmm(by_head, mean)[..., 0].t()  # (g*j, H)
+    probed = scratch.like("vectors", (items * columns, heads + 1, width), values)
+    vectors = probed[:, :heads]
+    torch.bmm(values.flatten(0, 1).transpose(0, 1), record.matrix, out=vectors.transpose(0, 1))
+    probed[:, heads] = probe(width, values.dtype, values.device)
 
     # (g, j, H, R). One item's products per column are as good with the strides as they are; several items need one
     # stride for the columns of all.
@@ -50,16 +46,12 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
     own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2)
     own_weights = own_weights.clone(memory_format=torch.contiguous_format)  # (g, R, H)
     set_own_cells(weights.transpose(1, 2), positions, 0)
-    own_vectors, own_means = vectors, means
+    own_vectors = vectors
     if positions is not None:
-        flat = (positions + columns * torch.arange(items, device=positions.device)[:, None]).flatten()
-        own_vectors, own_means = vectors[flat], means[flat]
-    flat_weights = own_weights.flatten(0, 1)
-    own = torch.bmm(flat_weights[:, None], own_vectors)[:, 0] + (flat_weights * own_means).sum(-1, keepdim=True)
-    own = own.view(items, rows, width)
+        own_vectors = vectors[(positions + columns * torch.arange(items, device=positions.device)[:, None]).flatten()]
+    own = torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors).view(items, rows, width)
 
-    grid = (items, columns)
-    mixture = Mixture(weights, own_weights, values, record.matrix, vectors.unflatten(0, grid), means.unflatten(0, grid))
+    mixture = Mixture(weights, own_weights, values, record.matrix, probed.unflatten(0, (items, columns)))
     others = record.output - bias - own
     return Factored(Term(mixture), own, others, bias)
 

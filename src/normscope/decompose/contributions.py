@@ -13,6 +13,7 @@ g items, j columns, R rows (output positions), H heads.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -28,12 +29,12 @@ class Mixture:
     own_weights: Tensor  # (g, R, H): what stood there
     values: Tensor  # (g, j, H, d_h)
     matrix: Tensor  # (H, d_h, d)
-    vectors: Tensor  # (g, j, H, d): f_jh = values_jh matrix_h less its mean over d, which norms subtract anyway
-    means: Tensor  # (g, j, H): that mean
+    probed: Tensor  # (g, j, H + 1, d): f_jh = values_jh matrix_h, and after the heads the `probe`
 
-    def full(self) -> Tensor:
-        """f_jh itself."""
-        return self.vectors + self.means[..., None]
+    @property
+    def vectors(self) -> Tensor:
+        """(g, j, H, d): f_jh."""
+        return self.probed[:, :, :-1]
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,7 @@ class Term:
         term = self
         if self.gain is not None:  # a second norm: fold the first into the matrix
             old = self.mixture
-            f = self.view(old.full())
-            mean = f.mean(-1)
-            folded = replace(old, matrix=self.view(old.matrix), vectors=f - mean[..., None], means=mean)
+            folded = replace(old, matrix=self.view(old.matrix), probed=self.view(old.probed))
             term = Term(folded, self.scale)
         scale = norm.inverse if term.scale is None else term.scale * norm.inverse
         return Term(term.mixture, scale, norm.kind == "layer", norm.gain)
@@ -128,3 +127,9 @@ def row_norms(x: Tensor) -> Tensor:
         if bool(tiny.any()):
             norms[tiny] = torch.linalg.vector_norm(x[tiny].to(torch.float64), dim=-1).to(x.dtype)
     return norms
+
+
+@lru_cache(maxsize=8)
+def probe(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(d,) a fixed Gaussian direction: the size of an error e along it estimates ``||e||``."""
+    return torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device, dtype)

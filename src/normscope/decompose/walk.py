@@ -182,5 +182,5 @@ def _head_maps(mixture: Mixture, heads: tuple[int, ...]) -> HeadMaps | None:
     if not heads:
         return None
     chosen = torch.tensor(heads, device=mixture.weights.device)
-    norms = row_norms(mixture.full()[:, :, chosen])
+    norms = row_norms(mixture.vectors[:, :, chosen])
     return HeadMaps(mixture.weights[:, :, chosen], mixture.own_weights[:, :, chosen], norms)

@@ -115,6 +115,16 @@ class Analyzer:
             pad=padding_id(self.base),
         )
 
+    @cached_property
+    def _shape(self) -> Shape:
+        layer = layer_modules(self.base, self.family)[0]
+        return Shape(
+            width=int(self.base.config.hidden_size),
+            heads=self.head_count,
+            hidden=max(module.out_features for module in layer.modules() if isinstance(module, torch.nn.Linear)),
+            layers=self.depth,
+        )
+
     @property
     def head_count(self) -> int:
         return int(self.base.config.num_attention_heads)
@@ -246,18 +256,10 @@ class Analyzer:
             raise NormscopeError("The model is in training mode: dropout would change every number. Call model.eval().")
 
     def _estimate(self, items: Sequence[inputs.Item], request: Request) -> Estimate:
-        layer = layer_modules(self.base, self.family)[0]
-        into = [module for module in layer.modules() if isinstance(module, torch.nn.Linear)]
-        shape = Shape(
-            width=int(self.base.config.hidden_size),
-            heads=self.head_count,
-            hidden=max(module.out_features for module in into),
-            layers=self.depth,
-        )
         return estimate(
             [len(item) for item in items],
             None if request.rows is None else len(request.rows),
-            shape,
+            self._shape,
             request.steps,
             len(request.scopes),
             len(request.layers),

@@ -16,7 +16,9 @@ from torch import Tensor
 class AttentionRecord:
     """``output_i = sum_j sum_h weights_hij values_hj matrix_h + bias``."""
 
-    weights: Tensor  # (b, H, i, j) attention probabilities, i contiguous; the decomposition may overwrite them
+    weights: (
+        Tensor  # (b, H, i, j) attention probabilities, stored as (b, j, H, i); the decomposition may overwrite them
+    )
     values: Tensor  # (b, H, j, d_h) as the model used them, value bias inside
     value_bias: Tensor | None  # (H, d_h)
     matrix: Tensor  # (H, d_h, d): W_O, the rows of each head
@@ -69,6 +71,8 @@ BATCHED = {"weights", "values", "output", "inverse", "hidden"}  # the fields tha
 
 def select_items(layer: LayerRecord, items: slice) -> LayerRecord:
     """The same record of some of the items."""
+    if len(layer.input[items]) == len(layer.input):
+        return layer
     parts = (
         replace(part, **{f.name: getattr(part, f.name)[items] for f in fields(part) if f.name in BATCHED})
         for part in layer.parts

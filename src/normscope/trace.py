@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -77,10 +78,9 @@ def _recording(
         _active.recorder = recorder
         for layer in layer_modules(base, family):
             recorder.attach(layer, handles)
-        for config in {id(m.config): m.config for m in base.modules() if hasattr(m, "config")}.values():
-            if getattr(config, "_attn_implementation", None) is not None:
-                _swap(config)
-                configs.append(config)
+        for config in _configs(base):
+            _swap(config)
+            configs.append(config)
         yield
     finally:
         for config in configs:
@@ -94,6 +94,12 @@ def layer_modules(base: PreTrainedModel, family: Family) -> list[nn.Module]:
     """The layer modules of a model, in order, each once (a shared layer is one module)."""
     pattern = re.compile(re.escape(family.layers).replace(r"\*", r"\d+"))
     return [module for name, module in base.named_modules() if pattern.fullmatch(name)]
+
+
+def _configs(base: PreTrainedModel) -> list[Any]:
+    """The configs that say how a part of the model attends, each once."""
+    found = {id(m.__dict__["config"]): m.__dict__["config"] for m in base.modules() if "config" in m.__dict__}
+    return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
 
 
 class Recorder:
@@ -187,21 +193,24 @@ class Recorder:
         for head in range(0, heads, step):
             some = slice(head, head + step)
             output, weights = eager(module, query[:, some], key[:, some], value[:, some], mask, **kwargs)
-            kept[:, some].copy_(weights.transpose(2, 3))
+            kept[:, :, some].copy_(weights.permute(0, 3, 1, 2))
             outputs.append(output)
-        self.attention[id(module)] = (kept.transpose(2, 3), value)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), kept.transpose(2, 3)
+        probabilities = kept.permute(0, 2, 3, 1)
+        self.attention[id(module)] = (probabilities, value)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), probabilities
 
     def _space(self, items: int, heads: int, columns: int, rows: int, device: torch.device) -> Tensor:
-        """A place for the probabilities (b, H, j, i), the same in every layer; the decomposition may overwrite it."""
-        shape = (items, heads, columns, rows)
-        if self.space is None or self.space.shape != shape:
-            self.space = torch.empty(shape, dtype=self.dtype, device=device)
+        """A place for the probabilities (b, j, H, i), the same in every layer; the decomposition may overwrite it."""
+        if self.space is None or self.space.shape != (items, columns, heads, rows):
+            if items == 1:  # as near to the model's own order as the products allow: the copy is the cheaper
+                self.space = torch.empty(items, heads, columns, rows, dtype=self.dtype, device=device).transpose(1, 2)
+            else:  # one stride for the columns of all items
+                self.space = torch.empty(items, columns, heads, rows, dtype=self.dtype, device=device)
         return self.space
 
     def _check_finite(self, x: Tensor, where: str) -> None:
         # A finite sum has finite summands; the look at each of them is for the rest.
-        if not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x[self.real]).all()):
+        if not isfinite(x.sum().item()) and not bool(torch.isfinite(x[self.real]).all()):
             raise NormscopeError(f"{where} NaN or infinite values. Check the weights there, and the model's dtype.")
 
     def _record(self, layer: nn.Module, y: Tensor) -> LayerRecord:
@@ -229,8 +238,8 @@ class Recorder:
         else:
             given = self._in(part.probabilities)
             items, heads, rows, columns = given.shape
-            kept = self._space(items, heads, columns, rows, given.device).copy_(given.transpose(2, 3))
-            weights = kept.transpose(2, 3)
+            kept = self._space(items, heads, columns, rows, given.device).copy_(given.permute(0, 3, 1, 2))
+            weights = kept.permute(0, 2, 3, 1)
             flat = self._out(part.value)
             values = flat.unflatten(-1, (weights.shape[1], -1)).transpose(1, 2)
         heads = values.shape[1]

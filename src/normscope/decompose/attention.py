@@ -33,27 +33,24 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
         constant = torch.bmm(record.value_bias[:, None], record.matrix)[:, 0]  # (H, d)
         bias = bias + record.weights.sum(-1).transpose(1, 2) @ constant
 
-    probed = scratch.like("vectors", (items * columns, heads + 1, width), values)
-    vectors = probed[:, :heads]
-    torch.bmm(values.flatten(0, 1).transpose(0, 1), record.matrix, out=vectors.transpose(0, 1))
-    probed[:, heads] = probe(width, values.dtype, values.device)
+    probed = scratch.like("vectors", (heads + 1, items * columns, width), values)
+    torch.bmm(values.flatten(0, 1).transpose(0, 1), record.matrix, out=probed[:heads])
+    probed[heads] = probe(width, values.dtype, values.device)
 
-    # (g, j, H, R). One item's products per column are as good with the strides as they are; several items need one
-    # stride for the columns of all.
-    weights = record.weights.permute(0, 3, 1, 2)
-    if items > 1:
-        weights = scratch.like("weights", (items, columns, heads, rows), values).copy_(weights)
+    weights = record.weights.permute(0, 3, 1, 2)  # (g, j, H, R)
     own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2)
     own_weights = own_weights.clone(memory_format=torch.contiguous_format)  # (g, R, H)
     set_own_cells(weights.transpose(1, 2), positions, 0)
-    own_vectors = vectors
+    own_vectors = probed[:heads].transpose(0, 1)
     if positions is not None:
-        own_vectors = vectors[(positions + columns * torch.arange(items, device=positions.device)[:, None]).flatten()]
-    own = torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors).view(items, rows, width)
+        flat = (positions + columns * torch.arange(items, device=positions.device)[:, None]).flatten()
+        own_vectors = own_vectors[flat]
+    split = probed.new_empty(2, items, rows, width)
+    torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors, out=split[0].view(items * rows, 1, width))
+    torch.sub(record.output, bias, out=split[1]).sub_(split[0])
 
-    mixture = Mixture(weights, own_weights, values, record.matrix, probed.unflatten(0, (items, columns)))
-    others = record.output - bias - own
-    return Factored(Term(mixture), own, others, bias)
+    mixture = Mixture(weights, own_weights, values, record.matrix, probed.unflatten(1, (items, columns)))
+    return Factored(Term(mixture), split, bias)
 
 
 def own_cells(cells: Tensor, positions: Tensor | None) -> Tensor:

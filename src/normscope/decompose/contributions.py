@@ -29,12 +29,12 @@ class Mixture:
     own_weights: Tensor  # (g, R, H): what stood there
     values: Tensor  # (g, j, H, d_h)
     matrix: Tensor  # (H, d_h, d)
-    probed: Tensor  # (g, j, H + 1, d): f_jh = values_jh matrix_h, and after the heads the `probe`
+    probed: Tensor  # (H + 1, g, j, d): f_jh = values_jh matrix_h, and after the heads the `probe`
 
     @property
     def vectors(self) -> Tensor:
         """(g, j, H, d): f_jh."""
-        return self.probed[:, :, :-1]
+        return self.probed[:-1].permute(1, 2, 0, 3)
 
 
 @dataclass(frozen=True)
@@ -65,21 +65,23 @@ class Term:
 @dataclass(frozen=True)
 class Factored:
     term: Term
-    own: Tensor  # (g, R, d): c_ii
-    others: Tensor  # (g, R, d): sum_{j != i} c_ij
+    split: Tensor  # (2, g, R, d): c_ii, and the sum of the c_ij with j != i
     bias: Tensor  # (g, R, d): b_i, or (1, 1, d) while it is the same for all
 
+    @property
+    def own(self) -> Tensor:
+        return self.split[0]
+
     def normed(self, norm: NormRecord) -> Factored:
-        return Factored(
-            self.term.normed(norm),
-            apply_norm(norm, self.own),
-            apply_norm(norm, self.others),
-            with_shift(norm, apply_norm(norm, self.bias)),
-        )
+        bias = with_shift(norm, apply_norm(norm, self.bias))
+        return Factored(self.term.normed(norm), apply_norm(norm, self.split), bias)
 
     def plus_input(self, x: Tensor) -> Factored:
         """The residual connection around an attention that started from x: only the diagonal grows."""
-        return replace(self, own=self.own + x)
+        split = torch.empty_like(self.split)
+        torch.add(self.split[0], x, out=split[0])
+        split[1] = self.split[1]
+        return replace(self, split=split)
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,11 @@ class Rows:
 
 def apply_norm(norm: NormRecord, x: Tensor) -> Tensor:
     """The norm with its statistic frozen, without its shift: ``gain * (x - mean x) / s_i`` (EMNLP 2021, eq. 6)."""
-    centered = x - x.mean(-1, keepdim=True) if norm.kind == "layer" else x
-    return (centered * norm.gain) * norm.inverse[..., None]
+    if norm.kind == "rms":
+        return (x * norm.gain) * norm.inverse[..., None]
+    # One fused pass: layer_norm also divides by each vector's own deviation, which is taken back.
+    normed, _, reciprocal = torch.native_layer_norm(x, [x.shape[-1]], norm.gain, None, 1e-30)
+    return normed * (norm.inverse[..., None] / reciprocal)
 
 
 def with_shift(norm: NormRecord, x: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ from normscope.measures.mixing import mixing_ratio
 TOKENS = 64  # doubtful columns done again at a time
 PRODUCT = 2**20  # cells of the product with the weights at a time
 HEADROOM = 2.0**100  # float32 squares of cells down to 1e-30 must not underflow
-# Doubtful: (sum_h alpha ||f_h||)^2 > 3 H ||sum_h alpha f_h||^2. Orthogonal vectors of equal length give H, so that a sound
-# form has lost at most half a decimal digit more than they would.
+# Doubtful: (sum_h alpha ||f_h||)^2 > 3 H ||sum_h alpha f_h||^2. Orthogonal vectors of equal length give H, so that a
+# sound form has lost at most half a decimal digit more than they would.
 CANCELLED = 3
 TINY = 1e-30  # doubtful: a square so small has lost digits to underflow
 OFFSET = 16  # doubtful: the mean of f over d, which a norm subtracts, is so many times its deviation
@@ -32,17 +32,18 @@ OFFSET = 16  # doubtful: the mean of f over d, which a norm subtracts, is so man
 
 @dataclass(frozen=True)
 class Reduced:
-    """One scope of some items of a layer, rows and columns still padded."""
+    """Some scopes (S of them) of some items of a layer, rows and columns still padded."""
 
-    map: Tensor  # (g, j, R), without the rows' own cells and without the row scale
-    scale: Tensor | None  # (g, R)
-    own: Tensor  # (g, R): the rows' own cells
-    mixing: Tensor  # (g, R)
-    remainder: Tensor  # (g, R) or (1, 1): norm of b_i
-    error: Tensor  # (g, R): completeness
+    scopes: tuple[str, ...]
+    maps: tuple[Tensor, ...]  # (g, j, R) for each scope, without the rows' own cells and without the scale
+    scales: tuple[Tensor | float | None, ...]  # (g, R), or a number, or nothing
+    own: Tensor  # (S, g, R): the rows' own cells
+    mixing: Tensor  # (S, g, R)
+    remainder: Tensor  # (S, g, R): norm of b_i
+    error: Tensor  # (S, g, R): completeness
 
 
-def reduce(states: Sequence[Factored], actual: Sequence[Tensor], scratch: Scratch) -> list[Reduced]:
+def reduce(scopes: Sequence[str], states: Sequence[Factored], actual: Sequence[Tensor], scratch: Scratch) -> Reduced:
     """Norms, mixing ratio and completeness of states; `actual` (g, R, d) are the model's own vectors there."""
     views: list[Term] = []
     for state in states:
@@ -53,20 +54,21 @@ def reduce(states: Sequence[Factored], actual: Sequence[Tensor], scratch: Scratc
         shared = [n for n, view in enumerate(views) if view.mixture is mixture]
         norms |= zip(shared, _norms([views[n] for n in shared], scratch), strict=True)
 
-    reduced = []
+    maps, heights, missing = [], [], []
     for state, target in zip(states, actual, strict=True):
-        cells, highest, tested = norms[next(n for n, view in enumerate(views) if _same_view(state.term, view))]
-        scale = state.term.scale
-        if scale is not None:
-            highest, tested = highest * scale, tested * scale
-        own = row_norms(state.own)
-        direction = state.term.view(state.term.mixture.probed[0, 0, -1])
-        missing = tested + (state.own - target) @ direction + state.bias @ direction
-        length, mixed = torch.linalg.vector_norm(target, dim=-1), torch.linalg.vector_norm(state.others, dim=-1)
-        error = completeness(missing.abs(), length, torch.maximum(highest, own))
-        remainder = torch.linalg.vector_norm(state.bias, dim=-1)
-        reduced.append(Reduced(cells, scale, own, mixing_ratio(mixed, own), remainder, error))
-    return reduced
+        term = state.term
+        cells, highest, tested = norms[next(n for n, view in enumerate(views) if _same_view(term, view))]
+        direction = term.view(term.mixture.probed[-1, 0, 0])
+        missed = state.own @ direction - target @ direction + state.bias @ direction
+        maps.append(cells)
+        heights.append(highest if term.scale is None else highest * term.scale)
+        missing.append(torch.add(missed, tested) if term.scale is None else torch.addcmul(missed, tested, term.scale))
+    own, others = torch.stack([row_norms(state.split) for state in states], dim=1)
+    length = torch.stack([torch.linalg.vector_norm(target, dim=-1) for target in actual])
+    error = completeness(torch.stack(missing).abs_(), length, torch.maximum(torch.stack(heights), own))
+    remainder = torch.stack([torch.linalg.vector_norm(state.bias, dim=-1).expand(own.shape[1:]) for state in states])
+    scales = tuple(state.term.scale for state in states)
+    return Reduced(tuple(scopes), tuple(maps), scales, own, mixing_ratio(others, own), remainder, error)
 
 
 def completeness(missing: Tensor, length: Tensor, highest: Tensor) -> Tensor:
@@ -74,14 +76,16 @@ def completeness(missing: Tensor, length: Tensor, highest: Tensor) -> Tensor:
     return missing / torch.maximum(length, highest).clamp_min(torch.finfo(missing.dtype).tiny)
 
 
-def reduce_weights(mixture: Mixture, residual: bool, mean: Tensor) -> Reduced:
-    """ATTN-W: `mean`, the mean of the weights over heads, A; ATTNRES-W: ``(A + I) / 2`` (Abnar & Zuidema 2020)."""
-    own = mixture.own_weights.mean(-1)
-    error = (mean.sum(1) + own - 1).abs()
-    mixing = 1 - own
-    if residual:
-        mean, own, mixing, error = mean / 2, own / 2 + 0.5, mixing / 2, error / 2
-    return Reduced(mean, None, own, mixing, torch.zeros_like(own), error)
+def reduce_weights(scopes: Sequence[str], residual: Sequence[bool], mixture: Mixture) -> Reduced:
+    """ATTN-W: the mean of the weights over heads, A; with the residual connection ATTNRES-W: ``(A + I) / 2`` (Abnar &
+    Zuidema 2020)."""
+    mean = mixture.weights.mean(2)
+    single = mixture.own_weights.mean(-1)
+    half = torch.tensor([0.5 if one else 1.0 for one in residual], dtype=mean.dtype, device=mean.device)[:, None, None]
+    mixing = half * (1 - single)
+    error = half * (mean.sum(1) + single - 1).abs_()
+    scales = tuple(0.5 if one else None for one in residual)
+    return Reduced(tuple(scopes), (mean,) * len(scopes), scales, 1 - mixing, mixing, torch.zeros_like(mixing), error)
 
 
 def vectors(state: Factored, positions: Tensor | None) -> Tensor:
@@ -103,7 +107,7 @@ def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor
     over j of the off-diagonal contributions along the view of the probe (g, R)."""
     mixture = terms[0].mixture
     items, columns, heads, rows = mixture.weights.shape
-    forms, unit, doubtful = _forms(mixture.probed.flatten(0, 1), terms)
+    forms, unit, doubtful = _forms(mixture.probed.flatten(1, 2), terms)
     forms, doubtful = forms.unflatten(0, (items, columns)), doubtful.unflatten(0, (items, columns))
 
     cells = forms.new_empty(len(terms), items, columns, rows)
@@ -128,22 +132,23 @@ def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor
 
 
 def _forms(probed: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor, Tensor]:
-    """What the weights are multiplied with, (tokens, views, H + 2, H): the Gram matrix, ``||f_h||`` ready to be compared
-    (CANCELLED), and f_h along the probe; the unit of the norms; and which (tokens, views) are doubtful as they are.
+    """What the weights are multiplied with, (tokens, views, H + 2, H): the Gram matrix, ``||f_h||`` ready to be
+    compared (CANCELLED), and f_h along the probe; the unit of the norms; which (tokens, views) are doubtful already.
     """
-    tokens, heads, width = probed.shape[0], probed.shape[1] - 1, probed.shape[2]
+    heads, tokens, width = probed.shape[0] - 1, probed.shape[1], probed.shape[2]
     grams = probed.new_empty(len(terms), tokens, heads + 1, heads + 1)
     doubtful = torch.zeros(tokens, len(terms), dtype=torch.bool, device=probed.device)
     for n, (term, gram) in enumerate(zip(terms, grams, strict=True)):
         if term.centered:
             # One fused pass: layer_norm also divides by each vector's own deviation, which is taken back.
             viewed, mean, inverse = torch.native_layer_norm(probed, [width], term.gain, None, 1e-30)
-            deviation = inverse.reciprocal()
-            torch.bmm(viewed, viewed.transpose(1, 2), out=gram).mul_(deviation).mul_(deviation.transpose(1, 2))
-            doubtful[:, n] = ((mean * inverse).abs_() > OFFSET).flatten(1).any(1)
+            deviation = inverse.reciprocal_().transpose(0, 1)  # (tokens, H + 1, 1)
+            torch.bmm(viewed.transpose(0, 1), viewed.permute(1, 2, 0), out=gram)
+            gram.mul_(deviation).mul_(deviation.transpose(1, 2))
+            doubtful[:, n] = (mean.abs_() > OFFSET * inverse).any(0)[:, 0]
         else:
             viewed = term.view(probed)
-            torch.bmm(viewed, viewed.transpose(1, 2), out=gram)
+            torch.bmm(viewed.transpose(0, 1), viewed.permute(1, 2, 0), out=gram)
     squares = grams.diagonal(dim1=2, dim2=3)[..., :heads].transpose(0, 1)  # (tokens, views, H)
     doubtful |= (squares < TINY).any(-1)
     scale = HEADROOM / squares.amax().clamp_min(TINY)

@@ -73,20 +73,23 @@ def measure(
     positions: Tensor | None,
     options: Options,
     scratch: Scratch,
-) -> tuple[dict[str, Reduced], HeadMaps | None]:
+) -> tuple[list[Reduced], HeadMaps | None]:
     """The wanted scopes (and head-level maps) of a layer. `positions` (g, R): the rows' own columns; None: all rows."""
     reached = _walk(layer, steps, positions, options, scratch)
     mixture = _mixture(reached)
-    found: dict[str, Reduced] = {}
+    found = []
     weighted = [at.step for at in reached if at.step.weights in scopes]
-    mean = mixture.weights.mean(2) if weighted else mixture.weights
-    for step in weighted:
-        found[str(step.weights)] = reduce_weights(mixture, step.part is None, mean)
+    if weighted:
+        names = [str(step.weights) for step in weighted]
+        found.append(reduce_weights(names, [step.part is None for step in weighted], mixture))
     wanted = [at for at in reached if at.step.norms in scopes]
     linear = [(at, at.state) for at in wanted if isinstance(at.state, Factored)]
-    reduced = reduce([state for _, state in linear], [at.actual for at, _ in linear], scratch)
-    found |= {str(at.step.norms): one for (at, _), one in zip(linear, reduced, strict=True)}
-    found |= _reduce_rows([at for at in wanted if isinstance(at.state, Rows)], items, options, scratch)
+    if linear:
+        names = [str(at.step.norms) for at, _ in linear]
+        found.append(reduce(names, [state for _, state in linear], [at.actual for at, _ in linear], scratch))
+    gated = [at for at in wanted if isinstance(at.state, Rows)]
+    if gated:
+        found.append(_reduce_rows(gated, items, options, scratch))
     return found, _head_maps(mixture, options.heads)
 
 
@@ -146,13 +149,9 @@ def _mixture(reached: Sequence[_Reached]) -> Mixture:
     return state.term.mixture
 
 
-def _reduce_rows(
-    wanted: Sequence[_Reached], items: Sequence[Item], options: Options, scratch: Scratch
-) -> dict[str, Reduced]:
+def _reduce_rows(wanted: Sequence[_Reached], items: Sequence[Item], options: Options, scratch: Scratch) -> Reduced:
     """The scopes after the feed-forward gate, item by item: only real tokens are worth their cost."""
     points = {len(at.state.steps): at for at in wanted if isinstance(at.state, Rows)}
-    if not points:
-        return {}
     last = points[max(points)].state
     assert isinstance(last, Rows)
     weights = last.source.term.mixture.weights
@@ -166,15 +165,25 @@ def _reduce_rows(
                 real_rows = torch.arange(weights.shape[3], device=weights.device)[item.rows]
                 maps[point][n, item.columns[:, None], real_rows] = tap.map
             others[point][n, item.rows] = tap.others
-    found = {}
-    for point, at in points.items():
-        state, cells = at.state, maps[point]
-        own = row_norms(state.own)
-        missing = row_norms(others[point] + state.own + state.bias - at.actual)
-        error = completeness(missing, row_norms(at.actual), torch.maximum(cells.amax(1), own))
-        mixing = mixing_ratio(row_norms(others[point]), own)
-        found[str(at.step.norms)] = Reduced(cells, None, own, mixing, row_norms(state.bias), error)
-    return found
+    states, actual = [at.state for at in wanted], [at.actual for at in wanted]
+    cells, mixed = [maps[point] for point in points], [others[point] for point in points]
+    own = torch.stack([row_norms(state.own) for state in states])
+    missed = [m + state.own + state.bias - y for m, state, y in zip(mixed, states, actual, strict=True)]
+    highest = torch.maximum(torch.stack([one.amax(1) for one in cells]), own)
+    error = completeness(_norms(missed), _norms(actual), highest)
+    return Reduced(
+        scopes=tuple(str(at.step.norms) for at in wanted),
+        maps=tuple(cells),
+        scales=(None,) * len(wanted),
+        own=own,
+        mixing=mixing_ratio(_norms(mixed), own),
+        remainder=_norms([state.bias.expand_as(y) for state, y in zip(states, actual, strict=True)]),
+        error=error,
+    )
+
+
+def _norms(vectors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([row_norms(one) for one in vectors])
 
 
 def _head_maps(mixture: Mixture, heads: tuple[int, ...]) -> HeadMaps | None:

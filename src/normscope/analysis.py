@@ -235,3 +235,29 @@ class Analysis:
 
     def _at(self, scope: str) -> Measured:
         return self.measured[self.resolve(scope)]
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderDecoderAnalysis:
+    """The analyses of both sides of an encoder-decoder. The decoder's columns are its own tokens, then the encoder's.
+    A side without any of the scopes that were asked for is None."""
+
+    encoder: Analysis | None
+    decoder: Analysis | None
+
+    @property
+    def completeness(self) -> dict[str, dict[str, Tensor]]:
+        """side -> scope -> (layers,)."""
+        return {side: analysis.completeness for side, analysis in self.sides.items()}
+
+    @property
+    def sides(self) -> dict[str, Analysis]:
+        """The sides that were analysed, by name."""
+        pairs = (("encoder", self.encoder), ("decoder", self.decoder))
+        return {side: analysis for side, analysis in pairs if analysis is not None}
+
+    def cross(self, scope: str) -> Tensor:
+        """(layers, rows, encoder tokens): a decoder map without the decoder's own columns."""
+        if self.decoder is None:
+            raise NormscopeError("The decoder was not analysed: ask for one of its scopes.")
+        return self.decoder[scope][..., [label.side == "encoder" for label in self.decoder.columns]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -13,27 +13,25 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from normscope import default_model, inputs
+from normscope import default_model, features, generation, inputs, loading
 from normscope._version import __version__
-from normscope.analysis import Analysis, HeadMaps, Label, Measured
-from normscope.collect import Collected, Request
+from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Label, Measured
+from normscope.collect import Collected
 from normscope.decompose import walk
 from normscope.decompose.scratch import Scratch
-from normscope.decompose.walk import Options
 from normscope.errors import NormscopeError
-from normscope.estimate import GROUP_TOKENS, Estimate, Shape, default_budget, estimate, refuse_over_budget
-from normscope.inputs import Input, Limits
+from normscope.estimate import GROUP_TOKENS, Estimate, default_budget, estimate, refuse_over_budget, shape_of
+from normscope.inputs import Input, Item, Limits
 from normscope.models import depth_of, family_of, max_positions, padding_id
-from normscope.models.spec import Norm
 from normscope.records import LayerRecord, select_items, select_rows
-from normscope.scopes import Step, aliases_of, resolve, steps_of
-from normscope.trace import layer_modules, trace
+from normscope.request import Request, integers, reach, requests_of, within
+from normscope.scopes import aliases_of, steps_of
+from normscope.trace import Wish, layer_modules, trace
 
 Progress = Callable[[int, int], None]
-GATES = ("ig", "tangent")
-VALUE_BIASES = ("token", "remainder")
+Result = Analysis | EncoderDecoderAnalysis
 KEPT_SCRATCH = 64 * 2**20  # working memory kept between runs at the most
 INCOMPLETE = 1e-2  # contributions that miss the model's vector by this much are no decomposition of it
 
@@ -41,8 +39,9 @@ INCOMPLETE = 1e-2  # contributions that miss the model's vector by this much are
 class Analyzer:
     """Norm-based analysis of one model, which is left exactly as it was found.
 
-    `tokenizer` may be None: inputs are then encodings and tokens their ids. `dtype` is that of the decomposition
-    (default: the model's, at least float32); `memory_budget` in bytes bounds what an analysis may take.
+    `tokenizer` may be None: inputs are then encodings and tokens their ids; a vision model has its image processor
+    there. `dtype` is that of the decomposition (default: the model's, at least float32: a model in half precision is
+    copied); `memory_budget` in bytes bounds what an analysis may take.
     """
 
     def __init__(
@@ -53,17 +52,20 @@ class Analyzer:
         dtype: torch.dtype | None = None,
         memory_budget: int | None = None,
     ) -> None:
+        model = loading.unwrapped(model)
         self.family = family_of(model)
-        self.model = model
-        self.base: PreTrainedModel = model.base_model  # type: ignore[assignment]
+        self.model = loading.single_precision(model)
+        self.base: PreTrainedModel = self.model.base_model  # type: ignore[assignment]
         self.tokenizer = tokenizer
-        self.depth = depth_of(self.family, self.base.config)
-        self.steps = steps_of(self.family.blocks)
+        self.stacks = self.family.stacks
+        self.depths = [depth_of(stack, self.base.config) for stack in self.stacks]
+        self.head_counts = [int(getattr(self.base.config, stack.heads)) for stack in self.stacks]
         self.model_name = str(getattr(model, "name_or_path", "") or type(model).__name__)
         self.dtype = _dtype(dtype, self.base.dtype)
         self.memory_budget = memory_budget
         self._free: list[Scratch] = []  # working memory of finished runs
-        inputs.check_tokenizer(tokenizer, self.limits.vocabulary)
+        if self.family.input != "image":
+            inputs.check_tokenizer(tokenizer, self.limits.vocabulary)
 
     @classmethod
     def from_pretrained(
@@ -76,64 +78,52 @@ class Analyzer:
     ) -> Analyzer:
         """Load a model and its tokenizer by hub name or local path. No remote code is run, no pickle is read."""
         name = str(name)
-        try:
-            model, loading = AutoModel.from_pretrained(
-                name, dtype=dtype or torch.float32, use_safetensors=True, output_loading_info=True
-            )
-            tokenizer = AutoTokenizer.from_pretrained(name)
-        except Exception as error:  # transformers, huggingface_hub, safetensors and tokenizers each have their own
-            raise NormscopeError(
-                f"Cannot load a model from {name!r}: {(str(error).strip() or type(error).__name__).splitlines()[0]} "
-                "Give a hub name or the path of a folder with config.json, model.safetensors and a tokenizer."
-            ) from error
-        missing = sorted(key for key in loading["missing_keys"] if not key.startswith("pooler."))
-        if missing:
-            raise NormscopeError(
-                f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}: they would "
-                "be random numbers. Get the whole checkpoint."
-            )
-        if len(tokenizer) <= len(tokenizer.all_special_ids):
-            raise NormscopeError(f"There is no tokenizer in {name!r}: only special tokens are known. Add its files.")
-        try:
-            model = model.to(device or "cpu").eval()
-        except (RuntimeError, AssertionError) as error:
-            raise NormscopeError(f"Cannot move the model to {device!r}: {str(error).splitlines()[0]}") from error
+        model, tokenizer = loading.load(name, device, dtype)
         lens = cls(model, tokenizer, dtype=dtype, memory_budget=memory_budget)
         lens.model_name = default_model.NAME if default_model.is_in(name) else name
         return lens
 
-    @cached_property
-    def limits(self) -> Limits:
-        embedding: Any = self.base.get_input_embeddings()
-        config = self.base.config
-        return Limits(
-            vocabulary=int(embedding.num_embeddings),
-            positions=max_positions(self.family, self.base),
-            position_rows=int(getattr(config, self.family.positions)),
-            token_types=int(getattr(config, "type_vocab_size", 1)),
-            keys=frozenset(inspect.signature(self.base.forward).parameters),
-            pad=padding_id(self.base),
-        )
-
-    @cached_property
-    def _shape(self) -> Shape:
-        layer = layer_modules(self.base, self.family)[0]
-        return Shape(
-            width=int(self.base.config.hidden_size),
-            heads=self.head_count,
-            hidden=max(module.out_features for module in layer.modules() if isinstance(module, torch.nn.Linear)),
-            layers=self.depth,
-        )
+    @property
+    def depth(self) -> int:
+        """The number of layers, of the deeper side of an encoder-decoder."""
+        return max(self.depths)
 
     @property
-    def head_count(self) -> int:
-        return int(self.base.config.num_attention_heads)
+    def two_sided(self) -> bool:
+        return len(self.stacks) == 2
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What the first side can take; `_target_limits` what the decoder of an encoder-decoder can."""
+        embedding: Any = self.base.get_input_embeddings()
+        config = self.base.config
+        positions = max_positions(self.family, self.base)
+        table = getattr(config, self.family.positions) if self.family.positions else 2**31
+        return Limits(
+            vocabulary=int(getattr(embedding, "num_embeddings", 1)),
+            positions=positions,
+            position_rows=int(table),
+            token_types=max(1, int(getattr(config, "type_vocab_size", 1) or 1)),
+            keys=frozenset(inspect.signature(self.base.forward).parameters),
+            pad=padding_id(self.base),
+            side=self.stacks[0].side,
+        )
+
+    @cached_property
+    def _target_limits(self) -> Limits:
+        decoder: Any = getattr(self.base, "decoder", None)
+        embedding = getattr(decoder, "embed_tokens", None)
+        vocabulary = int(getattr(embedding, "num_embeddings", self.limits.vocabulary))
+        return replace(self.limits, vocabulary=vocabulary, keys=frozenset(inputs.ACCEPTED), side="decoder")
 
     def analyze(
         self,
-        text: Input | None = None,
+        text: Input | Any | None = None,
         *,
         words: Sequence[str] | None = None,
+        chat: Sequence[Mapping[str, str]] | None = None,
+        target: Input | None = None,
+        generate: int | None = None,
         scopes: Iterable[str] | str | None = None,
         layers: Iterable[int] | int | None = None,
         heads: bool | Iterable[int] = False,
@@ -142,14 +132,20 @@ class Analyzer:
         gate: str = "ig",
         value_bias: str = "token",
         progress: Progress | None = None,
-    ) -> Analysis:
+    ) -> Any:
         """The maps of one input: a text, a pair ``(a, b)``, ``words=[...]`` or a dict of input_ids, attention_mask, ...
+
+        For a causal language model also ``chat=[{"role": ..., "content": ...}]``, and `generate`: the input is followed
+        by so many tokens of the model's own. An encoder-decoder reads `target` (teacher forcing), or translates the
+        text itself, with at most `generate` tokens; its result has an `encoder` and a `decoder`. A vision model takes a
+        path, a PIL image or an array.
 
         `scopes`, `layers` and `rows` (output positions, negative from the end) limit what is computed; `heads` adds
         head-level maps, of all heads or of those listed. `truncation` cuts an input that is too long.
         """
-        request = self._request(scopes, layers, heads, rows, gate, value_bias)
-        return self._run([self._item(text, words, truncation)], request, progress)[0]
+        requests = self._requests(scopes, layers, heads, rows, gate, value_bias)
+        item = self._item(text, words, chat, target, generate, truncation)
+        return self._run([item], requests, progress)[0]
 
     def stream(
         self,
@@ -163,13 +159,14 @@ class Analyzer:
         truncation: bool = False,
         gate: str = "ig",
         value_bias: str = "token",
-    ) -> Iterator[Analysis]:
+    ) -> Iterator[Any]:
         """Many inputs, batched by length, yielded in order; each equals `analyze` of it alone.
 
-        An input is anything that `analyze` takes, or a list of words; an encoding of several inputs counts as those.
+        An input is anything that `analyze` takes, or a list of words; for an encoder-decoder a pair is a source and its
+        target. An encoding of several inputs counts as those.
         """
-        request = self._request(scopes, layers, heads, rows, gate, value_bias)
-        (size,) = _integers("batch_size", batch_size)
+        requests = self._requests(scopes, layers, heads, rows, gate, value_bias)
+        (size,) = integers("batch_size", batch_size)
         if size < 1:
             raise NormscopeError(f"batch_size must be an integer of at least 1, not {batch_size!r}.")
         if isinstance(texts, str):
@@ -177,25 +174,27 @@ class Analyzer:
         if not isinstance(texts, Iterable):
             raise NormscopeError(f"stream() takes many inputs, such as a list of texts, not {type(texts).__name__}.")
         given = iter([texts] if isinstance(texts, Mapping) else texts)
-        items = (item for one in given for item in inputs.encode(one, self.tokenizer, self.limits, truncation))
+        items = (item for one in given for item in self._items(one, truncation))
         # A window of several batches is sorted by length, so that little is padded and little is held back.
         while window := list(islice(items, 8 * batch_size)):
-            kinds: dict[frozenset[str], list[int]] = {}  # what is in one batch must have the same keys
+            kinds: dict[Any, list[int]] = {}
             for n in sorted(range(len(window)), key=lambda n: -len(window[n])):
-                kinds.setdefault(frozenset(window[n].tensors), []).append(n)
-            done: dict[int, Analysis] = {}
+                kinds.setdefault(window[n].kind, []).append(n)
+            done: dict[int, Result] = {}
             for order in kinds.values():
                 for start in range(0, len(order), batch_size):
                     batch = order[start : start + batch_size]
-                    done |= zip(batch, self._run([window[n] for n in batch], request, None), strict=True)
+                    done |= zip(batch, self._run([window[n] for n in batch], requests, None), strict=True)
             for n in range(len(window)):
                 yield done.pop(n)
 
     def estimate(
         self,
-        text: Input | None = None,
+        text: Input | Any | None = None,
         *,
         words: Sequence[str] | None = None,
+        chat: Sequence[Mapping[str, str]] | None = None,
+        target: Input | None = None,
         scopes: Iterable[str] | str | None = None,
         layers: Iterable[int] | int | None = None,
         heads: bool | Iterable[int] = False,
@@ -203,26 +202,91 @@ class Analyzer:
         truncation: bool = False,
     ) -> Estimate:
         """Memory and time that `analyze` with the same arguments will take, without running it."""
-        request = self._request(scopes, layers, heads, rows, "ig", "token")
-        return self._estimate([self._item(text, words, truncation)], request)
+        requests = self._requests(scopes, layers, heads, rows, "ig", "token")
+        return self._estimate([self._item(text, words, chat, target, None, truncation)], requests)
 
-    def _item(self, text: Input | None, words: Sequence[str] | None, truncation: bool) -> inputs.Item:
-        if (text is None) == (words is None):
-            raise NormscopeError("Give one input: a text, a pair (a, b), an encoding, or words=[...].")
+    def _item(
+        self,
+        text: Any,
+        words: Sequence[str] | None,
+        chat: Sequence[Mapping[str, str]] | None,
+        target: Any,
+        generate: int | None,
+        truncation: bool,
+    ) -> Item:
+        if sum(given is not None for given in (text, words, chat)) != 1:
+            raise NormscopeError("Give one input: a text, a pair (a, b), an encoding, words=[...] or chat=[...].")
         if words is not None:
             text = list(words) if hasattr(words, "__iter__") else []
             if isinstance(words, str) or not hasattr(words, "__iter__") or not all(isinstance(w, str) for w in text):
                 raise NormscopeError("words must be a list of strings, such as ['Colin', 'plays'].")
+        elif chat is not None:
+            text = generation.chat_text(self.tokenizer, chat)
         elif isinstance(text, list):
             raise NormscopeError(
                 "A list is ambiguous: use words=[...] for one sentence of words, stream([...]) for many."
             )
-        items = inputs.encode(text, self.tokenizer, self.limits, truncation)
+        if target is not None and not self.two_sided:
+            raise NormscopeError(
+                f"{self.family.name} is no encoder-decoder: it has no cross-attention and takes no target."
+            )
+        if target is not None and generate is not None:
+            raise NormscopeError("Give either a target or generate, the number of tokens of the model's own.")
+        items = self._items(text if target is None else (text, target), truncation, generate)
         if len(items) != 1:
             raise NormscopeError(f"The encoding holds {len(items)} inputs; analyze() takes one. Use stream(encoding).")
         return items[0]
 
-    def _request(
+    def _items(self, given: Any, truncation: bool, generate: int | None = None) -> list[Item]:
+        """One input as items, the target of an encoder-decoder included."""
+        if self.family.input == "image":
+            if generate is not None:
+                raise NormscopeError(f"{self.family.name} is a vision model: it generates no text.")
+            return features.image_item(given, self.tokenizer, self.base.config)
+        if self.two_sided:
+            return self._pairs(given, truncation, generate)
+        _refuse_picture(given)
+        items = inputs.encode(given, self.tokenizer, self.limits, truncation)
+        if generate is not None:
+            return [generation.continued(self.model, self.tokenizer, item, generate, self.limits) for item in items]
+        return items
+
+    def _pairs(self, given: Any, truncation: bool, generate: int | None) -> list[Item]:
+        """Source and target: a pair, a dict with decoder_input_ids, or a source that the model itself goes on from."""
+        target: Any = None
+        if isinstance(given, Mapping):
+            target = {key.removeprefix("decoder_"): given[key] for key in inputs.DECODER if given.get(key) is not None}
+            source: Any = {key: value for key, value in given.items() if key not in inputs.DECODER}
+            target = target or None
+        elif isinstance(given, tuple) and len(given) == 2:
+            source, target = given
+        else:
+            source = given
+        _refuse_picture(source)
+        if self.family.input == "audio":
+            if not isinstance(source, Mapping):
+                raise NormscopeError(
+                    f"{self.family.name} listens: give a dict with input_features, made by its feature extractor."
+                )
+            sources = features.sound_items(source, self.base.config)
+        else:
+            sources = inputs.encode(source, self.tokenizer, self.limits, truncation)
+        if target is None:
+            return [
+                inputs.joined(one, generation.answered(self.model, self.tokenizer, one, generate, self._target_limits))
+                for one in sources
+            ]
+        if isinstance(target, Mapping):
+            targets = inputs.encode(target, self.tokenizer, self._target_limits, truncation)
+        else:
+            targets = [
+                generation.forced(self.model, self.tokenizer, target, self._target_limits, truncation) for _ in sources
+            ]
+        if len(targets) != len(sources):
+            raise NormscopeError(f"There are {len(sources)} sources, but {len(targets)} targets.")
+        return [inputs.joined(one, other) for one, other in zip(sources, targets, strict=True)]
+
+    def _requests(
         self,
         scopes: Iterable[str] | str | None,
         layers: Iterable[int] | int | None,
@@ -230,116 +294,123 @@ class Analyzer:
         rows: Iterable[int] | int | None,
         gate: str,
         value_bias: str,
-    ) -> Request:
+    ) -> list[Request]:
         self._refuse_training()
-        if gate not in GATES:
-            raise NormscopeError(f"Unknown gate {gate!r}. Known: {', '.join(GATES)}.")
-        if value_bias not in VALUE_BIASES:
-            raise NormscopeError(f"Unknown value_bias {value_bias!r}. Known: {', '.join(VALUE_BIASES)}.")
-        names = resolve(scopes, self.family.blocks)
-        chosen = _indices("layer", layers, self.depth)
-        options = Options(
-            gate=gate,  # type: ignore[arg-type]
-            value_bias=value_bias,  # type: ignore[arg-type]
-            heads=() if heads is False else _indices("head", None if heads is True else heads, self.head_count),
-        )
-        return Request(
-            scopes=names,
-            layers=tuple(sorted(set(chosen))),
-            rows=None if rows is None else tuple(_integers("row", rows)),
-            options=options,
-            steps=_reach(self.steps, names),
+        return requests_of(
+            self.stacks,
+            self.depths,
+            self.head_counts,
+            scopes=scopes,
+            layers=layers,
+            heads=heads,
+            rows=rows,
+            gate=gate,
+            value_bias=value_bias,
         )
 
     def _refuse_training(self) -> None:
         if any(module.training for module in self.model.modules()):
             raise NormscopeError("The model is in training mode: dropout would change every number. Call model.eval().")
 
-    def _estimate(self, items: Sequence[inputs.Item], request: Request) -> Estimate:
-        return estimate(
-            [len(item) for item in items],
-            None if request.rows is None else len(request.rows),
-            self._shape,
-            request.steps,
-            len(request.scopes),
-            len(request.layers),
-            len(request.options.heads),
-            self.dtype,
-            request.options.block_bytes,
-        )
+    def _estimate(self, items: Sequence[Item], requests: Sequence[Request]) -> Estimate:
+        costs = [
+            estimate([len(item.sides[request.stack.side]) for item in items], request, shape, self.dtype)
+            for request, shape in ((request, self._shapes[request.stack.side]) for request in requests)
+        ]
+        return Estimate(max(c.tokens for c in costs), sum(c.memory for c in costs), sum(c.seconds for c in costs))
 
-    def _run(self, items: Sequence[inputs.Item], request: Request, progress: Progress | None) -> list[Analysis]:
+    @cached_property
+    def _shapes(self) -> dict[str, Any]:
+        return {
+            stack.side: shape_of(layer_modules(self.base, stack)[0], self.base.config, heads, depth)
+            for stack, heads, depth in zip(self.stacks, self.head_counts, self.depths, strict=True)
+        }
+
+    def _run(self, items: Sequence[Item], requests: Sequence[Request], progress: Progress | None) -> list[Result]:
         """One forward pass over a batch; each layer is decomposed as soon as it is done."""
         budget = default_budget() if self.memory_budget is None else self.memory_budget
-        refuse_over_budget(self._estimate(items, request), budget)
-        geometry = [_geometry(item, request.rows) for item in items]
-        positions = None if request.rows is None else torch.stack([g.positions for g in geometry]).to(self.base.device)
-        longest = max(len(item) for item in items)
-        collected = Collected(request, len(items), longest, self.dtype)
-        group = max(1, GROUP_TOKENS // longest)
+        refuse_over_budget(self._estimate(items, requests), budget)
         scratch = self._free.pop() if self._free else Scratch()
+        total = sum(len(request.layers) for request in requests)
+        done = 0
 
-        def on_layer(record: LayerRecord) -> None:
-            for start in range(0, len(items), group):
-                some = slice(start, start + group)
-                rows = None if positions is None else positions[some]
-                part = select_rows(select_items(record, some), rows)
-                places = [walk.Item(g.columns, g.rows) for g in geometry[some]]
-                found, heads = walk.measure(part, request.steps, request.scopes, places, rows, request.options, scratch)
-                collected.put(request.layers.index(record.index), some, found, heads, rows)
+        def tick() -> None:
+            nonlocal done
+            done += 1
             if progress is not None:
-                progress(request.layers.index(record.index) + 1, len(request.layers))
+                progress(done, total)
 
-        batch = inputs.collate(items, self.limits.pad, self.base.device)
+        runs = [_Run(request, items, self.base.device, self.dtype, scratch, tick) for request in requests]
         try:
-            trace(self.base, self.family, batch, self.steps[: len(request.steps)], request.layers, on_layer, self.dtype)
+            trace(self.base, self._batch(items), [run.wish for run in runs], self.dtype)
         finally:
             scratch.trim(KEPT_SCRATCH)
             self._free.append(scratch)
-        return [
-            self._analysis(item, request, g, collected, n)
-            for n, (item, g) in enumerate(zip(items, geometry, strict=True))
-        ]
+        results: list[Result] = []
+        for n, item in enumerate(items):
+            found = {run.request.stack.side: self._analysis(item, run, n) for run in runs}
+            if self.two_sided:
+                results.append(EncoderDecoderAnalysis(found.get("encoder"), found.get("decoder")))
+            else:
+                results.append(found[self.stacks[0].side])
+        return results
 
-    def _analysis(
-        self, item: inputs.Item, request: Request, geometry: _Geometry, collected: Collected, number: int
-    ) -> Analysis:
-        side = "encoder"
-        labels = [Label(token, side, n) for n, token in enumerate(item.tokens)]
+    def _batch(self, items: Sequence[Item]) -> dict[str, Any]:
+        batch: dict[str, Any] = dict(inputs.collate(items, self.limits.pad, self.base.device))
+        for key in inputs.FEATURES.values():
+            if key in batch:
+                batch[key] = batch[key].to(self.base.dtype)
+        if "use_cache" in self.limits.keys:  # a cache would keep keys and values for nothing
+            batch["use_cache"] = False
+        return batch
+
+    def _analysis(self, item: Item, run: _Run, number: int) -> Analysis:
+        request, geometry = run.request, run.geometry[number]
+        labels = _labels(item, request.stack.side)
         columns = tuple(labels[n] for n in geometry.real.tolist())
         rows = columns if request.rows is None else tuple(labels[n] for n in geometry.positions.tolist())
-        measured, heads, value_norms = collected.item(number, geometry.rows, geometry.columns)
-        if request.options.gate == "ig":
+        words = item.sides[request.stack.side].word_ids
+        word_ids = None if words is None else tuple(words[label.position] for label in columns)
+        if request.crosses:
+            sources = _labels(item, "encoder")
+            encoder = tuple(sources[n] for n in item.sides["encoder"].real.nonzero().flatten().tolist())
+            columns += encoder
+            word_ids = None if word_ids is None else word_ids + (None,) * len(encoder)
+        measured, heads, value_norms = run.collected.item(number, geometry.rows, run.columns(number))
+        if request.options.gate != "tangent":
             self._refuse_incomplete(measured, request)
 
         def on_demand(scope: str, layer: int, chosen: Sequence[int] | None) -> walk.Vectors:
-            places = range(len(rows)) if chosen is None else _within("row", chosen, len(rows))
+            places = range(len(rows)) if chosen is None else within("row", chosen, len(rows))
             return self._vectors(item, request, scope, layer, [rows[n].position for n in places])
 
-        words = item.word_ids
+        depth = self.depths[self.stacks.index(request.stack)]
+        aliases = aliases_of(request.stack.blocks)
         return Analysis(
             measured=measured,
             rows=rows,
             columns=columns,
             layers=request.layers,
-            aliases=aliases_of(self.family.blocks),
-            heads=HeadMaps(heads, aliases_of(self.family.blocks)),
+            aliases=aliases,
+            heads=HeadMaps(heads, aliases),
             value_norms=value_norms,
             head_indices=request.options.heads,
-            word_ids=None if words is None else tuple(words[label.position] for label in columns),
+            word_ids=word_ids,
             info={
                 "model": self.model_name,
                 "family": self.family.name,
+                "side": request.stack.side,
                 "dtype": str(self.dtype).removeprefix("torch."),
-                "model_layers": self.depth,
-                "model_heads": self.head_count,
+                "model_layers": depth,
+                "model_heads": self.head_counts[self.stacks.index(request.stack)],
                 "gate": request.options.gate,
                 "value_bias": request.options.value_bias,
                 "complete": request.options.gate != "tangent",
                 "normscope": __version__,
                 "transformers": transformers.__version__,
                 "torch": str(torch.__version__),
-            },
+            }
+            | ({} if item.grid is None else {"grid": list(item.grid)}),
             _parts=on_demand,
         )
 
@@ -354,22 +425,77 @@ class Analyzer:
                     f"Is {type(self.model).__name__} a modified {self.family.name}?"
                 )
 
-    def _vectors(
-        self, item: inputs.Item, request: Request, scope: str, layer: int, positions: Sequence[int]
-    ) -> walk.Vectors:
+    def _vectors(self, item: Item, request: Request, scope: str, layer: int, positions: Sequence[int]) -> walk.Vectors:
         """Run the model again and keep the contribution vectors of one scope and layer at some positions."""
         self._refuse_training()
         found: list[walk.Vectors] = []
+        side = request.stack.side
         at = torch.tensor([list(positions)], device=self.base.device)
-        place = walk.Item(_geometry(item, None).columns, slice(None))
-        steps = _reach(self.steps, [scope])
+        place = replace(_place(item, request, _geometry(item, side, None)), rows=slice(None))
+        steps = reach(steps_of(request.stack.blocks), [scope])
 
         def on_layer(record: LayerRecord) -> None:
             found.append(walk.vectors(select_rows(record, at), steps, scope, place, at, request.options))
 
-        batch = inputs.collate([item], self.limits.pad, self.base.device)
-        trace(self.base, self.family, batch, steps, [layer], on_layer, self.dtype)
+        real = inputs.real([item], side, self.base.device)
+        wish = Wish(request.stack, steps, [layer], on_layer, real, request.options.value_bias == "remainder")
+        trace(self.base, self._batch([item]), [wish], self.dtype)
         return found[0]
+
+
+class _Run:
+    """One stack's share of a run over a batch."""
+
+    def __init__(
+        self,
+        request: Request,
+        items: Sequence[Item],
+        device: torch.device,
+        dtype: torch.dtype,
+        scratch: Scratch,
+        tick: Callable[[], None],
+    ) -> None:
+        self.request, self.items = request, items
+        side = request.stack.side
+        self.geometry = [_geometry(item, side, request.rows) for item in items]
+        self.positions = None
+        if request.rows is not None:
+            self.positions = torch.stack([geometry.positions for geometry in self.geometry]).to(device)
+        self.longest = max(len(item.sides[side]) for item in items)
+        encoder = max(len(item.sides["encoder"]) for item in items) if request.crosses else 0
+        self.collected = Collected(request, len(items), self.longest, encoder, dtype)
+        self.scratch, self.tick = scratch, tick
+        self.wish = Wish(
+            request.stack,
+            request.steps,
+            request.layers,
+            self._on_layer,
+            inputs.real(items, side, device),
+            request.options.value_bias == "remainder",
+        )
+
+    def _on_layer(self, record: LayerRecord) -> None:
+        request, group = self.request, max(1, GROUP_TOKENS // self.longest)
+        layer = request.layers.index(record.index)
+        for start in range(0, len(self.items), group):
+            some = slice(start, start + group)
+            rows = None if self.positions is None else self.positions[some]
+            part = select_rows(select_items(record, some), rows)
+            places = [_place(item, request, g) for item, g in zip(self.items[some], self.geometry[some], strict=True)]
+            found, heads = walk.measure(
+                part, request.steps, request.scopes, places, rows, request.options, self.scratch
+            )
+            self.collected.put(layer, some, found, heads, rows)
+        self.tick()
+
+    def columns(self, number: int) -> slice | Tensor:
+        """The real columns of an item among those of the batch, the encoder's after the own."""
+        own = self.geometry[number].columns
+        if not self.request.crosses:
+            return own
+        return torch.cat(
+            [self.geometry[number].real, self.longest + self.items[number].sides["encoder"].real.nonzero().flatten()]
+        )
 
 
 @dataclass(frozen=True)
@@ -382,23 +508,35 @@ class _Geometry:
     positions: Tensor  # of the rows
 
 
-def _geometry(item: inputs.Item, rows: Sequence[int] | None) -> _Geometry:
-    real = item.real.nonzero().flatten()
-    whole = len(real) == len(item)
-    columns: slice | Tensor = slice(0, len(item)) if whole else real
+def _geometry(item: Item, side: str, rows: Sequence[int] | None) -> _Geometry:
+    tokens = item.sides[side]
+    real = tokens.real.nonzero().flatten()
+    columns = _span(tokens)
     if rows is None:
         return _Geometry(real, columns, columns, real)
-    chosen = _within("row", rows, len(real))
+    chosen = within("row", rows, len(real))
     return _Geometry(real, columns, slice(None), real[torch.tensor(chosen)])
 
 
-def _reach(steps: Sequence[Step], scopes: Iterable[str]) -> tuple[Step, ...]:
-    """The steps up to the last wanted scope (and the norm after a residual: it reads the model's own sum)."""
-    wanted = set(scopes)
-    last = max(n for n, step in enumerate(steps) if {step.norms, step.weights} & wanted)
-    if steps[last].part is None and last + 1 < len(steps) and isinstance(steps[last + 1].part, Norm):
-        last += 1
-    return tuple(steps[: last + 1])
+def _span(tokens: inputs.Tokens) -> slice | Tensor:
+    return slice(0, len(tokens)) if bool(tokens.real.all()) else tokens.real.nonzero().flatten()
+
+
+def _place(item: Item, request: Request, geometry: _Geometry) -> walk.Item:
+    lengths = (len(item.sides[request.stack.side]), len(item.sides["encoder"]) if request.crosses else 0)
+    encoder = _span(item.sides["encoder"]) if request.crosses else None
+    return walk.Item(geometry.columns, geometry.rows, encoder, lengths)
+
+
+def _labels(item: Item, side: str) -> list[Label]:
+    return [Label(token, side, n) for n, token in enumerate(item.sides[side].names)]
+
+
+def _refuse_picture(given: Any) -> None:
+    if hasattr(given, "convert") or (hasattr(given, "shape") and not isinstance(given, Mapping)):
+        raise NormscopeError(f"This model reads text, not {type(given).__name__}: give it a text or an encoding.")
+    if isinstance(given, Mapping) and "pixel_values" in given:
+        raise NormscopeError("This model reads text: an encoding with pixel_values is for a vision model.")
 
 
 def _dtype(wanted: torch.dtype | None, model: torch.dtype) -> torch.dtype:
@@ -408,29 +546,3 @@ def _dtype(wanted: torch.dtype | None, model: torch.dtype) -> torch.dtype:
     if dtype not in (torch.float32, torch.float64):
         raise NormscopeError(f"Decompositions run in float32 or float64, not {str(dtype).removeprefix('torch.')}.")
     return dtype
-
-
-def _integers(what: str, given: Any) -> list[int]:
-    """A list of integers, given as one, as any iterable of them, or as an array of NumPy or PyTorch."""
-    values = given.tolist() if hasattr(given, "tolist") else given
-    listed: list[Any] = list(values) if hasattr(values, "__iter__") else [values]
-    if not listed:
-        raise NormscopeError(f"No {what} was asked for: {what}s=[] is empty.")
-    listed = [entry.tolist() if hasattr(entry, "tolist") else entry for entry in listed]
-    for entry in listed:
-        if isinstance(entry, bool) or not isinstance(entry, int):
-            raise NormscopeError(f"A {what} is an integer, not {type(entry).__name__} {entry!r}.")
-    return listed
-
-
-def _within(what: str, given: Iterable[int] | int, size: int) -> list[int]:
-    """Indices counted from 0 (negative: from the end), checked."""
-    listed = _integers(what, given)
-    for entry in listed:
-        if not -size <= entry < size:
-            raise NormscopeError(f"There is no {what} {entry}: valid are 0 to {size - 1} (or -{size} to -1).")
-    return [entry % size for entry in listed]
-
-
-def _indices(what: str, given: Iterable[int] | int | None, size: int) -> tuple[int, ...]:
-    return tuple(range(size)) if given is None else tuple(_within(what, given, size))

@@ -93,6 +93,10 @@ def _samples(lens: Analyzer) -> list[Input]:
     generator = torch.Generator().manual_seed(0)
     low = min(5, lens.limits.vocabulary - 1)
     return [
-        {"input_ids": torch.randint(low, lens.limits.vocabulary, (min(n, lens.limits.positions),), generator=generator)}
+        {
+            "input_ids": torch.randint(
+                low, lens.limits.vocabulary, (min(n, lens.limits.positions or n),), generator=generator
+            )
+        }
         for n in LENGTHS
     ]

@@ -286,7 +286,8 @@ def _analyze(lens: Analyzer, given: str | tuple[str, str], **options: Any) -> An
     if estimate.seconds > LONG:
         typer.echo(f"estimate: {estimate}", err=True)
     with _progress("layers") as progress:
-        return lens.analyze(given, progress=progress, **options)
+        found: Analysis = lens.analyze(given, progress=progress, **options)
+        return found
 
 
 @contextmanager
@@ -357,12 +358,13 @@ def _verdict(ok: bool) -> Text:
 def _family(family: Family) -> dict[str, Any]:
     from normscope.scopes import aliases_of, names_of
 
-    scopes = names_of(family.blocks)
+    blocks = family.stacks[-1].blocks
+    scopes = names_of(blocks)
     return {
         "name": family.name,
         "model_types": list(family.model_types),
         "order": " ".join(re.findall("X?ATTN|RES|LN|FF", scopes[-1])),
         "scopes": list(scopes),
-        "aliases": aliases_of(family.blocks),
+        "aliases": aliases_of(blocks),
         "note": family.note,
     }

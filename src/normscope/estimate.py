@@ -7,12 +7,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
+from normscope.decompose.contributions import VECTORS
 from normscope.errors import NormscopeError
-from normscope.models.spec import FeedForward
-from normscope.scopes import Step
+from normscope.models.spec import Experts, FeedForward
+from normscope.request import Request
+from normscope.trace import SCORES
 
 # Items are decomposed together up to this many tokens: enough work for each call, not too much for the cache.
 GROUP_TOKENS = 512
@@ -40,31 +45,30 @@ class Estimate:
         return f"{self.tokens} tokens: about {readable(self.memory)} of memory and {self.seconds:.1f} s"
 
 
-def estimate(
-    lengths: Sequence[int],
-    rows: int | None,
-    shape: Shape,
-    steps: Sequence[Step],
-    scopes: int,
-    layers: int,
-    heads: int,
-    dtype: torch.dtype,
-    block_bytes: int,
-) -> Estimate:
-    """The cost of one batch of inputs of the given lengths, with `scopes` maps of `layers` layers."""
+def shape_of(layer: nn.Module, config: Any, heads: int, layers: int) -> Shape:
+    """The sizes of a stack, from one of its layers."""
+    widths = [module.out_features for module in layer.modules() if isinstance(module, nn.Linear)]
+    widths += [module.nf for module in layer.modules() if isinstance(module, Conv1D)]
+    return Shape(width=int(config.hidden_size), heads=heads, hidden=max(widths), layers=layers)
+
+
+def estimate(lengths: Sequence[int], request: Request, shape: Shape, dtype: torch.dtype) -> Estimate:
+    """The cost of one batch of inputs of the given lengths."""
     size = 8 if dtype == torch.float64 else 4
     n, items = max(lengths), len(lengths)
-    out = n if rows is None else min(rows, n)
-    has_ff = any(isinstance(step.part, FeedForward) for step in steps)
+    out = n if request.rows is None else min(len(request.rows), n)
+    layers, scopes, heads = len(request.layers), len(request.scopes), len(request.options.heads)
+    has_ff = any(isinstance(step.part, FeedForward | Experts) for step in request.steps)
     maps = size * layers * sum(min(out, m) * m for m in lengths) * (scopes + 2 * heads)
-    # Attention of the whole batch: scores and probabilities; then, for a group of items, our copy, the vectors f and
-    # a few maps at a time.
+    # Attention of the whole batch, with some scores; then, for a group of items, the vectors f (as they are and after a
+    # norm) and a few maps at a time.
     group = min(items, max(1, GROUP_TOKENS // n))
-    attention = 2 * size * items * shape.heads * n * n
-    vectors = size * group * n * shape.heads * (shape.width + 2 * out) + 6 * size * group * n * out
+    attention = size * (items * shape.heads * n * n + 4 * SCORES)
+    vectors = 2 * size * min(group * n * (shape.heads + 1) * shape.width, max(VECTORS, shape.heads * shape.width))
+    products = size * group * n * (2 * shape.heads * min(out, 2**20 // n + 1) + 8 * out)
     activations = size * items * n * (8 * shape.width + 2 * shape.hidden)
-    blocks = 2 * block_bytes if has_ff else 0
-    memory = maps + attention + vectors + activations + blocks
+    blocks = 2 * request.options.block_bytes if has_ff else 0
+    memory = maps + attention + vectors + products + activations + blocks
 
     tokens = items * n
     layer = 2 * tokens * shape.width * (4 * shape.width + 2 * shape.hidden) + 4 * tokens * n * shape.width

@@ -1,4 +1,4 @@
-"""What a user gives, as model inputs: texts, pairs, words or encodings become items; items become padded batches."""
+"""What a user gives, as model inputs: texts, pairs, words, images or encodings become items; items become batches."""
 
 from __future__ import annotations
 
@@ -10,27 +10,43 @@ import torch
 from torch import Tensor
 
 from normscope.errors import NormscopeError
+from normscope.models.spec import Side
 
 ACCEPTED = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+DECODER = ("decoder_input_ids", "decoder_attention_mask")
 IGNORED = {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "labels", "word_ids"}
+FEATURES = {"image": "pixel_values", "audio": "input_features"}
 
 Input = str | tuple[str, str] | Mapping[str, Any] | Sequence[str]
 
 
 @dataclass(frozen=True)
-class Item:
-    """One input without padding: every tensor is (n,); positions masked inside the text stay, masked."""
+class Tokens:
+    """The tokens of one side of the model."""
 
-    tensors: Mapping[str, Tensor]
-    tokens: tuple[str, ...]
-    word_ids: tuple[int | None, ...] | None
-
-    @property
-    def real(self) -> Tensor:
-        return self.tensors["attention_mask"].bool()
+    names: tuple[str, ...]
+    real: Tensor  # (n,): False where masked inside the text
+    word_ids: tuple[int | None, ...] | None = None
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One input without padding: sequences are (n,), images and sounds as the model takes them."""
+
+    tensors: Mapping[str, Tensor]
+    sides: Mapping[str, Tokens]
+    grid: tuple[int, int] | None = None  # rows and columns of an image's patches
+
+    def __len__(self) -> int:
+        return max(len(side) for side in self.sides.values())
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What two items must have in common to be in one batch."""
+        return tuple((key, tensor.shape if tensor.dim() > 1 else None) for key, tensor in sorted(self.tensors.items()))
 
 
 @dataclass(frozen=True)
@@ -38,11 +54,12 @@ class Limits:
     """What the model can take."""
 
     vocabulary: int
-    positions: int  # the longest input
+    positions: int | None  # the longest input; None: no limit
     position_rows: int  # the rows of the position table; some families start counting above zero
     token_types: int
     keys: frozenset[str]  # the arguments of the model's forward pass
     pad: int
+    side: Side = "encoder"  # what the tokens of a text are
 
 
 def encode(given: Any, tokenizer: Any, limits: Limits, truncation: bool = False) -> list[Item]:
@@ -68,13 +85,32 @@ def encode(given: Any, tokenizer: Any, limits: Limits, truncation: bool = False)
 
 def collate(items: Sequence[Item], pad: int, device: torch.device) -> dict[str, Tensor]:
     """One batch, padded on the right (positions stay what they are without padding)."""
-    longest = max(len(item) for item in items)
     batch = {}
-    for key in items[0].tensors:  # all items of a batch have the same keys
-        fill = pad if key == "input_ids" else 0
-        padded = [torch.nn.functional.pad(i.tensors[key], (0, longest - len(i)), value=fill) for i in items]
-        batch[key] = torch.stack(padded).to(device)
+    for key, first in items[0].tensors.items():  # all items of a batch are of one kind
+        given = [item.tensors[key] for item in items]
+        if first.dim() == 1:
+            longest = max(len(tensor) for tensor in given)
+            fill = pad if key.endswith("input_ids") else 0
+            given = [torch.nn.functional.pad(tensor, (0, longest - len(tensor)), value=fill) for tensor in given]
+        batch[key] = torch.stack(given).to(device)
     return batch
+
+
+def real(items: Sequence[Item], side: str, device: torch.device) -> Tensor:
+    """(items, longest): the tokens of one side that are neither padding nor masked."""
+    longest = max(len(item.sides[side]) for item in items)
+    masks = [item.sides[side].real for item in items]
+    return torch.stack([torch.nn.functional.pad(mask, (0, longest - len(mask))) for mask in masks]).to(device)
+
+
+def joined(source: Item, target: Item) -> Item:
+    """The input of an encoder-decoder from what each side reads."""
+    tensors = dict(source.tensors) | {
+        "decoder_input_ids": target.tensors["input_ids"],
+        "decoder_attention_mask": target.tensors["attention_mask"],
+    }
+    (tokens,) = target.sides.values()
+    return Item(tensors, {**source.sides, "decoder": tokens}, source.grid)
 
 
 def check_tokenizer(tokenizer: Any, vocabulary: int) -> None:
@@ -106,7 +142,9 @@ def _from_words(tokenizer: Any, limits: Limits, truncation: bool, words: list[st
 
 
 def _from_tokenizer(tokenizer: Any, limits: Limits, truncation: bool, *given: Any, **options: Any) -> Item:
-    cut = {"truncation": True, "max_length": limits.positions} if truncation else {"truncation": False}
+    cut: dict[str, Any] = {"truncation": False}
+    if truncation and limits.positions is not None:
+        cut = {"truncation": True, "max_length": limits.positions}
     try:
         encoding = tokenizer(*given, **cut, **options, return_attention_mask=True, verbose=False)
     except (ValueError, AssertionError, TypeError) as error:
@@ -120,9 +158,14 @@ def _from_tokenizer(tokenizer: Any, limits: Limits, truncation: bool, *given: An
         key: torch.tensor(encoding[key]) for key in ACCEPTED if key in encoding and key in limits.keys | {"input_ids"}
     }
     tensors.setdefault("attention_mask", torch.ones(len(ids), dtype=torch.long))
-    item = Item(tensors, tuple(tokenizer.convert_ids_to_tokens(ids)), word_ids)
-    _check(item, limits)
-    return item
+    return _item(tensors, tuple(tokenizer.convert_ids_to_tokens(ids)), word_ids, limits)
+
+
+def _item(
+    tensors: Mapping[str, Tensor], names: tuple[str, ...], word_ids: tuple[int | None, ...] | None, limits: Limits
+) -> Item:
+    _check(tensors, limits)
+    return Item(tensors, {limits.side: Tokens(names, tensors["attention_mask"].bool(), word_ids)})
 
 
 def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, truncation: bool) -> list[Item]:
@@ -151,7 +194,7 @@ def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, tru
             raise NormscopeError(f"attention_mask masks every token of input {row}: there is nothing to analyse.")
         # Padding goes, on either side, so that positions start at the first real token; holes stay masked.
         span = slice(int(real[0]), int(real[-1]) + 1)
-        if truncation:
+        if truncation and limits.positions is not None:
             span = slice(span.start, min(span.stop, span.start + limits.positions))
         cut = {key: tensor[row, span] for key, tensor in tensors.items()}
         _check_ids(cut["input_ids"], limits)
@@ -161,8 +204,7 @@ def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, tru
             word_ids = tuple(words(row)[span]) if words is not None else None
         except (ValueError, IndexError, TypeError):
             word_ids = None
-        items.append(Item(cut, tuple(map(str, tokens)), word_ids))
-        _check(items[-1], limits)
+        items.append(_item(cut, tuple(map(str, tokens)), word_ids, limits))
     return items
 
 
@@ -186,21 +228,22 @@ def _as_rows(key: str, given: Any) -> Tensor:
     return tensor.cpu().long()
 
 
-def _check(item: Item, limits: Limits) -> None:
-    if len(item) == 0:
+def _check(tensors: Mapping[str, Tensor], limits: Limits) -> None:
+    length = len(tensors["input_ids"])
+    if length == 0:
         raise NormscopeError("The input is empty: the tokenizer made no tokens of it.")
-    if len(item) > limits.positions:
+    if limits.positions is not None and length > limits.positions:
         raise NormscopeError(
-            f"The input has {len(item)} tokens, but the model has positions for {limits.positions}. "
+            f"The input has {length} tokens, but the model has positions for {limits.positions}. "
             "Shorten it, or ask for truncation=True."
         )
-    _check_ids(item.tensors["input_ids"], limits)
+    _check_ids(tensors["input_ids"], limits)
     for key, size, what in (
         ("token_type_ids", limits.token_types, "token types"),
         ("position_ids", limits.position_rows, "positions"),
     ):
-        if key in item.tensors:
-            low, high = int(item.tensors[key].min()), int(item.tensors[key].max())
+        if key in tensors:
+            low, high = int(tensors[key].min()), int(tensors[key].max())
             if low < 0 or high >= size:
                 raise NormscopeError(
                     f"{key} run from {low} to {high}, but the model has {size} {what} (0 to {size - 1})."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -16,19 +16,25 @@ from torch import Tensor
 class AttentionRecord:
     """``output_i = sum_j sum_h weights_hij values_hj matrix_h + bias``."""
 
-    weights: (
-        Tensor  # (b, H, i, j) attention probabilities, stored as (b, j, H, i); the decomposition may overwrite them
-    )
-    values: Tensor  # (b, H, j, d_h) as the model used them, value bias inside
-    value_bias: Tensor | None  # (H, d_h)
+    weights: Tensor  # (b, H, i, j) probabilities, stored as (b, j, H, i); the decomposition may overwrite them
+    values: Tensor  # (b, H, j, d_h) as the model used them, value bias inside; or fewer heads, each shared by several
+    value_bias: Tensor | None  # (heads of the values, d_h): what does not come from the tokens, b_V and W_V beta
     matrix: Tensor  # (H, d_h, d): W_O, the rows of each head
     bias: Tensor | None  # (d,): b_O
     output: Tensor  # (b, i, d) the model's own
+    cross: bool = False  # j runs over the encoder's tokens
 
 
 @dataclass(frozen=True)
 class ResidualRecord:
     output: Tensor  # (b, i, d) the model's own sum
+
+
+@dataclass(frozen=True)
+class ScaleRecord:
+    """LayerScale or a multiplier: ``gain * x``."""
+
+    gain: Tensor  # (d,)
 
 
 @dataclass(frozen=True)
@@ -43,20 +49,36 @@ class NormRecord:
 
 
 @dataclass(frozen=True)
-class FeedForwardRecord:
-    """``output = g(hidden) W_2 + b_2`` with ``hidden = x W_1 + b_1``."""
+class Projection:
+    """``hidden = x weight + bias``."""
 
-    into: Tensor  # (d, d_ff): W_1
-    into_bias: Tensor | None
-    hidden: Tensor  # (b, i, d_ff) pre-activations
+    weight: Tensor  # (d, d_ff)
+    bias: Tensor | None
+    hidden: Tensor  # (b, i, d_ff)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """``g(into) out + out_bias``, or gated ``(g(into) * up) out + out_bias``, times `routing` where it is an expert."""
+
+    into: Projection
+    up: Projection | None
     activation: Callable[[Tensor], Tensor]
     activation_name: str | None  # None: no closed form is known, integrate numerically
-    out: Tensor  # (d_ff, d): W_2
+    out: Tensor  # (d_ff, d)
     out_bias: Tensor | None
+    routing: Tensor | None = None  # (b, i), zero where the expert was not chosen
+
+
+@dataclass(frozen=True)
+class FeedForwardRecord:
+    """The sum of one unit or, for a mixture of experts, several."""
+
+    units: tuple[Unit, ...]
     output: Tensor  # (b, i, d)
 
 
-Record = AttentionRecord | ResidualRecord | NormRecord | FeedForwardRecord
+Record = AttentionRecord | ResidualRecord | ScaleRecord | NormRecord | FeedForwardRecord
 
 
 @dataclass(frozen=True)
@@ -66,25 +88,29 @@ class LayerRecord:
     parts: tuple[Record, ...]  # one for each step of the layer, as far as it was asked for
 
 
-BATCHED = {"weights", "values", "output", "inverse", "hidden"}  # the fields that have an item dimension
+BATCHED = {"weights", "values", "output", "inverse", "hidden", "routing"}  # the fields that have an item dimension
+BY_ROW = {"output", "inverse", "hidden", "routing"}  # and those whose next dimension is the output position
 
 
 def select_items(layer: LayerRecord, items: slice) -> LayerRecord:
     """The same record of some of the items."""
     if len(layer.input[items]) == len(layer.input):
         return layer
-    parts = (
-        replace(part, **{f.name: getattr(part, f.name)[items] for f in fields(part) if f.name in BATCHED})
-        for part in layer.parts
-    )
-    return LayerRecord(layer.index, layer.input[items], tuple(parts))
+    parts = tuple(_mapped(part, BATCHED, lambda x: x[items]) for part in layer.parts)
+    return LayerRecord(layer.index, layer.input[items], parts)
 
 
 def select_rows(layer: LayerRecord, positions: Tensor | None) -> LayerRecord:
     """The record with its outputs at `positions` (b, R) only; the input and the attention's columns stay whole."""
     if positions is None:
         return layer
-    return LayerRecord(layer.index, layer.input, tuple(_part_at_rows(part, positions) for part in layer.parts))
+    parts = []
+    for part in layer.parts:
+        chosen = _mapped(part, BY_ROW, lambda x: at_rows(x, positions))
+        if isinstance(part, AttentionRecord):
+            chosen = replace(chosen, weights=at_rows(part.weights.transpose(1, 2), positions).transpose(1, 2))
+        parts.append(chosen)
+    return LayerRecord(layer.index, layer.input, tuple(parts))
 
 
 def at_rows(x: Tensor, positions: Tensor | None) -> Tensor:
@@ -95,12 +121,15 @@ def at_rows(x: Tensor, positions: Tensor | None) -> Tensor:
     return x.gather(1, index)
 
 
-def _part_at_rows(part: Record, positions: Tensor) -> Record:
-    changed = {"output": at_rows(part.output, positions)}
-    if isinstance(part, AttentionRecord):
-        changed["weights"] = at_rows(part.weights.transpose(1, 2), positions).transpose(1, 2)
-    elif isinstance(part, FeedForwardRecord):
-        changed["hidden"] = at_rows(part.hidden, positions)
-    elif isinstance(part, NormRecord):
-        changed["inverse"] = at_rows(part.inverse, positions)
-    return replace(part, **changed)  # type: ignore[arg-type]
+def _mapped(record: Any, names: set[str], change: Callable[[Tensor], Tensor]) -> Any:
+    """The record, and the records inside it, with `change` applied to the fields of these names."""
+    changed: dict[str, Any] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Tensor) and field.name in names:
+            changed[field.name] = change(value)
+        elif isinstance(value, Projection):
+            changed[field.name] = _mapped(value, names, change)
+        elif isinstance(value, tuple):
+            changed[field.name] = tuple(_mapped(one, names, change) for one in value)
+    return replace(record, **changed)

@@ -1,57 +1,79 @@
 """Scope names: the papers' names, spelled in the order in which a layer's components are met.
 
 Walking a layer component by component spells the names; a post-LN layer gives
-`ATTN-W ATTN-N ATTNRES-W ATTNRES-N ATTNRESLN-N ATTNRESLNFF-N ATTNRESLNFFRES-N ATTNRESLNFFRESLN-N`.
+`ATTN-W ATTN-N ATTNRES-W ATTNRES-N ATTNRESLN-N ATTNRESLNFF-N ATTNRESLNFFRES-N ATTNRESLNFFRESLN-N`, a pre-LN layer
+`ATTN-W LNATTN-N LNATTNRES-W LNATTNRES-N LNATTNRESLN-N ...`. Cross-attention alone is `XATTN-W` and `XATTN-N`.
 A `-W` scope reads attention weights, an `-N` scope the norms of contribution vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, TypeGuard
 
 from normscope.errors import NormscopeError, nearest
-from normscope.models.spec import Attention, Block, FeedForward, Norm
+from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm
+
+Role = Literal["pre", "op", "post", "scale", "sum", "after"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One component of a layer and the scopes that are read after it. `part` None is the residual connection."""
+    """One component of a layer and the scopes that are read after it."""
 
-    part: Attention | FeedForward | Norm | None
-    norms: str | None  # name of the `-N` scope after this component
+    role: Role
+    part: Attention | FeedForward | Experts | Norm | str | None  # "scale": a parameter's path; "sum": None
+    norms: str | None = None  # name of the `-N` scope after this component
     weights: str | None = None  # name of the `-W` scope after this component
     alias: str | None = None  # architecture-independent name of `norms`
-    opens: bool = False  # the first component of its block: the residual connection starts before it
+    starts: bool = False  # the first component of its branch: it reads what entered the block
 
 
 def steps_of(blocks: Sequence[Block]) -> tuple[Step, ...]:
     """The components of a layer in its own order."""
     steps: list[Step] = []
     path = ""
-    for block in blocks:
-        (branch,) = block.branches  # parallel branches come with the families that have them
-        attends = isinstance(branch.op, Attention)
-        opens = len(steps)
-        if branch.pre:
-            path += "LN"
-            # Attention starts afresh from its values, so the norm before it is no scope of its own.
-            steps.append(Step(branch.pre, None if attends else f"{path}-N"))
-        path += "ATTN" if attends else "FF"
-        steps.append(
-            Step(branch.op, f"{path}-N", "ATTN-W" if attends else None, alias="attention" if attends else "ff")
-        )
-        if branch.post:
-            path += "LN"
-            steps.append(Step(branch.post, f"{path}-N"))
+    for number, block in enumerate(blocks):
+        parallel = len(block.branches) > 1
+        for branch in block.branches:
+            path, made = _branch(branch, path, mixed=number > 0, parallel=parallel)
+            steps += made
         path += "RES"
-        alias = "attention-residual" if attends else "ff-residual"
-        steps.append(Step(None, f"{path}-N", f"{path}-W" if attends else None, alias))
+        attends = any(isinstance(branch.op, Attention) for branch in block.branches)
+        crosses = any(isinstance(branch.op, Attention) and branch.op.cross for branch in block.branches)
+        weights = f"{path}-W" if attends and not crosses and not parallel else None
+        steps.append(Step("sum", None, f"{path}-N", weights, "attention-residual" if attends else "ff-residual"))
         if block.after:
             path += "LN"
-            steps.append(Step(block.after, f"{path}-N"))
-        steps[opens] = Step(**{**vars(steps[opens]), "opens": True})
+            steps.append(Step("after", block.after, f"{path}-N"))
     return tuple(steps)
+
+
+def _branch(branch: Branch, path: str, *, mixed: bool, parallel: bool) -> tuple[str, list[Step]]:
+    """The components of one branch. `mixed`: tokens have been mixed before this block, so that a norm before the
+    branch's operation is a scope of its own (attention itself starts afresh from its values)."""
+    steps = []
+    op = branch.op
+    second = parallel and not isinstance(op, Attention)  # LNATTNFFRES: the second branch is no scope of its own
+    if branch.pre:
+        path += "" if second else "LN"
+        steps.append(Step("pre", branch.pre, f"{path}-N" if mixed and not parallel else None))
+    if isinstance(op, Attention):
+        path += "XATTN" if op.cross else "ATTN"
+        name = "XATTN-N" if op.cross else f"{path}-N"
+        weights = "XATTN-W" if op.cross else "ATTN-W"
+        steps.append(Step("op", op, name, weights, "cross-attention" if op.cross else "attention"))
+    else:
+        path += "FF"
+        steps.append(Step("op", op, None if second else f"{path}-N", alias=None if second else "ff"))
+    if branch.post:
+        path += "LN"
+        steps.append(Step("post", branch.post, f"{path}-N"))
+    if branch.scale:
+        steps.append(Step("scale", branch.scale))
+    steps[0] = replace(steps[0], starts=True)
+    return path, steps
 
 
 def names_of(blocks: Sequence[Block]) -> tuple[str, ...]:
@@ -60,40 +82,57 @@ def names_of(blocks: Sequence[Block]) -> tuple[str, ...]:
 
 
 def aliases_of(blocks: Sequence[Block]) -> dict[str, str]:
-    """alias -> scope name: `weights attention attention-residual attention-block ff ff-residual layer`.
+    """alias -> scope name: `weights attention attention-residual attention-block ff ff-residual layer`, and
+    `cross-attention` where there is one.
 
-    `attention-block` is the end of the block that attends (in a pre-LN layer its residual, in a post-LN layer its
-    norm), `layer` the end of the layer.
+    `attention-block` is the end of the last block that attends (in a pre-LN layer its residual, in a post-LN layer its
+    norm), `layer` the end of the layer. A parallel layer has one block: its end is all of these but `attention`.
     """
     steps = steps_of(blocks)
     table = {step.alias: step.norms for step in steps if step.alias and step.norms}
     table["weights"] = next(step.weights for step in steps if step.weights)
     last = max(n for n, step in enumerate(steps) if step.alias == "attention-residual")
-    after = last + 1 < len(steps) and isinstance(steps[last + 1].part, Norm) and not steps[last + 1].opens
+    after = last + 1 < len(steps) and steps[last + 1].role == "after"
     table["attention-block"] = steps[last + after].norms or ""
     table["layer"] = steps[-1].norms or ""
+    for alias in ("ff", "ff-residual"):
+        table.setdefault(alias, table["layer"])
     return table
 
 
-def resolve(wanted: Iterable[str] | str | None, blocks: Sequence[Block]) -> tuple[str, ...]:
-    """The scopes meant by `wanted` (names in any case, or aliases), in the layer's order; None means all of them."""
-    names = names_of(blocks)
+def _listed(given: object) -> TypeGuard[Iterable[object]]:
+    return isinstance(given, Iterable) and not isinstance(given, str)
+
+
+def parse(entry: object) -> str:
+    """A scope as given, checked to be a string."""
+    if not isinstance(entry, str):
+        raise NormscopeError(f"A scope is a name such as 'ATTNRESLN-N', not {type(entry).__name__} {entry!r}.")
+    return entry
+
+
+def resolve(wanted: Iterable[str] | str | None, *stacks: Sequence[Block]) -> list[tuple[str, ...]]:
+    """The scopes meant by `wanted` (names in any case, or aliases) in each stack, in the layer's order; None means all
+    of them. Every entry must name a scope of one stack at least."""
+    names = [names_of(blocks) for blocks in stacks]
+    aliases = [aliases_of(blocks) for blocks in stacks]
     if wanted is None:
         return names
-    aliases = aliases_of(blocks)
-    chosen = set()
-    if not isinstance(wanted, Iterable):
-        raise NormscopeError(f"A scope is a name such as 'ATTNRESLN-N', not {type(wanted).__name__} {wanted!r}.")
-    for entry in [wanted] if isinstance(wanted, str) else wanted:
-        if not isinstance(entry, str):
-            raise NormscopeError(f"A scope is a name such as 'ATTNRESLN-N', not {type(entry).__name__} {entry!r}.")
-        name = aliases.get(entry.strip().lower(), entry.strip().upper())
-        if name not in names:
+    entries = [parse(entry) for entry in (wanted if _listed(wanted) else [wanted])]
+    known = list(dict.fromkeys(name for some in names for name in some))
+    short = list(dict.fromkeys(alias for some in aliases for alias in some))
+    if not entries:
+        raise NormscopeError(f"No scope was asked for. This model has: {', '.join(known)}.")
+    chosen: list[set[str]] = [set() for _ in stacks]
+    for entry in entries:
+        for n in range(len(stacks)):
+            name = aliases[n].get(entry.strip().lower(), entry.strip().upper())
+            if name in names[n]:
+                chosen[n].add(name)
+        found = [aliases[n].get(entry.strip().lower(), entry.strip().upper()) in names[n] for n in range(len(stacks))]
+        if not any(found):
             raise NormscopeError(
-                f"Unknown scope {entry!r}.{nearest(entry, [*names, *aliases])} "
-                f"This model has: {', '.join(names)}; aliases: {', '.join(sorted(aliases))}."
+                f"Unknown scope {entry!r}.{nearest(entry, [*known, *short])} "
+                f"This model has: {', '.join(known)}; aliases: {', '.join(sorted(short))}."
             )
-        chosen.add(name)
-    if not chosen:
-        raise NormscopeError(f"No scope was asked for. This model has: {', '.join(names)}.")
-    return tuple(name for name in names if name in chosen)
+    return [tuple(name for name in names[n] if name in chosen[n]) for n in range(len(stacks))]

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
 from typing import Any
@@ -24,10 +25,21 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.activations import ACT2FN
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
 
 from normscope.errors import NormscopeError
-from normscope.models.spec import Attention, Family, FeedForward, Norm
-from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, Record, ResidualRecord
+from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
+from normscope.records import (
+    AttentionRecord,
+    FeedForwardRecord,
+    LayerRecord,
+    NormRecord,
+    Projection,
+    Record,
+    ResidualRecord,
+    ScaleRecord,
+    Unit,
+)
 from normscope.scopes import Step
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -39,19 +51,23 @@ SCORES = 2**20  # attention scores computed at a time
 _CLOSED_FORMS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
 
 
-def trace(
-    base: PreTrainedModel,
-    family: Family,
-    inputs: Mapping[str, Tensor],
-    steps: Sequence[Step],
-    layers: Collection[int],
-    on_layer: Callable[[LayerRecord], None],
-    dtype: torch.dtype,
-) -> None:
-    """One forward pass; `on_layer` receives each wanted layer's record, which is gone when it returns."""
+@dataclass(frozen=True)
+class Wish:
+    """What is to be recorded of one side of a model."""
+
+    stack: Stack
+    steps: Sequence[Step]
+    layers: Collection[int]
+    on_layer: Callable[[LayerRecord], None]  # receives each wanted layer's record, which is gone when it returns
+    real: Tensor  # (b, n): the tokens that are not padding
+    constants: bool = False  # record what part of the values comes from no token
+
+
+def trace(base: PreTrainedModel, inputs: Mapping[str, Any], wishes: Sequence[Wish], dtype: torch.dtype) -> None:
+    """One forward pass that hands out what was wished for, layer by layer."""
     with _guard:
         lock = _locks.setdefault(base, threading.RLock())
-    with lock, torch.no_grad(), _recording(base, family, inputs, steps, layers, on_layer, dtype):
+    with lock, torch.no_grad(), _recording(base, wishes, dtype):
         try:
             base(**inputs)
         except (ValueError, IndexError) as error:
@@ -61,23 +77,16 @@ def trace(
 
 
 @contextmanager
-def _recording(
-    base: PreTrainedModel,
-    family: Family,
-    inputs: Mapping[str, Tensor],
-    steps: Sequence[Step],
-    layers: Collection[int],
-    on_layer: Callable[[LayerRecord], None],
-    dtype: torch.dtype,
-) -> Iterator[None]:
-    recorder = Recorder(steps, layers, on_layer, dtype, inputs["attention_mask"].bool())
+def _recording(base: PreTrainedModel, wishes: Sequence[Wish], dtype: torch.dtype) -> Iterator[None]:
+    recorder = Recorder(dtype)
     handles: list[Any] = []
     configs: list[Any] = []
     previous = getattr(_active, "recorder", None)
     try:
         _active.recorder = recorder
-        for layer in layer_modules(base, family):
-            recorder.attach(layer, handles)
+        for wish in wishes:
+            for layer in layer_modules(base, wish.stack):
+                recorder.attach(layer, wish, handles)
         for config in _configs(base):
             _swap(config)
             configs.append(config)
@@ -90,9 +99,9 @@ def _recording(
         _active.recorder = previous
 
 
-def layer_modules(base: PreTrainedModel, family: Family) -> list[nn.Module]:
-    """The layer modules of a model, in order, each once (a shared layer is one module)."""
-    pattern = re.compile(re.escape(family.layers).replace(r"\*", r"\d+"))
+def layer_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
+    """The layer modules of a stack, in order, each once (a shared layer is one module)."""
+    pattern = re.compile(re.escape(stack.layers).replace(r"\*", r"\d+"))
     return [module for name, module in base.named_modules() if pattern.fullmatch(name)]
 
 
@@ -105,26 +114,20 @@ def _configs(base: PreTrainedModel) -> list[Any]:
 class Recorder:
     """Collects what the hooks see of the current layer and turns it into a LayerRecord when the layer ends."""
 
-    def __init__(
-        self,
-        steps: Sequence[Step],
-        layers: Collection[int],
-        on_layer: Callable[[LayerRecord], None],
-        dtype: torch.dtype,
-        real: Tensor,
-    ) -> None:
-        self.steps, self.layers, self.on_layer, self.dtype, self.real = steps, layers, on_layer, dtype, real
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         self.thread = threading.get_ident()
-        self.count = 0  # layer calls so far: the index of the current layer
+        self.counts: dict[str, int] = {}  # layer calls so far on each side: the index of the current layer
+        self.wish: Wish | None = None  # that of the layer which is running
         self.input: Tensor | None = None
-        self.seen: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+        self.seen: dict[str, tuple[list[Any], list[Tensor]]] = {}
         self.attention: dict[int, tuple[Tensor, Tensor]] = {}  # id(module) -> probabilities, values
-        self.space: Tensor | None = None
+        self.spaces: dict[bool, Tensor] = {}
 
-    def attach(self, layer: nn.Module, handles: list[Any]) -> None:
+    def attach(self, layer: nn.Module, wish: Wish, handles: list[Any]) -> None:
         """Hook the layer; `handles` has every hook as soon as it exists, so that none is left behind."""
-        handles.append(layer.register_forward_pre_hook(self._begin, with_kwargs=True))
-        for path in _paths(self.steps):
+        handles.append(layer.register_forward_pre_hook(self._begin(wish), with_kwargs=True))
+        for path in _paths(wish.steps):
             try:
                 module = layer.get_submodule(path)
             except AttributeError as error:
@@ -135,24 +138,32 @@ class Recorder:
     def _mine(self) -> bool:
         return threading.get_ident() == self.thread and getattr(_active, "recorder", None) is self
 
-    def wanted(self) -> bool:
-        return self._mine() and self.count in self.layers
+    @property
+    def count(self) -> int:
+        return self.counts.get(self.wish.stack.side, 0) if self.wish else 0
 
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._mine():
-            return
-        x = args[0] if args else kwargs["hidden_states"]
-        if self.count == 0:
-            self._check_finite(x, "The embeddings before the first layer hold")
-        self.input = x
-        self.seen = {}
-        self.attention = {}
+    def wanted(self) -> bool:
+        return self._mine() and self.wish is not None and self.count in self.wish.layers
+
+    def _begin(self, wish: Wish) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._mine():
+                return
+            self.wish = wish
+            x = args[0] if args else kwargs["hidden_states"]
+            if self.count == 0:
+                self._check_finite(x, "The embeddings before the first layer hold")
+            self.input = x
+            self.seen = {}
+            self.attention = {}
+
+        return hook
 
     def _see(self, path: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if self.wanted():
                 inputs, outputs = self.seen.setdefault(path, ([], []))
-                inputs.append(args[0])
+                inputs.append(args)
                 outputs.append(output)
 
         return hook
@@ -160,17 +171,20 @@ class Recorder:
     def _end(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not self._mine():
             return
+        assert self.wish is not None
+        wish = self.wish
         y = output[0] if isinstance(output, tuple) else output
         self._check_finite(y, f"Layer {self.count} (counted from 0) put out")
         if self.wanted():
             _active.recorder = None  # what runs from here on is no part of the pass
             try:
-                record = self._record(layer, y)
+                record = self._record(layer, y, wish.steps)
                 self.seen, self.attention, self.input = {}, {}, None
-                self.on_layer(record)
+                wish.on_layer(record)
             finally:
                 _active.recorder = self
-        self.count += 1
+        self.counts[wish.stack.side] = self.count + 1
+        self.wish = None
 
     def attend(
         self,
@@ -184,15 +198,16 @@ class Recorder:
     ) -> tuple[Tensor, Tensor]:
         """The family's own eager attention, some heads at a time: its scores stay in cache, whatever the length."""
         items, heads, rows = query.shape[:3]
-        columns = key.shape[2]
+        columns, shared = key.shape[2], heads // key.shape[1]  # query heads that share one of the keys and values
         step = heads
-        if key.shape[1] == heads and (mask is None or mask.shape[1] == 1):
-            step = max(1, SCORES // (items * rows * columns))
+        by_head = any(isinstance(x, Tensor) and x.dim() == 4 and x.shape[1] == heads for x in (mask, *kwargs.values()))
+        if not by_head and not hasattr(module, "sinks"):
+            step = shared * max(1, SCORES // (items * rows * columns * shared))
         kept = self._space(items, heads, columns, rows, query.device)
         outputs = []
         for head in range(0, heads, step):
-            some = slice(head, head + step)
-            output, weights = eager(module, query[:, some], key[:, some], value[:, some], mask, **kwargs)
+            some, few = slice(head, head + step), slice(head // shared, (head + step) // shared)
+            output, weights = eager(module, query[:, some], key[:, few], value[:, few], mask, **kwargs)
             kept[:, :, some].copy_(weights.permute(0, 3, 1, 2))
             outputs.append(output)
         probabilities = kept.permute(0, 2, 3, 1)
@@ -200,64 +215,83 @@ class Recorder:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), probabilities
 
     def _space(self, items: int, heads: int, columns: int, rows: int, device: torch.device) -> Tensor:
-        """A place for the probabilities (b, j, H, i), the same in every layer; the decomposition may overwrite it."""
-        if self.space is None or self.space.shape != (items, columns, heads, rows):
+        """A place for the probabilities (b, j, H, i), the same in every layer; the decomposition may overwrite it. The
+        second attention of a decoder's layer has one of its own."""
+        second = bool(self.attention)
+        space = self.spaces.get(second)
+        if space is None or space.shape != (items, columns, heads, rows):
             if items == 1:  # as near to the model's own order as the products allow: the copy is the cheaper
-                self.space = torch.empty(items, heads, columns, rows, dtype=self.dtype, device=device).transpose(1, 2)
+                space = torch.empty(items, heads, columns, rows, dtype=self.dtype, device=device).transpose(1, 2)
             else:  # one stride for the columns of all items
-                self.space = torch.empty(items, columns, heads, rows, dtype=self.dtype, device=device)
-        return self.space
+                space = torch.empty(items, columns, heads, rows, dtype=self.dtype, device=device)
+            self.spaces[second] = space
+        return space
 
     def _check_finite(self, x: Tensor, where: str) -> None:
         # A finite sum has finite summands; the look at each of them is for the rest.
-        if not isfinite(x.sum().item()) and not bool(torch.isfinite(x[self.real]).all()):
+        assert self.wish is not None
+        if not isfinite(x.sum().item()) and not bool(torch.isfinite(x[self.wish.real]).all()):
             raise NormscopeError(f"{where} NaN or infinite values. Check the weights there, and the model's dtype.")
 
-    def _record(self, layer: nn.Module, y: Tensor) -> LayerRecord:
+    def _record(self, layer: nn.Module, y: Tensor, steps: Sequence[Step]) -> LayerRecord:
         assert self.input is not None
         parts: list[Record] = []
-        for number, step in enumerate(self.steps):
+        for number, step in enumerate(steps):
             part = step.part
             if isinstance(part, Attention):
-                parts.append(self._attention(layer, part))
+                before = steps[number - 1].part if number and steps[number - 1].role == "pre" else None
+                parts.append(self._attention(layer, part, before))
             elif isinstance(part, FeedForward):
                 parts.append(self._feed_forward(layer, part))
+            elif isinstance(part, Experts):
+                parts.append(self._experts(layer, part))
             elif isinstance(part, Norm):
                 parts.append(self._norm(layer, part))
+            elif isinstance(part, str):
+                scale = self._cast(torch.as_tensor(_attribute(layer, part)))
+                parts.append(ScaleRecord(scale.expand(y.shape[-1])))
             else:
                 # The sum itself is what the next norm reads, or what the layer puts out.
-                following = self.steps[number + 1].part if number + 1 < len(self.steps) else None
+                following = steps[number + 1].part if number + 1 < len(steps) else None
                 total = self._in(following.path) if isinstance(following, Norm) else y
                 parts.append(ResidualRecord(self._cast(total)))
         return LayerRecord(self.count, self._cast(self.input), tuple(parts))
 
-    def _attention(self, layer: nn.Module, part: Attention) -> AttentionRecord:
+    def _attention(self, layer: nn.Module, part: Attention, before: Any) -> AttentionRecord:
         weight, bias = affine(layer.get_submodule(part.output))
         if part.probabilities is None:
             weights, values = self.attention[id(layer.get_submodule(part.module))]
         else:
-            given = self._in(part.probabilities)
+            given = self.seen[part.probabilities][0][0][0]
             items, heads, rows, columns = given.shape
             kept = self._space(items, heads, columns, rows, given.device).copy_(given.permute(0, 3, 1, 2))
             weights = kept.permute(0, 2, 3, 1)
             flat = self._out(part.value)
             values = flat.unflatten(-1, (weights.shape[1], -1)).transpose(1, 2)
-        heads = values.shape[1]
-        value_bias = affine(layer.get_submodule(part.value))[1]
+        heads, shared = weights.shape[1], values.shape[1]
+        constant = None
+        if self.wish is not None and self.wish.constants:
+            read = isinstance(before, Norm) and not part.cross  # the encoder's vectors are tokens as they are
+            shift = getattr(layer.get_submodule(before.path), "bias", None) if read else None
+            constant = value_constant(layer.get_submodule(part.value), part.packing, shared, values.shape[3], shift)
         return AttentionRecord(
             weights=weights,
             values=self._cast(values),
-            value_bias=None if value_bias is None else self._cast(value_bias).unflatten(0, (heads, -1)),
+            value_bias=None if constant is None else self._cast(constant),
             matrix=self._cast(weight).t().unflatten(0, (heads, -1)),
             bias=self._cast(bias),
             output=self._cast(self._out(part.output)),
+            cross=part.cross,
         )
 
     def _norm(self, layer: nn.Module, part: Norm) -> NormRecord:
         module: Any = layer.get_submodule(part.path)
-        if not isinstance(getattr(module, "weight", None), Tensor):
+        x, output = self._cast(self._in(part.path)), self._cast(self._out(part.path))
+        if isinstance(module, nn.Identity):
+            return NormRecord("rms", torch.ones_like(x[..., 0]), torch.ones_like(x[0, 0]), None, output)
+        gain = getattr(module, "weight", None)
+        if not isinstance(gain, Tensor) and not isinstance(module, nn.LayerNorm):
             raise NormscopeError(f"Expected a norm at {part.path}, found {type(module).__name__}.")
-        x = self._cast(self._in(part.path))
         if part.kind == "layer":  # 1 / sqrt(variance + eps), the statistic that the model's own kernel returns
             inverse = torch.native_layer_norm(x, [x.shape[-1]], None, None, module.eps)[2][..., 0]
         else:
@@ -266,40 +300,91 @@ class Recorder:
         return NormRecord(
             kind=part.kind,
             inverse=inverse,
-            gain=self._cast(module.weight),
+            gain=torch.ones_like(x[0, 0]) if gain is None else self._cast(gain) + part.offset,
             shift=self._cast(getattr(module, "bias", None)),
-            output=self._cast(self._out(part.path)),
+            output=output,
         )
 
     def _feed_forward(self, layer: nn.Module, part: FeedForward) -> FeedForwardRecord:
-        into, into_bias = affine(layer.get_submodule(part.into))
+        into = self._projection(layer, part.into)
+        up = None
+        if part.up == part.into:
+            into, up = (_half(into, n) for n in range(2))
+        elif part.up is not None:
+            up = self._projection(layer, part.up)
         out, out_bias = affine(layer.get_submodule(part.out))
         activation = _attribute(layer, part.activation)
-        return FeedForwardRecord(
-            into=self._cast(into).t(),
-            into_bias=self._cast(into_bias),
-            hidden=self._cast(self._out(part.into)),
+        unit = Unit(
+            into=into,
+            up=up,
             activation=activation,
             activation_name=_activation_name(activation),
             out=self._cast(out).t(),
             out_bias=self._cast(out_bias),
-            output=self._cast(self._out(part.out)),
         )
+        return FeedForwardRecord((unit,), self._cast(self._out(part.out)))
+
+    def _projection(self, layer: nn.Module, path: str) -> Projection:
+        weight, bias = affine(layer.get_submodule(path))
+        return Projection(self._cast(weight).t(), self._cast(bias), self._cast(self._out(path)))
+
+    def _experts(self, layer: nn.Module, part: Experts) -> FeedForwardRecord:
+        """Every expert that was chosen by some token, with the hidden states it has, or would have, on all of them."""
+        module: Any = layer.get_submodule(part.module)
+        x, chosen, routing = (self._shaped(given) for given in self.seen[part.module][0][0][:3])
+        x, routing = self._cast(x), self._cast(routing)
+        activation = _attribute(layer, part.activation)
+        units = []
+        for expert in chosen.unique().tolist():
+            both = self._cast(_attribute(module, part.into)[expert]).t()
+            out = self._cast(_attribute(module, part.out)[expert]).t()
+            into, up = (_half(Projection(both, None, x @ both), n) for n in range(2))
+            share = (routing * (chosen == expert)).sum(-1)
+            units.append(Unit(into, up, activation, _activation_name(activation), out, None, share))
+        return FeedForwardRecord(tuple(units), self._cast(self._out(part.module)))
 
     def _cast(self, tensor: Any) -> Any:
         return None if tensor is None else tensor.detach().to(self.dtype)
 
     def _in(self, path: str) -> Tensor:
-        return _joined(self.seen[path][0])
+        return self._shaped(_joined([args[0] for args in self.seen[path][0]]))
 
     def _out(self, path: str) -> Tensor:
-        return _joined(self.seen[path][1])
+        return self._shaped(_joined(self.seen[path][1]))
+
+    def _shaped(self, x: Tensor) -> Tensor:
+        """(b, n, ...), also where the model has made one dimension of items and tokens."""
+        assert self.input is not None
+        return x.unflatten(0, (len(self.input), -1)) if x.dim() < self.input.dim() else x
+
+
+def _half(both: Projection, number: int) -> Projection:
+    """The first or second half of a projection's hidden units."""
+    weight, hidden = both.weight.chunk(2, -1)[number], both.hidden.chunk(2, -1)[number]
+    return Projection(weight, None if both.bias is None else both.bias.chunk(2)[number], hidden)
+
+
+def value_constant(module: nn.Module, packing: str, heads: int, width: int, shift: Tensor | None) -> Tensor | None:
+    """(heads, width) the part of every value vector that comes from no token: b_V, and W_V times the shift of the norm
+    before it."""
+    weight, bias = affine(module)
+    constant = bias
+    if shift is not None:
+        through = weight @ shift
+        constant = through if bias is None else through + bias
+    if constant is None:
+        return None
+    if packing == "interleaved":
+        return constant.view(heads, 3, width)[:, 2]
+    return constant[-heads * width :].view(heads, width)
 
 
 def affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight (out, in) and bias of a linear module, read from what it does where it is no plain nn.Linear."""
     if type(module) is nn.Linear:
         return module.weight, module.bias
+    if type(module) is Conv1D:
+        return module.weight.t(), module.bias
     features = getattr(module, "in_features", None)
     reference = next(module.parameters(), None)
     if features is None or reference is None:
@@ -317,7 +402,9 @@ def _paths(steps: Sequence[Step]) -> set[str]:
         if isinstance(part, Norm):
             paths.add(part.path)
         elif isinstance(part, FeedForward):
-            paths |= {part.into, part.out}
+            paths |= {part.into, part.out} | ({part.up} if part.up else set())
+        elif isinstance(part, Experts):
+            paths.add(part.module)
         elif isinstance(part, Attention):
             paths.add(part.output)
             if part.probabilities is not None:

@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normscope.decompose.contributions import Factored, Mixture, Term, probe
+from normscope.decompose.contributions import VECTORS, Factored, Mixture, Term, probed
 from normscope.decompose.scratch import Scratch
-from normscope.records import AttentionRecord
+from normscope.records import AttentionRecord, at_rows
 
 ValueBias = Literal["token", "remainder"]
 
@@ -19,38 +19,43 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
     record's weights may be overwritten.
 
     `positions` (g, R) are the columns that the rows of the record stand for; None: all, in order. With
-    `value_bias="token"` the value bias is part of f, as in the papers (attention rows sum to one, so it is spread over
-    j); with "remainder" it goes to b_i.
+    `value_bias="token"` the value bias (and the shift of a norm before it) is part of f, as in the papers (attention
+    rows sum to one, so it is spread over j); with "remainder" it goes to b_i.
     """
-    values = record.values.transpose(1, 2)  # (g, j, H, d_h)
-    items, columns, heads, _ = values.shape
-    rows = record.weights.shape[2]
+    weights = record.weights.permute(0, 3, 1, 2)  # (g, j, H, R)
+    items, columns, heads, rows = weights.shape
     width = record.matrix.shape[2]
-
     bias = (record.output.new_zeros(width) if record.bias is None else record.bias)[None, None]
+    values = record.values.transpose(1, 2)  # (g, j, heads of the values, d_h)
     if value_bias == "remainder" and record.value_bias is not None:
         values = values - record.value_bias
-        constant = torch.bmm(record.value_bias[:, None], record.matrix)[:, 0]  # (H, d)
+        each = record.value_bias.repeat_interleave(heads // len(record.value_bias), dim=0)
+        constant = torch.bmm(each[:, None], record.matrix)[:, 0]  # (H, d)
         bias = bias + record.weights.sum(-1).transpose(1, 2) @ constant
+    if values.shape[2] != heads:
+        values = values.repeat_interleave(heads // values.shape[2], dim=2)
 
-    probed = scratch.like("vectors", (heads + 1, items * columns, width), values)
-    torch.bmm(values.flatten(0, 1).transpose(0, 1), record.matrix, out=probed[:heads])
-    probed[heads] = probe(width, values.dtype, values.device)
+    if record.cross:
+        own_weights = weights.new_zeros(items, rows, heads)
+    else:
+        own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2)
+        own_weights = own_weights.clone(memory_format=torch.contiguous_format)  # (g, R, H)
+        set_own_cells(weights.transpose(1, 2), positions, 0)
+    few = items * columns * (heads + 1) * width <= VECTORS
+    whole = probed(values, record.matrix, record.cross, scratch) if few else None
+    mixture = Mixture(weights, own_weights, values, record.matrix, whole, record.cross)
 
-    weights = record.weights.permute(0, 3, 1, 2)  # (g, j, H, R)
-    own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2)
-    own_weights = own_weights.clone(memory_format=torch.contiguous_format)  # (g, R, H)
-    set_own_cells(weights.transpose(1, 2), positions, 0)
-    own_vectors = probed[:heads].transpose(0, 1)
-    if positions is not None:
-        flat = (positions + columns * torch.arange(items, device=positions.device)[:, None]).flatten()
-        own_vectors = own_vectors[flat]
-    split = probed.new_empty(2, items, rows, width)
-    torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors, out=split[0].view(items * rows, 1, width))
+    split = record.output.new_empty(2, items, rows, width)
+    if record.cross:
+        split[0] = 0
+    elif whole is not None and positions is None:
+        own_vectors = whole[:heads].flatten(1, 2).transpose(0, 1)  # (g*j, H, d)
+        torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors, out=split[0].view(items * rows, 1, width))
+    else:
+        mixed = (own_weights[..., None] * at_rows(values, positions)).flatten(2)
+        torch.matmul(mixed, record.matrix.flatten(0, 1), out=split[0])
     torch.sub(record.output, bias, out=split[1]).sub_(split[0])
-
-    mixture = Mixture(weights, own_weights, values, record.matrix, probed.unflatten(1, (items, columns)))
-    return Factored(Term(mixture), split, bias)
+    return Factored((Term(mixture),), split, bias)
 
 
 def own_cells(cells: Tensor, positions: Tensor | None) -> Tensor:

@@ -4,7 +4,8 @@ At every point ``sum_j c_ij + b_i`` is the vector that the model itself computed
 the others are kept as vectors; the off-diagonal contributions are kept in one of two forms:
 
 - `Factored`: ``c_ij = scale_i * view(sum_h weights_ijh f_jh)`` for j != i, where ``f_jh = values_jh matrix_h`` and
-  `view` is what norms have done since (subtract the mean, multiply by a gain). Nothing of size n x n x d exists.
+  `view` is what norms have done since (subtract the mean, multiply by a gain): a term. A decoder has two, one over its
+  own tokens and one over the encoder's; a layer starts with none. Nothing of size n x n x d exists.
 - `Rows`: after a feed-forward gate, a recipe that produces contributions block by block (`feed_forward.stream`).
 
 g items, j columns, R rows (output positions), H heads.
@@ -12,13 +13,17 @@ g items, j columns, R rows (output positions), H heads.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from normscope.records import FeedForwardRecord, NormRecord
+from normscope.decompose.scratch import Scratch
+from normscope.records import NormRecord
+
+VECTORS = 2**23  # numbers in the vectors f that are made at a time
 
 
 @dataclass(frozen=True)
@@ -26,15 +31,38 @@ class Mixture:
     """The output of an attention: ``sum_h weights_jhi values_jh matrix_h``, without the diagonal j = i."""
 
     weights: Tensor  # (g, j, H, R), zero at j = the row's own position; any strides
-    own_weights: Tensor  # (g, R, H): what stood there
+    own_weights: Tensor  # (g, R, H): what stood there; zeros where the columns are the encoder's
     values: Tensor  # (g, j, H, d_h)
     matrix: Tensor  # (H, d_h, d)
-    probed: Tensor  # (H + 1, g, j, d): f_jh = values_jh matrix_h, and after the heads the `probe`
+    whole: Tensor | None  # (H + 1, g, j, d): all of `probed`, where that is not too much
+    cross: bool = False
 
-    @property
+    def blocks(self, scratch: Scratch) -> Iterator[tuple[slice, Tensor]]:
+        """Some columns at a time, with their `probed` vectors."""
+        if self.whole is not None:
+            yield slice(0, self.values.shape[1]), self.whole
+            return
+        items, columns, heads, _ = self.values.shape
+        step = max(1, VECTORS // (items * (heads + 1) * self.matrix.shape[2]))
+        for start in range(0, columns, step):
+            js = slice(start, min(start + step, columns))
+            yield js, probed(self.values[:, js], self.matrix, self.cross, scratch)
+
     def vectors(self) -> Tensor:
         """(g, j, H, d): f_jh."""
-        return self.probed[:-1].permute(1, 2, 0, 3)
+        if self.whole is not None:
+            return self.whole[:-1].permute(1, 2, 0, 3)
+        return torch.einsum("gjhk,hkd->gjhd", self.values, self.matrix)
+
+
+def probed(values: Tensor, matrix: Tensor, cross: bool, scratch: Scratch) -> Tensor:
+    """``f_jh = values_jh matrix_h`` as (H + 1, g, j, d), with the `probe` after the heads."""
+    items, columns, heads, _ = values.shape
+    width = matrix.shape[2]
+    made = scratch.like("cross vectors" if cross else "vectors", (heads + 1, items * columns, width), values)
+    torch.bmm(values.flatten(0, 1).transpose(0, 1), matrix, out=made[:heads])
+    made[heads] = probe(width, values.dtype, values.device)
+    return made.view(heads + 1, items, columns, width)
 
 
 @dataclass(frozen=True)
@@ -54,18 +82,23 @@ class Term:
 
     def normed(self, norm: NormRecord) -> Term:
         term = self
-        if self.gain is not None:  # a second norm: fold the first into the matrix
-            old = self.mixture
-            folded = replace(old, matrix=self.view(old.matrix), probed=self.view(old.probed))
-            term = Term(folded, self.scale)
+        if norm.kind == "layer" and self.gain is not None:  # a second norm: fold the first into the matrix
+            matrix = self.view(self.mixture.matrix)
+            whole = None if self.mixture.whole is None else self.view(self.mixture.whole)
+            if whole is not None:
+                whole[-1] = probe(whole.shape[-1], whole.dtype, whole.device)
+            term = Term(replace(self.mixture, matrix=matrix, whole=whole), self.scale)
         scale = norm.inverse if term.scale is None else term.scale * norm.inverse
-        return Term(term.mixture, scale, norm.kind == "layer", norm.gain)
+        return replace(term.scaled(norm.gain), scale=scale, centered=term.centered or norm.kind == "layer")
+
+    def scaled(self, gain: Tensor) -> Term:
+        return replace(self, gain=gain if self.gain is None else self.gain * gain)
 
 
 @dataclass(frozen=True)
 class Factored:
-    term: Term
-    split: Tensor  # (2, g, R, d): c_ii, and the sum of the c_ij with j != i
+    terms: tuple[Term, ...]
+    split: Tensor  # (2, g, R, d): c_ii, and the sum of the c_ij with j != i; without terms (1, g, R, d)
     bias: Tensor  # (g, R, d): b_i, or (1, 1, d) while it is the same for all
 
     @property
@@ -74,29 +107,47 @@ class Factored:
 
     def normed(self, norm: NormRecord) -> Factored:
         bias = with_shift(norm, apply_norm(norm, self.bias))
-        return Factored(self.term.normed(norm), apply_norm(norm, self.split), bias)
+        return Factored(tuple(term.normed(norm) for term in self.terms), apply_norm(norm, self.split), bias)
 
-    def plus_input(self, x: Tensor) -> Factored:
-        """The residual connection around an attention that started from x: only the diagonal grows."""
-        split = torch.empty_like(self.split)
-        torch.add(self.split[0], x, out=split[0])
-        split[1] = self.split[1]
-        return replace(self, split=split)
+    def scaled(self, gain: Tensor) -> Factored:
+        return Factored(tuple(term.scaled(gain) for term in self.terms), self.split * gain, self.bias * gain)
+
+    def plus(self, state: Factored) -> Factored:
+        """The sum of two states whose terms are over different columns."""
+        bias = self.bias + state.bias
+        if len(self.split) == len(state.split):
+            return Factored(self.terms + state.terms, self.split + state.split, bias)
+        full, single = (self, state) if self.terms else (state, self)
+        split = torch.empty_like(full.split)
+        torch.add(full.own, single.own, out=split[0])
+        split[1] = full.split[1]
+        return Factored(full.terms, split, bias)
+
+
+def untouched(x: Tensor) -> Factored:
+    """The state at the start of a layer: every vector is its own token's, nothing has mixed."""
+    return Factored((), x[None], x.new_zeros(1, 1, x.shape[-1]))
+
+
+@dataclass(frozen=True)
+class GatedUnit:
+    """``sum_k coefficient_ki * (c_ij weight_k)``, then W_2: one feed-forward with its activation split."""
+
+    weights: tuple[Tensor, ...]  # (d, d_ff), one for a plain and two for a gated feed-forward
+    coefficients: tuple[Tensor, ...]  # (g, R, d_ff)
+    out: Tensor  # (d_ff, d)
+    chosen: Tensor | None = None  # (g, R): the rows that an expert serves
 
 
 @dataclass(frozen=True)
 class Rows:
-    """``c_ij = steps(gate_i * (source c_ij W_1) W_2)``, produced block by block by `feed_forward.stream`."""
+    """``c_ij = steps(sum of units(source c_ij))``, produced block by block by `feed_forward.stream`."""
 
     source: Factored
-    record: FeedForwardRecord
-    gate: Tensor  # (g, R, d_ff)
-    lifted: (
-        Tensor | None
-    )  # (H, d_h, d_ff): the term's matrix times W_1, where that is cheaper than every vector times W_1
+    units: tuple[GatedUnit, ...]
     own: Tensor  # (g, R, d)
     bias: Tensor  # (g, R, d)
-    steps: tuple[NormRecord | Factored, ...] = ()  # a norm to pass, or a state to add
+    steps: tuple[NormRecord | Factored | Tensor, ...] = ()  # a norm to pass, a state to add, a gain to multiply with
 
     def normed(self, norm: NormRecord) -> Rows:
         return replace(
@@ -105,6 +156,9 @@ class Rows:
             bias=with_shift(norm, apply_norm(norm, self.bias)),
             steps=(*self.steps, norm),
         )
+
+    def scaled(self, gain: Tensor) -> Rows:
+        return replace(self, own=self.own * gain, bias=self.bias * gain, steps=(*self.steps, gain))
 
     def plus(self, state: Factored) -> Rows:
         """The residual connection around the feed-forward block."""
@@ -122,6 +176,12 @@ def apply_norm(norm: NormRecord, x: Tensor) -> Tensor:
 
 def with_shift(norm: NormRecord, x: Tensor) -> Tensor:
     return x if norm.shift is None else x + norm.shift
+
+
+def reach(weights: Tensor) -> slice:
+    """The rows of (tokens, H, R) that have any weight: a causal or local attention leaves many out."""
+    touched = weights.amax((0, 1)).nonzero()
+    return slice(int(touched[0]), int(touched[-1]) + 1) if len(touched) else slice(0, 0)
 
 
 def row_norms(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normscope.decompose.attention import set_own_cells
-from normscope.decompose.contributions import Factored, Mixture, Term, row_norms
+from normscope.decompose.contributions import Factored, Mixture, Term, probe, reach, row_norms
 from normscope.decompose.scratch import Scratch
 from normscope.measures.mixing import mixing_ratio
 
@@ -31,12 +31,20 @@ OFFSET = 16  # doubtful: the mean of f over d, which a norm subtracts, is so man
 
 
 @dataclass(frozen=True)
+class Piece:
+    """The map of one scope over one term's columns, rows and columns still padded."""
+
+    cells: Tensor  # (g, j, R), without the rows' own cells and without the scale
+    scale: Tensor | float | None  # (g, R), or a number, or nothing
+    cross: bool  # the columns are the encoder's
+
+
+@dataclass(frozen=True)
 class Reduced:
-    """Some scopes (S of them) of some items of a layer, rows and columns still padded."""
+    """Some scopes (S of them) of some items of a layer."""
 
     scopes: tuple[str, ...]
-    maps: tuple[Tensor, ...]  # (g, j, R) for each scope, without the rows' own cells and without the scale
-    scales: tuple[Tensor | float | None, ...]  # (g, R), or a number, or nothing
+    maps: tuple[tuple[Piece, ...], ...]
     own: Tensor  # (S, g, R): the rows' own cells
     mixing: Tensor  # (S, g, R)
     remainder: Tensor  # (S, g, R): norm of b_i
@@ -46,29 +54,33 @@ class Reduced:
 def reduce(scopes: Sequence[str], states: Sequence[Factored], actual: Sequence[Tensor], scratch: Scratch) -> Reduced:
     """Norms, mixing ratio and completeness of states; `actual` (g, R, d) are the model's own vectors there."""
     views: list[Term] = []
-    for state in states:
-        if not any(_same_view(state.term, view) for view in views):
-            views.append(state.term)
+    for term in (term for state in states for term in state.terms):
+        if not any(_same_view(term, view) for view in views):
+            views.append(term)
     norms: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
     for mixture in {id(view.mixture): view.mixture for view in views}.values():
         shared = [n for n, view in enumerate(views) if view.mixture is mixture]
         norms |= zip(shared, _norms([views[n] for n in shared], scratch), strict=True)
 
-    maps, heights, missing = [], [], []
-    for state, target in zip(states, actual, strict=True):
-        term = state.term
-        cells, highest, tested = norms[next(n for n, view in enumerate(views) if _same_view(term, view))]
-        direction = term.view(term.mixture.probed[-1, 0, 0])
-        missed = state.own @ direction - target @ direction + state.bias @ direction
-        maps.append(cells)
-        heights.append(highest if term.scale is None else highest * term.scale)
-        missing.append(torch.add(missed, tested) if term.scale is None else torch.addcmul(missed, tested, term.scale))
     own, others = torch.stack([row_norms(state.split) for state in states], dim=1)
+    maps, heights, missing = [], list(own), []
+    for number, (state, target) in enumerate(zip(states, actual, strict=True)):
+        direction = probe(target.shape[-1], target.dtype, target.device)
+        missed = state.own @ direction - target @ direction + state.bias @ direction
+        pieces = []
+        for term in state.terms:
+            cells, highest, tested = norms[next(n for n, view in enumerate(views) if _same_view(term, view))]
+            pieces.append(Piece(cells, term.scale, term.mixture.cross))
+            if term.scale is not None:
+                highest, tested = highest * term.scale, tested * term.scale
+            heights[number] = torch.maximum(heights[number], highest)
+            missed = missed + tested
+        maps.append(tuple(pieces))
+        missing.append(missed)
     length = torch.stack([torch.linalg.vector_norm(target, dim=-1) for target in actual])
-    error = completeness(torch.stack(missing).abs_(), length, torch.maximum(torch.stack(heights), own))
+    error = completeness(torch.stack(missing).abs_(), length, torch.stack(heights))
     remainder = torch.stack([torch.linalg.vector_norm(state.bias, dim=-1).expand(own.shape[1:]) for state in states])
-    scales = tuple(state.term.scale for state in states)
-    return Reduced(tuple(scopes), tuple(maps), scales, own, mixing_ratio(others, own), remainder, error)
+    return Reduced(tuple(scopes), tuple(maps), own, mixing_ratio(others, own), remainder, error)
 
 
 def completeness(missing: Tensor, length: Tensor, highest: Tensor) -> Tensor:
@@ -82,20 +94,25 @@ def reduce_weights(scopes: Sequence[str], residual: Sequence[bool], mixture: Mix
     mean = mixture.weights.mean(2)
     single = mixture.own_weights.mean(-1)
     half = torch.tensor([0.5 if one else 1.0 for one in residual], dtype=mean.dtype, device=mean.device)[:, None, None]
-    mixing = half * (1 - single)
-    error = half * (mean.sum(1) + single - 1).abs_()
-    scales = tuple(0.5 if one else None for one in residual)
-    return Reduced(tuple(scopes), (mean,) * len(scopes), scales, 1 - mixing, mixing, torch.zeros_like(mixing), error)
+    others = mean.sum(1)
+    own = half * single + (1 - half)
+    error = half * (others + single - 1).abs_()
+    maps = tuple((Piece(mean, 0.5 if one else None, mixture.cross),) for one in residual)
+    return Reduced(tuple(scopes), maps, own, mixing_ratio(half * others, own), torch.zeros_like(own), error)
 
 
-def vectors(state: Factored, positions: Tensor | None) -> Tensor:
-    """The contribution vectors themselves, (g, R, j, d): for a few rows, on demand."""
-    term, mixture = state.term, state.term.mixture
-    mixed = torch.einsum("gjhr,gjhd->gdjr", mixture.weights, term.view(mixture.vectors))
-    if term.scale is not None:
-        mixed = mixed * term.scale[:, None, None]
-    set_own_cells(mixed, positions, state.own.transpose(1, 2))
-    return mixed.permute(0, 3, 2, 1)
+def vectors(state: Factored, positions: Tensor | None) -> list[Tensor]:
+    """The contribution vectors themselves, (g, R, j, d) for each term: for a few rows, on demand."""
+    found = []
+    for term in state.terms:
+        mixture = term.mixture
+        mixed = torch.einsum("gjhr,gjhd->gdjr", mixture.weights, term.view(mixture.vectors()))
+        if term.scale is not None:
+            mixed = mixed * term.scale[:, None, None]
+        if not mixture.cross:
+            set_own_cells(mixed, positions, state.own.transpose(1, 2))
+        found.append(mixed.permute(0, 3, 2, 1))
+    return found
 
 
 def _same_view(a: Term, b: Term) -> bool:
@@ -104,26 +121,31 @@ def _same_view(a: Term, b: Term) -> bool:
 
 def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor, Tensor]]:
     """For each view of one mixture, without the row scale: norms (g, j, R), the highest of each row (g, R), and the sum
-    over j of the off-diagonal contributions along the view of the probe (g, R)."""
+    over j of the off-diagonal contributions along the probe (g, R)."""
     mixture = terms[0].mixture
     items, columns, heads, rows = mixture.weights.shape
-    forms, unit, doubtful = _forms(mixture.probed.flatten(1, 2), terms)
-    forms, doubtful = forms.unflatten(0, (items, columns)), doubtful.unflatten(0, (items, columns))
-
-    cells = forms.new_empty(len(terms), items, columns, rows)
-    sums = forms.new_zeros(items, len(terms), rows)
-    step = columns if items > 1 else max(1, PRODUCT // (len(terms) * (heads + 2) * rows))
-    for start in range(0, columns, step):
-        js = slice(start, min(start + step, columns))
-        weights = mixture.weights[:, js].flatten(0, 1)  # (tokens, H, R)
-        product = scratch.like("product", (len(weights), len(terms) * (heads + 2), rows), forms)
-        torch.bmm(forms[:, js].flatten(0, 1).flatten(1, 2), weights, out=product)
-        product = product.unflatten(1, (len(terms), heads + 2))
-        squares = product[:, :, :heads].mul_(weights[:, None]).sum(2)  # (tokens, views, R)
-        lost = (product[:, :, heads].square_() > squares).any(-1)
-        doubtful[:, js] |= lost.unflatten(0, (items, -1))
-        sums += product[:, :, heads + 1].unflatten(0, (items, -1)).sum(1)
-        torch.mul(squares.sqrt_().transpose(0, 1).unflatten(1, (items, -1)), unit, out=cells[:, :, js])
+    cells = mixture.weights.new_zeros(len(terms), items, columns, rows)
+    sums = cells.new_zeros(items, len(terms), rows)
+    doubtful = torch.zeros(items, columns, len(terms), dtype=torch.bool, device=cells.device)
+    for block, vectors in mixture.blocks(scratch):
+        width = block.stop - block.start
+        forms, unit, doubtful[:, block] = (x.unflatten(0, (items, width)) for x in _forms(vectors.flatten(1, 2), terms))
+        step = width if items > 1 else max(1, PRODUCT // (len(terms) * (heads + 2) * rows))
+        for start in range(0, width, step):
+            some = slice(start, min(start + step, width))
+            js = slice(block.start + some.start, block.start + some.stop)
+            hit = slice(0, rows) if mixture.whole is not None else reach(mixture.weights[:, js].flatten(0, 1))
+            weights = mixture.weights[:, js, :, hit].flatten(0, 1)  # (tokens, H, rows)
+            if weights.shape[2] == 0:
+                continue
+            product = scratch.like("product", (len(weights), len(terms) * (heads + 2), weights.shape[2]), cells)
+            torch.bmm(forms[:, some].flatten(0, 1).flatten(1, 2), weights, out=product)
+            product = product.unflatten(1, (len(terms), heads + 2))
+            squares = product[:, :, :heads].mul_(weights[:, None]).sum(2)  # (tokens, views, R)
+            lost = (product[:, :, heads].square_() > squares).any(-1)
+            doubtful[:, js] |= lost.unflatten(0, (items, -1))
+            sums[..., hit] += product[:, :, heads + 1].unflatten(0, (items, -1)).sum(1)
+            torch.mul(squares.sqrt_().transpose(0, 1).unflatten(1, (items, -1)), unit[0, 0], out=cells[:, :, js, hit])
     if bool(doubtful.any()):
         for n, term in enumerate(terms):
             _again(term, doubtful[:, :, n].nonzero(as_tuple=True), cells[n])
@@ -133,7 +155,8 @@ def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor
 
 def _forms(probed: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor, Tensor]:
     """What the weights are multiplied with, (tokens, views, H + 2, H): the Gram matrix, ``||f_h||`` ready to be
-    compared (CANCELLED), and f_h along the probe; the unit of the norms; which (tokens, views) are doubtful already.
+    compared (CANCELLED), and f_h along the probe; the unit of the norms (tokens,); which (tokens, views) are doubtful
+    already.
     """
     heads, tokens, width = probed.shape[0] - 1, probed.shape[1], probed.shape[2]
     grams = probed.new_empty(len(terms), tokens, heads + 1, heads + 1)
@@ -142,12 +165,16 @@ def _forms(probed: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor, Tenso
         if term.centered:
             # One fused pass: layer_norm also divides by each vector's own deviation, which is taken back.
             viewed, mean, inverse = torch.native_layer_norm(probed, [width], term.gain, None, 1e-30)
-            deviation = inverse.reciprocal_().transpose(0, 1)  # (tokens, H + 1, 1)
+            deviation = inverse.reciprocal_()
+            doubtful[:, n] = (mean[:heads].abs_() > OFFSET * deviation[:heads]).any(0)[:, 0]
+            viewed[heads], deviation[heads] = probed[heads], 1
+            deviation = deviation.transpose(0, 1)  # (tokens, H + 1, 1)
             torch.bmm(viewed.transpose(0, 1), viewed.permute(1, 2, 0), out=gram)
             gram.mul_(deviation).mul_(deviation.transpose(1, 2))
-            doubtful[:, n] = (mean.abs_() > OFFSET * inverse).any(0)[:, 0]
         else:
             viewed = term.view(probed)
+            if viewed is not probed:
+                viewed[heads] = probed[heads]
             torch.bmm(viewed.transpose(0, 1), viewed.permute(1, 2, 0), out=gram)
     squares = grams.diagonal(dim1=2, dim2=3)[..., :heads].transpose(0, 1)  # (tokens, views, H)
     doubtful |= (squares < TINY).any(-1)
@@ -156,7 +183,7 @@ def _forms(probed: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor, Tenso
     torch.mul(grams[:, :, :heads, :heads].transpose(0, 1), scale, out=forms[:, :, :heads])
     torch.mul(squares, scale / (CANCELLED * heads), out=forms[:, :, heads]).sqrt_()
     forms[:, :, heads + 1] = grams[:, :, heads, :heads].transpose(0, 1)
-    return forms, scale.rsqrt(), doubtful
+    return forms, scale.rsqrt().expand(tokens), doubtful
 
 
 def _again(term: Term, columns: tuple[Tensor, ...], cells: Tensor) -> None:

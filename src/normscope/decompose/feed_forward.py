@@ -1,47 +1,79 @@
 """The feed-forward block as contributions (FF paper, eq. 5-8), in blocks of pairs.
 
 With ``p_ij = c_ij W_1`` and one gate ``g_i`` per output token (`gates`), input j's share of the block's output is
-``(g_i * p_ij) W_2``. The attention values go through ``matrix W_1`` once; then a block of columns x rows at a time is
-mixed, gated and multiplied by W_2, and everything that was asked for is reduced while the block is in cache.
+``(g_i * p_ij) W_2``; a gated feed-forward has two such projections, whose shares are added before W_2, and a mixture of
+experts several such units. The attention values go through ``matrix W_1`` once; then a block of columns x rows at a
+time is mixed, gated and multiplied by W_2, and everything that was asked for is reduced while the block is in cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from normscope.decompose.contributions import Factored, Rows, Term, apply_norm, row_norms
-from normscope.decompose.gates import Gate, coefficient
+from normscope.decompose.contributions import Factored, GatedUnit, Rows, Term, apply_norm, reach, row_norms
+from normscope.decompose.gates import Gate, coefficient, two_sided
 from normscope.decompose.scratch import Scratch
-from normscope.records import FeedForwardRecord, NormRecord
+from normscope.records import FeedForwardRecord, NormRecord, Projection, Unit
 
 HIDDEN = 1024  # hidden units gated at a time
 HEADROOM = 2.0**60  # float32 squares of cells down to 1e-30 must not underflow
 
 
-def feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Rows:
-    """The state after the feed-forward component; g(0) W_2 and all biases go to the remainder."""
-    c = coefficient(gate, record.activation_name, record.activation, record.hidden)
-    hidden_bias = state.bias @ record.into
-    if record.into_bias is not None:
-        hidden_bias = hidden_bias + record.into_bias
-    bias = (c * hidden_bias + record.activation(torch.zeros_like(c[..., :1]))) @ record.out
-    if record.out_bias is not None:
-        bias = bias + record.out_bias
-    return Rows(
-        state, record, c, _lifted(state.term, record), own=(c * (state.own @ record.into)) @ record.out, bias=bias
-    )
+def feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Factored | Rows:
+    """The state after the feed-forward component; g(0) W_2 and all biases go to the remainder. A state without terms
+    keeps its form: the feed-forward of the own token changes the diagonal only."""
+    units, own, bias = [], torch.zeros_like(record.output), torch.zeros_like(record.output)
+    for unit in record.units:
+        made = _unit(unit, gate)
+        units.append(made)
+        own = own + _through(made, state.own)
+        bias = bias + _constant(unit, made, state.bias)
+    if not state.terms:
+        return Factored((), own[None], bias)
+    return Rows(state, tuple(units), own, bias)
 
 
-def _lifted(term: Term, record: FeedForwardRecord) -> Tensor | None:
-    """``matrix W_1`` by head: d products with W_1 once and one per token, instead of H for every token."""
-    items, tokens, heads, _ = term.mixture.values.shape
-    if items * tokens * (heads - 1) < record.into.shape[0]:
-        return None
-    return torch.matmul(term.view(term.mixture.matrix), record.into)
+def _unit(unit: Unit, gate: Gate) -> GatedUnit:
+    """The activation split into one coefficient per projection and output token (`gates`)."""
+    into, up = unit.into, unit.up
+    coefficients: tuple[Tensor, ...]
+    if up is None:
+        coefficients = (coefficient(gate, unit.activation_name, unit.activation, into.hidden),)
+    else:
+        coefficients = two_sided(gate, unit.activation_name, unit.activation, into.hidden, up.hidden)
+    chosen = None
+    if unit.routing is not None:
+        coefficients = tuple(c * unit.routing[..., None] for c in coefficients)
+        chosen = unit.routing != 0
+    weights = tuple(projection.weight for projection in _projections(unit))
+    return GatedUnit(weights, coefficients, unit.out, chosen)
+
+
+def _projections(unit: Unit) -> list[Projection]:
+    return [unit.into] if unit.up is None else [unit.into, unit.up]
+
+
+def _through(made: GatedUnit, x: Tensor) -> Tensor:
+    """Vectors (g, R, d) of the rows' own, through the unit."""
+    gated = [c * (x @ weight) for weight, c in zip(made.weights, made.coefficients, strict=True)]
+    return sum(gated[1:], gated[0]) @ made.out
+
+
+def _constant(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
+    """What the unit puts out whatever the tokens are: the incoming remainder, its own biases, and g(0)."""
+    hidden = torch.zeros_like(made.coefficients[0])
+    for projection, c in zip(_projections(unit), made.coefficients, strict=True):
+        entered = bias @ projection.weight
+        hidden = hidden + c * (entered if projection.bias is None else entered + projection.bias)
+    share = 1 if unit.routing is None else unit.routing[..., None]
+    if unit.up is None:  # gated by a sum that is zero there, g(0) counts for nothing
+        hidden = hidden + share * unit.activation(torch.zeros_like(hidden[..., :1]))
+    put_out = hidden @ made.out
+    return put_out if unit.out_bias is None else put_out + share * unit.out_bias
 
 
 @dataclass
@@ -73,10 +105,7 @@ class _Basis:
 
     def vectors(self, columns: slice, name: str, scratch: Scratch) -> Tensor:
         """(columns, H, D)"""
-        values = self.values[:, columns]
-        out = scratch.like(name, (values.shape[1], values.shape[0], self.matrix.shape[2]), values)
-        torch.bmm(values, self.matrix, out=out.transpose(0, 1))
-        return out
+        return _times(self.values[:, columns], self.matrix, name, scratch)
 
     def mixing(self, columns: slice, rows: slice) -> Tensor:
         """(columns, rows, H)"""
@@ -84,9 +113,27 @@ class _Basis:
         return (weights if self.scale is None else weights * self.scale[rows]).transpose(1, 2)
 
 
+@dataclass(frozen=True)
+class Lift:
+    """A unit's projections of a term's vectors."""
+
+    weights: tuple[Tensor, ...]
+    matrices: tuple[Tensor, ...] | None  # (H, d_h, d_ff): the term's matrix times each weight, where that is cheaper
+
+    def project(self, basis: _Basis, columns: slice, scratch: Scratch) -> list[Tensor]:
+        """(columns, H, d_ff) for each projection."""
+        if self.matrices is None:
+            vectors = basis.vectors(columns, "source", scratch)
+            return [vectors @ weight for weight in self.weights]
+        values = basis.values[:, columns]
+        return [_times(values, matrix, f"projected {n}", scratch) for n, matrix in enumerate(self.matrices)]
+
+
 def stream(
     state: Rows,
+    lifts: Sequence[Lift],
     points: Collection[int],
+    term: int,
     item: int,
     columns: slice | Tensor,
     rows: slice | Tensor,
@@ -94,48 +141,60 @@ def stream(
     scratch: Scratch,
     keep_vectors: bool = False,
 ) -> dict[int, Tap]:
-    """Off-diagonal contributions of one item at the wanted points, each a number of `steps` passed.
+    """Off-diagonal contributions of one item, over one term's columns, at the wanted points (numbers of `steps`
+    passed). `lifts` are those of the term (`lifts_of`).
 
     The diagonal of the maps is left at zero: `state.own` has it. Memory is one block, whatever the length.
     """
-    record, steps = state.record, state.steps[: max(points)]
-    gate = state.gate[item][rows]
-    out = record.out.contiguous()
-    hidden, width = out.shape
-    added_states = {n: s.term for n, s in enumerate(steps) if isinstance(s, Factored)}
-    unit = HEADROOM / _bound(state, list(added_states.values()), item)
-    source = _basis(state.source.term, item, columns, rows, unit)
-    adds = {n: _basis(term, item, columns, rows, unit) for n, term in added_states.items()}
+    steps = state.steps[: max(points)]
+    hidden, width = state.units[0].out.shape
+    source_term = state.source.terms[term]
+    added = {n: s.terms[term] for n, s in enumerate(steps) if isinstance(s, Factored)}
+    unit = HEADROOM / _bound(state, source_term, list(added.values()), item)
+    source = _basis(source_term, item, columns, rows, unit)
+    adds = {n: _basis(term, item, columns, rows, unit) for n, term in added.items()}
+    coefficients = [[c[item][rows] for c in made.coefficients] for made in state.units]
+    chosen = [None if made.chosen is None else made.chosen[item][rows] for made in state.units]
 
     size = source.weights.element_size()
-    heads, n_columns, n_rows = source.values.shape[0], source.values.shape[1], gate.shape[0]
-    step_j = _even(n_columns, block_bytes // (3 * size * heads * hidden))
-    step_i = _even(n_rows, 2 * block_bytes // (3 * size * (min(HIDDEN, hidden) + 2 * width)) // step_j)
+    heads, n_columns, n_rows = source.values.shape[0], source.values.shape[1], coefficients[0][0].shape[0]
+    paths = len(state.units[0].weights)
+    step_j = _even(n_columns, block_bytes // (3 * size * heads * hidden * paths))
+    most = 2 * block_bytes // (3 * size * (paths * min(HIDDEN, hidden) + 2 * width)) // step_j
 
     found = [_Point() for _ in range(len(steps) + 1)]
+    like = source.values
     for n, point in enumerate(found):
-        summed = n == 0 or n - 1 in adds
-        point.total = out.new_zeros(n_rows, width) if summed else None
-        point.norms = out.new_zeros(n_columns, n_rows) if n in points else None
-        point.vectors = out.new_zeros(n_rows, n_columns, width) if keep_vectors and n in points else None
+        point.total = like.new_zeros(n_rows, width) if n == 0 or n - 1 in adds else None
+        point.norms = like.new_zeros(n_columns, n_rows) if n in points else None
+        point.vectors = like.new_zeros(n_rows, n_columns, width) if keep_vectors and n in points else None
 
+    outs = [made.out.contiguous() for made in state.units]
     for j in range(0, n_columns, step_j):
         js = slice(j, min(j + step_j, n_columns))
-        if state.lifted is None:
-            projected = source.vectors(js, "source", scratch) @ record.into
-        else:
-            projected = replace(source, matrix=state.lifted).vectors(js, "projected", scratch)
-        added = {n: basis.vectors(js, f"added {n}", scratch) for n, basis in adds.items()}
-        for i in range(0, n_rows, step_i):
-            i_s = slice(i, min(i + step_i, n_rows))
-            shape = (js.stop - js.start, i_s.stop - i_s.start)
-            y = scratch.like("block", (*shape, width), out)
-            _gated_product(source.mixing(js, i_s), projected, gate[i_s], out, y, scratch)
+        hit = reach(source.weights[js])
+        if hit.stop == hit.start:
+            continue
+        # One expert's projections at a time would be less memory, but each would be made again for every block of rows.
+        projected = [lift.project(source, js, scratch if len(lifts) == 1 else Scratch()) for lift in lifts]
+        vectors = {n: basis.vectors(js, f"added {n}", scratch) for n, basis in adds.items()}
+        step_i = _even(hit.stop - hit.start, most)
+        for i in range(hit.start, hit.stop, step_i):
+            i_s = slice(i, min(i + step_i, hit.stop))
+            y = scratch.like("block", (js.stop - js.start, i_s.stop - i_s.start, width), like)
+            mixing = source.mixing(js, i_s)
+            for made, c, out, mine in zip(projected, coefficients, outs, chosen, strict=True):
+                if mine is None:
+                    _gated_product(mixing, made, [one[i_s] for one in c], out, y, scratch)
+                else:
+                    _add_expert(mixing, made, [one[i_s] for one in c], out, mine[i_s], y, made is projected[0], scratch)
             _reduce(found[0], y, None, js, i_s)
             for n, step in enumerate(steps):
                 factor = None
                 if isinstance(step, Factored):
-                    y.baddbmm_(adds[n].mixing(js, i_s), added[n])
+                    y.baddbmm_(adds[n].mixing(js, i_s), vectors[n])
+                elif isinstance(step, Tensor):
+                    y = y * step
                 else:
                     y, factor = _norm_block(step, y, step.inverse[item][rows][i_s])
                 _reduce(found[n + 1], y, factor, js, i_s)
@@ -150,19 +209,62 @@ def _even(total: int, most: int) -> int:
     return -(-total // blocks)
 
 
-def _gated_product(mixing: Tensor, projected: Tensor, gate: Tensor, out: Tensor, y: Tensor, scratch: Scratch) -> None:
-    """``y_ji = (gate_i * sum_h mixing_jih projected_jh) W_2``, some hidden units at a time."""
+def _times(values: Tensor, matrix: Tensor, name: str, scratch: Scratch) -> Tensor:
+    """(H, j, d_h) by (H, d_h, D): (j, H, D)."""
+    out = scratch.like(name, (values.shape[1], values.shape[0], matrix.shape[2]), values)
+    torch.bmm(values, matrix, out=out.transpose(0, 1))
+    return out
+
+
+def lifts_of(state: Rows, term: Term) -> list[Lift]:
+    """``matrix W`` by head: d products with W once and one per token, instead of H for every token."""
+    items, tokens, heads, _ = term.mixture.values.shape
+    if items * tokens * (heads - 1) < term.mixture.matrix.shape[2]:
+        return [Lift(unit.weights, None) for unit in state.units]
+    matrix = term.view(term.mixture.matrix)
+    return [Lift(u.weights, tuple(torch.matmul(matrix, weight) for weight in u.weights)) for u in state.units]
+
+
+def _gated_product(
+    mixing: Tensor, projected: Sequence[Tensor], gates: Sequence[Tensor], out: Tensor, y: Tensor, scratch: Scratch
+) -> None:
+    """``y_ji = (sum_k gate_ki * sum_h mixing_jih projected_kjh) W_2``, some hidden units at a time."""
     flat = y.flatten(0, 1)
     hidden = out.shape[0]
     for k in range(0, hidden, HIDDEN):
         ks = slice(k, min(k + HIDDEN, hidden))
         e = scratch.like("gated", (*y.shape[:2], ks.stop - k), y)
-        torch.bmm(mixing, projected[:, :, ks], out=e)
-        e.mul_(gate[:, ks])
+        torch.bmm(mixing, projected[0][:, :, ks], out=e)
+        e.mul_(gates[0][:, ks])
+        for part, gate in zip(projected[1:], gates[1:], strict=True):
+            other = scratch.like("gated too", (*y.shape[:2], ks.stop - k), y)
+            torch.bmm(mixing, part[:, :, ks], out=other)
+            e.addcmul_(other, gate[:, ks])
         if k == 0:
             torch.mm(e.flatten(0, 1), out[ks], out=flat)
         else:
             flat.addmm_(e.flatten(0, 1), out[ks])
+
+
+def _add_expert(
+    mixing: Tensor,
+    projected: Sequence[Tensor],
+    gates: Sequence[Tensor],
+    out: Tensor,
+    chosen: Tensor,
+    y: Tensor,
+    first: bool,
+    scratch: Scratch,
+) -> None:
+    """Add to the rows that chose this expert what it makes of them."""
+    if first:
+        y.zero_()
+    where = chosen.nonzero().flatten()
+    if len(where) == 0:
+        return
+    part = scratch.like("expert", (y.shape[0], len(where), y.shape[2]), y)
+    _gated_product(mixing[:, where], projected, [gate[where] for gate in gates], out, part, scratch)
+    y.index_add_(1, where, part)
 
 
 def _norm_block(norm: NormRecord, y: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,7 +289,7 @@ def _reduce(point: _Point, y: Tensor, factor: Tensor | None, js: slice, i_s: sli
 def _taps(
     found: list[_Point],
     points: Collection[int],
-    steps: tuple[NormRecord | Factored, ...],
+    steps: tuple[NormRecord | Factored | Tensor, ...],
     item: int,
     rows: slice | Tensor,
     unit: Tensor,
@@ -195,16 +297,19 @@ def _taps(
     """Back to the model's unit. A norm is the same linear map for every j, so its sum is the norm of the sum."""
     taps = {}
     others = found[0].total
+    assert others is not None
     for n, point in enumerate(found):
         if n > 0:
             step = steps[n - 1]
             if isinstance(step, NormRecord):
                 frozen = NormRecord(step.kind, step.inverse[item][rows], step.gain, None, step.output)
-                assert others is not None
                 others = apply_norm(frozen, others)
+            elif isinstance(step, Tensor):
+                others = others * step
             else:
+                assert point.total is not None
                 others = point.total
-        if n in points and others is not None and point.norms is not None:
+        if n in points and point.norms is not None:
             vectors = None if point.vectors is None else point.vectors * unit
             taps[n] = Tap(point.norms * unit, others * unit, vectors)
     return taps
@@ -220,13 +325,13 @@ def _basis(term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor,
     )
 
 
-def _bound(state: Rows, added: list[Term], item: int) -> Tensor:
+def _bound(state: Rows, source: Term, added: list[Term], item: int) -> Tensor:
     """An upper bound of the norm of any contribution with unit weights."""
-    source = state.source.term
     longest = row_norms(source.mixture.values[item]).amax()
-    through = _size(source.view(source.mixture.matrix)) * _size(state.record.into) * _size(state.record.out)
-    direct = [_size(term.view(term.mixture.matrix)) for term in added]
-    return (longest * torch.stack([through, *direct]).amax()).clamp_min(1e-30)
+    through = [_size(unit.out) * _size(weight) for unit in state.units for weight in unit.weights]
+    sizes = [_size(source.view(source.mixture.matrix)) * torch.stack(through).sum()]
+    sizes += [_size(term.view(term.mixture.matrix)) for term in added]
+    return (longest * torch.stack(sizes).amax()).clamp_min(1e-30)
 
 
 def _size(matrix: Tensor) -> Tensor:

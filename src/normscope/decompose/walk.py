@@ -10,13 +10,14 @@ from torch import Tensor
 
 from normscope.decompose import factored
 from normscope.decompose.attention import ValueBias, attend
-from normscope.decompose.contributions import Factored, Mixture, Rows, row_norms
-from normscope.decompose.factored import Reduced, completeness, reduce, reduce_weights
-from normscope.decompose.feed_forward import feed_forward, stream
+from normscope.decompose.contributions import Factored, Mixture, Rows, row_norms, untouched
+from normscope.decompose.factored import Piece, Reduced, completeness, reduce, reduce_weights
+from normscope.decompose.feed_forward import feed_forward, lifts_of, stream
 from normscope.decompose.gates import Gate
 from normscope.decompose.scratch import Scratch
 from normscope.measures.mixing import mixing_ratio
-from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, at_rows
+from normscope.models.spec import Attention
+from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, ScaleRecord, at_rows
 from normscope.scopes import Step
 
 BLOCK_BYTES = 32 * 2**20
@@ -36,6 +37,8 @@ class Item:
 
     columns: slice | Tensor
     rows: slice | Tensor
+    encoder: slice | Tensor | None = None  # the encoder's columns, for a decoder that reads them
+    lengths: tuple[int, int] = (0, 0)  # all columns of either kind, padding included
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class HeadMaps:
     weights: Tensor  # (g, j, heads, R), own cells zero
     own: Tensor  # (g, R, heads): the own cells
     value_norms: Tensor  # (g, j, heads): ||f^h(x_j)||
+    cross: bool
 
 
 @dataclass(frozen=True)
@@ -73,15 +77,17 @@ def measure(
     positions: Tensor | None,
     options: Options,
     scratch: Scratch,
-) -> tuple[list[Reduced], HeadMaps | None]:
+) -> tuple[list[Reduced], list[HeadMaps]]:
     """The wanted scopes (and head-level maps) of a layer. `positions` (g, R): the rows' own columns; None: all rows."""
     reached = _walk(layer, steps, positions, options, scratch)
-    mixture = _mixture(reached)
     found = []
-    weighted = [at.step for at in reached if at.step.weights in scopes]
-    if weighted:
-        names = [str(step.weights) for step in weighted]
-        found.append(reduce_weights(names, [step.part is None for step in weighted], mixture))
+    for attention in (at for at in reached if isinstance(at.step.part, Attention)):
+        mixture = _mixture(attention)
+        # The residual connection around this attention; that around a cross-attention is no scope of weights.
+        weighted = [at.step for at in reached if at.step.weights in scopes and _belongs(at.step, mixture)]
+        if weighted:
+            names = [str(step.weights) for step in weighted]
+            found.append(reduce_weights(names, [step.role == "sum" for step in weighted], mixture))
     wanted = [at for at in reached if at.step.norms in scopes]
     linear = [(at, at.state) for at in wanted if isinstance(at.state, Factored)]
     if linear:
@@ -90,93 +96,130 @@ def measure(
     gated = [at for at in wanted if isinstance(at.state, Rows)]
     if gated:
         found.append(_reduce_rows(gated, items, options, scratch))
-    return found, _head_maps(mixture, options.heads)
+    attentions = [_mixture(at) for at in reached if isinstance(at.step.part, Attention)]
+    return found, [_head_maps(mixture, options.heads) for mixture in attentions if options.heads]
+
+
+def _mixture(at: _Reached) -> Mixture:
+    assert isinstance(at.state, Factored)
+    return at.state.terms[0].mixture
+
+
+def _belongs(step: Step, mixture: Mixture) -> bool:
+    return (isinstance(step.part, Attention) and step.part.cross) == mixture.cross
 
 
 def vectors(
     layer: LayerRecord, steps: Sequence[Step], scope: str, item: Item, positions: Tensor | None, options: Options
 ) -> Vectors:
-    """The contribution vectors at one scope of the only item of a layer."""
+    """The contribution vectors at one scope of the only item of a layer, over all columns: (R, columns, d)."""
     scratch = Scratch()
-    at = next(at for at in _walk(layer, steps, positions, options, scratch) if at.step.norms == scope)
+    reached = _walk(layer, steps, positions, options, scratch)
+    at = next(at for at in reached if at.step.norms == scope)
+    pieces: dict[bool, Tensor] = {}
     if isinstance(at.state, Factored):
-        full = factored.vectors(at.state, positions)[0][item.rows][:, item.columns]
+        for term, full in zip(at.state.terms, factored.vectors(at.state, positions), strict=True):
+            columns = item.encoder if term.mixture.cross else item.columns
+            pieces[term.mixture.cross] = full[0][item.rows][:, columns]
     else:
         point = len(at.state.steps)
-        tap = stream(at.state, [point], 0, item.columns, item.rows, options.block_bytes, scratch, keep_vectors=True)[
-            point
-        ]
-        assert tap.vectors is not None
-        columns = torch.arange(layer.input.shape[1], device=tap.vectors.device)
-        own = (columns if positions is None else positions[0])[item.rows]
-        full = tap.vectors
-        full[torch.arange(len(own)), torch.searchsorted(columns[item.columns], own)] = at.state.own[0][item.rows]
-    return Vectors(full, at.state.bias.expand(at.actual.shape)[0][item.rows], at.actual[0][item.rows])
+        for number, term in enumerate(at.state.source.terms):
+            columns = item.encoder if term.mixture.cross else item.columns
+            assert columns is not None
+            lifts = lifts_of(at.state, term)
+            taps = stream(
+                at.state, lifts, [point], number, 0, columns, item.rows, options.block_bytes, scratch, keep_vectors=True
+            )
+            found = taps[point].vectors
+            assert found is not None
+            if not term.mixture.cross:
+                places = torch.arange(layer.input.shape[1], device=found.device)
+                own = (places if positions is None else positions[0])[item.rows]
+                diagonal = (torch.arange(len(own)), torch.searchsorted(places[item.columns], own))
+                found[diagonal] = at.state.own[0][item.rows]
+            pieces[term.mixture.cross] = found
+    bias = at.state.bias.expand(at.actual.shape)[0][item.rows]
+    for cross, columns in ((False, item.columns), (True, item.encoder)):
+        if cross not in pieces and columns is not None:  # nothing reaches these columns here
+            length = len(torch.arange(item.lengths[cross])[columns])
+            pieces[cross] = bias.new_zeros(len(bias), length, bias.shape[-1])
+    full = torch.cat([pieces[cross] for cross in sorted(pieces)], dim=1)
+    return Vectors(full, bias, at.actual[0][item.rows])
 
 
 def _walk(
     layer: LayerRecord, steps: Sequence[Step], positions: Tensor | None, options: Options, scratch: Scratch
 ) -> list[_Reached]:
-    """Every state on the way; a residual connection adds the state from before its block's first component."""
+    """Every state on the way. Each branch of a block starts from what entered the block; the block's sum adds them all
+    to it."""
     reached: list[_Reached] = []
-    state: Factored | Rows | None = None  # None: nothing has mixed yet, the contributions are x itself
-    entry: Factored | Rows | None = None
-    for step, record in zip(steps, layer.parts, strict=False):
-        entry = state if step.opens else entry
+    entry: Factored | Rows = untouched(at_rows(layer.input, positions))
+    state: Factored | Rows = entry
+    done: list[Factored | Rows] = []  # the block's finished branches
+    for number, (step, record) in enumerate(zip(steps, layer.parts, strict=False)):
+        if step.starts:
+            if state is not entry:
+                done.append(state)
+            state = entry
         if isinstance(record, AttentionRecord):
             state = attend(record, positions, options.value_bias, scratch)
-        elif state is None:
-            continue  # a norm before the attention is inside the values
         elif isinstance(record, FeedForwardRecord):
             assert isinstance(state, Factored)
             state = feed_forward(state, record, options.gate)
         elif isinstance(record, NormRecord):
-            state = state.normed(record)
-        elif entry is None:
-            assert isinstance(state, Factored)
-            state = state.plus_input(at_rows(layer.input, positions))
+            # A norm before an attention is inside its values: where it is no scope, nobody reads the state after it.
+            before = step.role == "pre" and isinstance(steps[number + 1].part, Attention)
+            if step.norms is not None or not before:
+                state = state.normed(record)
+        elif isinstance(record, ScaleRecord):
+            state = state.scaled(record.gain)
         else:
-            assert isinstance(state, Rows)
-            assert isinstance(entry, Factored)
-            state = state.plus(entry)
-        reached.append(_Reached(step, state, record.output))
+            for other in (*done, entry):
+                assert isinstance(other, Factored)
+                state = state.plus(other)
+            done, entry = [], state
+        if step.role == "after":
+            entry = state
+        if step.norms is not None or step.weights is not None:
+            assert not isinstance(record, ScaleRecord)
+            reached.append(_Reached(step, state, record.output))
     return reached
-
-
-def _mixture(reached: Sequence[_Reached]) -> Mixture:
-    state = reached[0].state
-    assert isinstance(state, Factored)
-    return state.term.mixture
 
 
 def _reduce_rows(wanted: Sequence[_Reached], items: Sequence[Item], options: Options, scratch: Scratch) -> Reduced:
     """The scopes after the feed-forward gate, item by item: only real tokens are worth their cost."""
-    points = {len(at.state.steps): at for at in wanted if isinstance(at.state, Rows)}
-    last = points[max(points)].state
-    assert isinstance(last, Rows)
-    weights = last.source.term.mixture.weights
-    maps = {point: weights.new_zeros(weights.shape[0], weights.shape[1], weights.shape[3]) for point in points}
-    others = {point: torch.zeros_like(at.actual) for point, at in points.items()}
-    for n, item in enumerate(items):
-        for point, tap in stream(last, points, n, item.columns, item.rows, options.block_bytes, scratch).items():
-            if isinstance(item.columns, slice):
-                maps[point][n, item.columns, item.rows] = tap.map
-            else:
-                real_rows = torch.arange(weights.shape[3], device=weights.device)[item.rows]
-                maps[point][n, item.columns[:, None], real_rows] = tap.map
-            others[point][n, item.rows] = tap.others
-    states, actual = [at.state for at in wanted], [at.actual for at in wanted]
-    cells, mixed = [maps[point] for point in points], [others[point] for point in points]
+    states = [at.state for at in wanted if isinstance(at.state, Rows)]
+    actual = [at.actual for at in wanted]
+    points = [len(state.steps) for state in states]
+    last = max(states, key=lambda state: len(state.steps))
+    mixed = {point: torch.zeros_like(actual[0]) for point in points}
+    maps: dict[int, list[Piece]] = {point: [] for point in points}
+    for number, term in enumerate(last.source.terms):
+        weights, cross = term.mixture.weights, term.mixture.cross
+        cells = {point: weights.new_zeros(weights.shape[0], weights.shape[1], weights.shape[3]) for point in points}
+        lifts = lifts_of(last, term)
+        for n, item in enumerate(items):
+            columns = item.encoder if cross else item.columns
+            assert columns is not None
+            taps = stream(last, lifts, points, number, n, columns, item.rows, options.block_bytes, scratch)
+            for point, tap in taps.items():
+                if isinstance(columns, slice):
+                    cells[point][n, columns, item.rows] = tap.map
+                else:
+                    real_rows = torch.arange(weights.shape[3], device=weights.device)[item.rows]
+                    cells[point][n, columns[:, None], real_rows] = tap.map
+                mixed[point][n, item.rows] += tap.others
+        for point in points:
+            maps[point].append(Piece(cells[point], None, cross))
     own = torch.stack([row_norms(state.own) for state in states])
-    missed = [m + state.own + state.bias - y for m, state, y in zip(mixed, states, actual, strict=True)]
-    highest = torch.maximum(torch.stack([one.amax(1) for one in cells]), own)
-    error = completeness(_norms(missed), _norms(actual), highest)
+    missed = [mixed[p] + state.own + state.bias - y for p, state, y in zip(points, states, actual, strict=True)]
+    peaks = [torch.stack([piece.cells.amax(1) for piece in maps[point]]).amax(0) for point in points]
+    error = completeness(_norms(missed), _norms(actual), torch.maximum(torch.stack(peaks), own))
     return Reduced(
         scopes=tuple(str(at.step.norms) for at in wanted),
-        maps=tuple(cells),
-        scales=(None,) * len(wanted),
+        maps=tuple(tuple(maps[point]) for point in points),
         own=own,
-        mixing=mixing_ratio(_norms(mixed), own),
+        mixing=mixing_ratio(_norms([mixed[point] for point in points]), own),
         remainder=_norms([state.bias.expand_as(y) for state, y in zip(states, actual, strict=True)]),
         error=error,
     )
@@ -186,10 +229,8 @@ def _norms(vectors: Sequence[Tensor]) -> Tensor:
     return torch.stack([row_norms(one) for one in vectors])
 
 
-def _head_maps(mixture: Mixture, heads: tuple[int, ...]) -> HeadMaps | None:
+def _head_maps(mixture: Mixture, heads: tuple[int, ...]) -> HeadMaps:
     """``alpha^h_ij`` and ``||f^h(x_j)||`` (EMNLP 2020): of one head alone the norm is their product."""
-    if not heads:
-        return None
     chosen = torch.tensor(heads, device=mixture.weights.device)
-    norms = row_norms(mixture.vectors[:, :, chosen])
-    return HeadMaps(mixture.weights[:, :, chosen], mixture.own_weights[:, :, chosen], norms)
+    norms = row_norms(mixture.vectors()[:, :, chosen])
+    return HeadMaps(mixture.weights[:, :, chosen], mixture.own_weights[:, :, chosen], norms, mixture.cross)

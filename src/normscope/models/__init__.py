@@ -1,4 +1,4 @@
-"""The supported model families, their lookup, and refusal with a reason."""
+"""The supported model families, their lookup, registration of new ones, and refusal with a reason."""
 
 from __future__ import annotations
 
@@ -8,10 +8,56 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from normscope.errors import NormscopeError
-from normscope.models.bert import FAMILIES
-from normscope.models.spec import Family
+from normscope.models import causal, encoder_decoders, encoders, vision
+from normscope.models.spec import Attention, Experts, Family, FeedForward, Stack
 
-__all__ = ["FAMILIES", "Family", "depth_of", "family_of", "max_positions", "padding_id"]
+__all__ = ["FAMILIES", "Family", "depth_of", "families", "family_of", "max_positions", "padding_id", "register"]
+
+FAMILIES = (*encoders.FAMILIES, *causal.FAMILIES, *encoder_decoders.FAMILIES, *vision.FAMILIES)
+_registered: list[Family] = []
+# Families that are known and cannot be decomposed.
+REFUSED = {
+    "gpt_oss": "its experts clamp their gates, so that no closed form splits them over the tokens",
+    "falcon": "it does not compute its attention through transformers' attention interface",
+    "bloom": "it does not compute its attention through transformers' attention interface",
+    "mamba": "it has no attention",
+    "rwkv": "it has no attention",
+}
+
+
+def families() -> tuple[Family, ...]:
+    """All families, those that were registered first."""
+    return (*_registered, *FAMILIES)
+
+
+def register(family: Family) -> None:
+    """Make a family of your own known; it takes precedence over a built-in one of the same model type.
+
+    ``normscope.register(Family("Mine", ("my_model_type",), (Stack("decoder", "layers.*", blocks),), attributes))``
+    """
+    if not isinstance(family, Family):
+        raise NormscopeError(f"register() takes a normscope.models.spec.Family, not {type(family).__name__}.")
+    for stack in family.stacks:
+        _check_stack(family, stack)
+    sides = [stack.side for stack in family.stacks]
+    if sides not in (["encoder"], ["decoder"], ["encoder", "decoder"]):
+        raise NormscopeError(f"The family {family.name} has the stacks {sides}; expected encoder, decoder, or both.")
+    _registered[:] = [known for known in _registered if known.name != family.name]
+    _registered.insert(0, family)
+
+
+def _check_stack(family: Family, stack: Stack) -> None:
+    ops = [[branch.op for branch in block.branches] for block in stack.blocks]
+    if not ops or not isinstance(ops[0][0], Attention) or ops[0][0].cross:
+        raise NormscopeError(f"A layer of {family.name} must begin with an attention over its own tokens.")
+    flat = [op for block in ops for op in block]
+    if sum(isinstance(op, Attention) and not op.cross for op in flat) > 1:
+        raise NormscopeError(
+            f"A layer of {family.name} attends to its own tokens twice; such layers are not supported."
+        )
+    feeding = [n for n, block in enumerate(ops) if n > 0 and any(isinstance(op, FeedForward | Experts) for op in block)]
+    if feeding and feeding != [len(ops) - 1]:
+        raise NormscopeError(f"In a layer of {family.name} something follows the feed-forward; that is not supported.")
 
 
 def family_of(model: Any) -> Family:
@@ -22,30 +68,39 @@ def family_of(model: Any) -> Family:
             "Load one with AutoModel.from_pretrained(...) or Analyzer.from_pretrained(...)."
         )
     config: Any = model.base_model.config
-    for family in FAMILIES:
-        if config.model_type in family.model_types:
+    for family in families():
+        if config.model_type in family.model_types and _matches(family, config):
             _refuse_unless_known(family, config)
             return family
-    known = ", ".join(sorted(name for family in FAMILIES for name in family.model_types))
+    if config.model_type in REFUSED:
+        raise NormscopeError(f"{type(model).__name__} cannot be decomposed: {REFUSED[config.model_type]}.")
+    known = ", ".join(sorted({name for family in families() for name in family.model_types}))
     raise NormscopeError(
         f"{type(model).__name__} is of the family {config.model_type!r}, which normscope does not know. "
-        f"Known families: {known}."
+        f"Known families: {known}. For one of your own, see normscope.register."
     )
 
 
-def depth_of(family: Family, config: PreTrainedConfig) -> int:
+def _matches(family: Family, config: PreTrainedConfig) -> bool:
+    return all(getattr(config, name, None) == value for name, value in family.when.items())
+
+
+def depth_of(stack: Stack, config: PreTrainedConfig) -> int:
     """How many layers the model runs (calls, where one layer module is shared)."""
-    return prod(int(getattr(config, name)) for name in family.depth)
+    return prod(int(getattr(config, name)) for name in stack.depth)
 
 
 def padding_id(base: PreTrainedModel) -> int:
     """The id that pads a batch: the one the embeddings count positions by, where they do (MPNet fixes its own)."""
     own = getattr(getattr(base, "embeddings", None), "padding_idx", None)
-    return int(base.config.pad_token_id or 0) if own is None else int(own)
+    given = getattr(base.config, "pad_token_id", None) if own is None else own
+    return max(0, int(given or 0))
 
 
-def max_positions(family: Family, base: PreTrainedModel) -> int:
-    """The longest input the model has positions for."""
+def max_positions(family: Family, base: PreTrainedModel) -> int | None:
+    """The longest input the model has positions for; None where there is no limit."""
+    if family.positions is None:
+        return None
     reserved = padding_id(base) + 1 if family.reserved_positions == "padding" else 0
     return int(getattr(base.config, family.positions)) - reserved
 

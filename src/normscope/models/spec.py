@@ -1,59 +1,96 @@
 """What a layer of a model family is made of, as data.
 
-A layer is a sequence of blocks, each ``y = after(x + sum over branches of post(op(pre(x))))``: `op` is attention or
-feed-forward; `pre`, `post` and `after` are norms or nothing. Post-LN layers fill `after`, pre-LN layers `pre`,
-sandwich layers `pre` and `post`; a parallel layer is one block with two branches. All paths are dotted module names
-inside the layer.
+A layer is a sequence of blocks, each ``y = after(x + sum over branches of scale * post(op(pre(x))))``: `op` is
+attention, cross-attention or feed-forward; `pre`, `post` and `after` are norms or nothing, `scale` a LayerScale or
+multiplier or nothing. Post-LN layers fill `after`, pre-LN layers `pre`, sandwich layers `pre` and `post`; a parallel
+layer is one block with two branches. All paths are dotted module names inside the layer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+Side = Literal["encoder", "decoder"]
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalisation module. `kind` says what it divides by and whether it subtracts the mean."""
+    """A normalisation module. `kind` says what it divides by and whether it subtracts the mean; its gain is
+    ``offset + weight`` (Gemma: 1). An nn.Identity in its place changes nothing."""
 
     path: str
     kind: Literal["layer", "rms"] = "layer"
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
 class Attention:
     """Multi-head attention: `module` calls transformers' attention interface, `value` and `output` are W_V and W_O.
 
-    A family outside the interface names in `probabilities` the dropout module whose input is the probabilities;
-    its value vectors are then read from the output of `value`.
+    `packing` says where the value rows are in `value`: all of it, its tail (query, key, value in this order), or
+    interleaved (query, key and value of each head in turn). A family outside the interface names in `probabilities`
+    the dropout module whose input is the probabilities; its value vectors are then the output of `value`.
+    `cross` attention reads the encoder's tokens.
     """
 
     module: str
     value: str
     output: str
+    packing: Literal["alone", "tail", "interleaved"] = "alone"
     probabilities: str | None = None
+    cross: bool = False
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    """FF(x) = g(x W_1 + b_1) W_2 + b_2: `into` is W_1, `activation` g, `out` W_2."""
+    """FF(x) = g(x W_1 + b_1) W_2 + b_2: `into` is W_1, `activation` g, `out` W_2.
+
+    Gated: FF(x) = (g(x W_1 + b_1) * (x W_up + b_up)) W_2 + b_2, `up` is W_up; the same path as `into` says that one
+    projection holds both, first what is activated.
+    """
 
     into: str
     activation: str
     out: str
+    up: str | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of gated feed-forwards, FF(x) = sum over the chosen e of r_e FF_e(x): `module` is called with the
+    tokens, the indices of the chosen experts and their routing weights r_e, which are frozen."""
+
+    module: str
+    activation: str
+    into: str = "gate_up_proj"  # (experts, 2 d_ff, d): first what is activated
+    out: str = "down_proj"  # (experts, d, d_ff)
 
 
 @dataclass(frozen=True)
 class Branch:
-    op: Attention | FeedForward
+    op: Attention | FeedForward | Experts
     pre: Norm | None = None
     post: Norm | None = None
+    scale: str | None = None  # path of a parameter that multiplies what the branch adds
 
 
 @dataclass(frozen=True)
 class Block:
     branches: tuple[Branch, ...]
     after: Norm | None = None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The layers of one side of a model."""
+
+    side: Side
+    layers: str  # pattern of the layer modules inside the base model; `*` stands for any one index
+    blocks: tuple[Block, ...]
+    depth: tuple[str, ...] = ("num_hidden_layers",)  # the number of layer calls is the product of these attributes
+    heads: str = "num_attention_heads"
 
 
 @dataclass(frozen=True)
@@ -71,13 +108,16 @@ class Family:
 
     name: str
     model_types: tuple[str, ...]
-    layers: str  # pattern of the layer modules inside the base model; `*` stands for any one index
-    blocks: tuple[Block, ...]
+    stacks: tuple[Stack, ...]
     attributes: frozenset[str]  # config attributes known to leave the algebra alone; any other must be at its default
-    depth: tuple[str, ...] = ("num_hidden_layers",)  # the number of layer calls is the product of these attributes
-    positions: str = "max_position_embeddings"
+    when: Mapping[str, Any] = field(default_factory=dict)  # config attributes that tell this variant from its kin
+    input: Literal["text", "image", "audio"] = "text"
+    positions: str | None = "max_position_embeddings"  # None: as long as one likes
     reserved_positions: Literal["none", "padding"] = (
         "none"  # "padding": RoBERTa's position ids start after pad_token_id
     )
     refusals: tuple[Refusal, ...] = ()
     note: str = ""
+
+    def stack(self, side: str) -> Stack:
+        return next(stack for stack in self.stacks if stack.side == side)

@@ -1,0 +1,115 @@
+"""What a model writes itself: the continuation of a prompt, the answer of an encoder-decoder; and chats and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normscope.errors import NormscopeError
+from normscope.inputs import Item, Limits, Tokens
+
+ANSWER = 64  # tokens of an answer at most, where nothing else is said
+
+
+def chat_text(tokenizer: Any, chat: Any) -> dict[str, Any]:
+    """A conversation through the tokenizer's template, up to where the model is to speak."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise NormscopeError("This tokenizer has no chat template. Give the prompt as a text.")
+    if not isinstance(chat, Sequence) or not chat or not all(isinstance(turn, Mapping) for turn in chat):
+        raise NormscopeError('chat is a list of turns such as {"role": "user", "content": "Hello"}.')
+    try:
+        speaks = chat[-1].get("role") != "assistant"
+        text = tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=speaks)
+    except Exception as error:  # templates raise what they like
+        raise NormscopeError(f"The chat template refused the conversation: {error}") from error
+    return dict(tokenizer(text, add_special_tokens=False))
+
+
+def continued(model: Any, tokenizer: Any, item: Item, tokens: int, limits: Limits) -> Item:
+    """The item followed by `tokens` tokens at most of the model's own, greedily."""
+    if limits.side != "decoder":
+        raise NormscopeError("An encoder does not generate. Leave generate out.")
+    count = _positive(tokens)
+    prompt = item.tensors["input_ids"]
+    if limits.positions is not None and len(prompt) + count > limits.positions:
+        raise NormscopeError(
+            f"The prompt has {len(prompt)} tokens and {count} were asked for, but the model has positions for "
+            f"{limits.positions}."
+        )
+    ids = _generate(model, {k: v[None] for k, v in item.tensors.items()}, max_new_tokens=count)
+    new = ids[len(prompt) :]
+    grown = {"input_ids": ids, "attention_mask": torch.cat([item.tensors["attention_mask"], torch.ones_like(new)])}
+    (side,) = item.sides.values()
+    names = side.names + _names(tokenizer, new)
+    words = None if side.word_ids is None else side.word_ids + (None,) * len(new)
+    return replace(item, tensors=grown, sides={"decoder": Tokens(names, grown["attention_mask"].bool(), words)})
+
+
+def answered(model: Any, tokenizer: Any, source: Item, tokens: int | None, limits: Limits) -> Item:
+    """What an encoder-decoder answers to a source, as its decoder reads it (without the last token, which it only
+    writes)."""
+    count = ANSWER if tokens is None else _positive(tokens)
+    if limits.positions is not None:
+        count = min(count, limits.positions - 1)
+    ids = _generate(model, {k: v[None] for k, v in source.tensors.items()}, max_new_tokens=count)
+    end = getattr(model.generation_config, "eos_token_id", None)
+    ends = end if isinstance(end, list) else [end]
+    if len(ids) > 1 and int(ids[-1]) in ends:
+        ids = ids[:-1]
+    return _target(ids, tokenizer)
+
+
+def forced(model: Any, tokenizer: Any, target: Any, limits: Limits, truncation: bool) -> Item:
+    """A given target text as the decoder reads it: the start token, then all but the last token of the text."""
+    if tokenizer is None:
+        raise NormscopeError("This Analyzer has no tokenizer: give the target as decoder_input_ids in the encoding.")
+    if not isinstance(target, str) or not target.strip():
+        raise NormscopeError("The target is a text that is not empty, or an encoding with input_ids.")
+    start = getattr(model.config, "decoder_start_token_id", None)
+    if start is None:
+        start = getattr(model.generation_config, "decoder_start_token_id", None)
+    if start is None:
+        raise NormscopeError("The model's config has no decoder_start_token_id: give the target as decoder_input_ids.")
+    listed = list(tokenizer(text_target=target)["input_ids"])
+    if limits.positions is not None and len(listed) > limits.positions:
+        if not truncation:
+            raise NormscopeError(
+                f"The target has {len(listed)} tokens, but the model has positions for {limits.positions}. "
+                "Shorten it, or ask for truncation=True."
+            )
+        listed = listed[: limits.positions]
+    return _target(torch.tensor([int(start), *listed[:-1]]), tokenizer)
+
+
+def _target(ids: Tensor, tokenizer: Any) -> Item:
+    mask = torch.ones_like(ids)
+    tensors = {"input_ids": ids, "attention_mask": mask}
+    return Item(tensors, {"decoder": Tokens(_names(tokenizer, ids), mask.bool())})
+
+
+def _names(tokenizer: Any, ids: Tensor) -> tuple[str, ...]:
+    listed = ids.tolist()
+    return tuple(map(str, listed if tokenizer is None else tokenizer.convert_ids_to_tokens(listed)))
+
+
+def _positive(tokens: Any) -> int:
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+        raise NormscopeError(f"generate is a number of tokens, at least 1, not {tokens!r}.")
+    return tokens
+
+
+def _generate(model: Any, given: Mapping[str, Tensor], **options: Any) -> Tensor:
+    """Greedy tokens of one input, the prompt of a causal model included."""
+    if not callable(getattr(model, "generate", None)) or not model.can_generate():
+        raise NormscopeError(
+            f"{type(model).__name__} has no head that generates. Load it with one (AutoModelForCausalLM or "
+            "AutoModelForSeq2SeqLM), or give the whole text (the target of an encoder-decoder)."
+        )
+    moved = {key: value.to(model.device) for key, value in given.items()}
+    with torch.no_grad():
+        made: Tensor = model.generate(**moved, do_sample=False, num_beams=1, **options)
+    return made[0].cpu()

@@ -1,0 +1,250 @@
+"""Causal language models, decoders without an encoder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from normscope.models.attributes import COMMON, DECODER, GPT, names
+from normscope.models.spec import Attention, Block, Branch, Experts, Family, FeedForward, Norm, Refusal, Stack
+
+
+def pre_ln(
+    attention: Attention, norm1: str, feed_forward: FeedForward | Experts, norm2: str, kind: Literal["layer", "rms"]
+) -> tuple[Block, ...]:
+    """LN ATTN RES LN FF RES."""
+    return (
+        Block((Branch(attention, pre=Norm(norm1, kind)),)),
+        Block((Branch(feed_forward, pre=Norm(norm2, kind)),)),
+    )
+
+
+def decoder(layers: str, blocks: tuple[Block, ...]) -> tuple[Stack, ...]:
+    return (Stack("decoder", layers, blocks),)
+
+
+GPT2 = Family(
+    name="GPT-2",
+    model_types=("gpt2",),
+    stacks=decoder(
+        "h.*",
+        pre_ln(
+            Attention("attn", "attn.c_attn", "attn.c_proj", packing="tail"),
+            "ln_1",
+            FeedForward("mlp.c_fc", "mlp.act", "mlp.c_proj"),
+            "ln_2",
+            "layer",
+        ),
+    ),
+    attributes=COMMON | GPT | names("scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn"),
+    refusals=(
+        Refusal(
+            "add_cross_attention",
+            False,
+            "its layers have a cross-attention block that the family does not list",
+        ),
+    ),
+    note="pre-LN, learned absolute positions, biases everywhere",
+)
+
+OPT_ATTENTION = Attention("self_attn", "self_attn.v_proj", "self_attn.out_proj")
+OPT_FEED_FORWARD = FeedForward("fc1", "activation_fn", "fc2")
+OPT = Family(
+    name="OPT",
+    model_types=("opt",),
+    stacks=decoder(
+        "decoder.layers.*",
+        pre_ln(OPT_ATTENTION, "self_attn_layer_norm", OPT_FEED_FORWARD, "final_layer_norm", "layer"),
+    ),
+    when={"do_layer_norm_before": True},
+    attributes=COMMON
+    | DECODER
+    | names(
+        "ffn_dim do_layer_norm_before _remove_final_layer_norm word_embed_proj_dim dropout activation_function "
+        "layerdrop init_std enable_bias layer_norm_elementwise_affine"
+    ),
+    note="pre-LN, ReLU, learned positions",
+)
+OPT_POST = replace(
+    OPT,
+    name="OPT (post-LN)",
+    stacks=decoder(
+        "decoder.layers.*",
+        (
+            Block((Branch(OPT_ATTENTION),), after=Norm("self_attn_layer_norm")),
+            Block((Branch(OPT_FEED_FORWARD),), after=Norm("final_layer_norm")),
+        ),
+    ),
+    when={"do_layer_norm_before": False},
+    note="the 350m model: post-LN, embeddings projected to the hidden size",
+)
+
+NEOX_ATTENTION = Attention("attention", "attention.query_key_value", "attention.dense", packing="interleaved")
+NEOX_FEED_FORWARD = FeedForward("mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to_h")
+GPT_NEOX = Family(
+    name="GPT-NeoX",
+    model_types=("gpt_neox",),
+    stacks=decoder(
+        "layers.*",
+        (
+            Block(
+                (
+                    Branch(NEOX_ATTENTION, pre=Norm("input_layernorm")),
+                    Branch(NEOX_FEED_FORWARD, pre=Norm("post_attention_layernorm")),
+                )
+            ),
+        ),
+    ),
+    when={"use_parallel_residual": True},
+    attributes=COMMON
+    | DECODER
+    | names("hidden_dropout classifier_dropout layer_norm_eps use_parallel_residual is_decoder rotary_pct"),
+    note="parallel: attention and feed-forward both read the layer's input (also Pythia)",
+)
+GPT_NEOX_SEQUENTIAL = replace(
+    GPT_NEOX,
+    name="GPT-NeoX (sequential)",
+    stacks=decoder(
+        "layers.*", pre_ln(NEOX_ATTENTION, "input_layernorm", NEOX_FEED_FORWARD, "post_attention_layernorm", "layer")
+    ),
+    when={"use_parallel_residual": False},
+    note="pre-LN, where use_parallel_residual is off",
+)
+
+GPTJ = Family(
+    name="GPT-J",
+    model_types=("gptj",),
+    stacks=decoder(
+        "h.*",
+        (
+            Block(
+                (
+                    Branch(
+                        Attention("attn", "attn.v_proj", "attn.out_proj", probabilities="attn.attn_dropout"),
+                        pre=Norm("ln_1"),
+                    ),
+                    Branch(FeedForward("mlp.fc_in", "mlp.act", "mlp.fc_out"), pre=Norm("ln_1")),
+                )
+            ),
+        ),
+    ),
+    attributes=COMMON | GPT | names("rotary_dim"),
+    note="parallel, one norm for attention and feed-forward, rotary positions",
+)
+
+SELF_ATTENTION = Attention("self_attn", "self_attn.v_proj", "self_attn.o_proj")
+GATED = FeedForward("mlp.gate_proj", "mlp.act_fn", "mlp.down_proj", up="mlp.up_proj")
+LLAMA = Family(
+    name="Llama",
+    model_types=("llama",),
+    stacks=decoder("layers.*", pre_ln(SELF_ATTENTION, "input_layernorm", GATED, "post_attention_layernorm", "rms")),
+    attributes=COMMON | DECODER,
+    note="pre-RMSNorm, SwiGLU, rotary positions, grouped key-value heads, no biases",
+)
+MISTRAL = replace(LLAMA, name="Mistral", model_types=("mistral",), note="as Llama, with a sliding window")
+QWEN2 = replace(LLAMA, name="Qwen2", model_types=("qwen2",), note="as Llama, with a value bias")
+QWEN3 = replace(LLAMA, name="Qwen3", model_types=("qwen3",), note="as Llama; queries and keys are normed")
+PHI3 = replace(
+    LLAMA,
+    name="Phi-3",
+    model_types=("phi3",),
+    stacks=decoder(
+        "layers.*",
+        pre_ln(
+            Attention("self_attn", "self_attn.qkv_proj", "self_attn.o_proj", packing="tail"),
+            "input_layernorm",
+            FeedForward("mlp.gate_up_proj", "mlp.activation_fn", "mlp.down_proj", up="mlp.gate_up_proj"),
+            "post_attention_layernorm",
+            "rms",
+        ),
+    ),
+    attributes=LLAMA.attributes
+    | names("resid_pdrop embd_pdrop original_max_position_embeddings partial_rotary_factor"),
+    note="as Llama; query, key and value, and gate and up, are each one projection",
+)
+
+GEMMA2 = Family(
+    name="Gemma-2",
+    model_types=("gemma2",),
+    stacks=decoder(
+        "layers.*",
+        (
+            Block(
+                (
+                    Branch(
+                        SELF_ATTENTION,
+                        pre=Norm("input_layernorm", "rms", 1.0),
+                        post=Norm("post_attention_layernorm", "rms", 1.0),
+                    ),
+                )
+            ),
+            Block(
+                (
+                    Branch(
+                        GATED,
+                        pre=Norm("pre_feedforward_layernorm", "rms", 1.0),
+                        post=Norm("post_feedforward_layernorm", "rms", 1.0),
+                    ),
+                )
+            ),
+        ),
+    ),
+    attributes=COMMON
+    | DECODER
+    | names(
+        "query_pre_attn_scalar final_logit_softcapping attn_logit_softcapping use_bidirectional_attention "
+        "_sliding_window_pattern sliding_window_pattern rope_local_base_freq"
+    ),
+    note="sandwich norms (1 + gamma), GeGLU, every other layer local; the final logit softcap is after the layers",
+)
+GEMMA3 = replace(
+    GEMMA2, name="Gemma-3 (text)", model_types=("gemma3_text",), note="as Gemma-2; queries and keys are normed"
+)
+
+ROUTED = names("num_experts_per_tok num_local_experts output_router_logits router_aux_loss_coef router_jitter_noise")
+MIXTRAL = replace(
+    LLAMA,
+    name="Mixtral",
+    model_types=("mixtral",),
+    stacks=decoder(
+        "layers.*",
+        pre_ln(
+            SELF_ATTENTION,
+            "input_layernorm",
+            Experts("mlp.experts", "mlp.experts.act_fn"),
+            "post_attention_layernorm",
+            "rms",
+        ),
+    ),
+    attributes=LLAMA.attributes | ROUTED,
+    note="as Llama, with a mixture of experts; routing weights are frozen",
+)
+QWEN3_MOE = replace(
+    MIXTRAL,
+    name="Qwen3-MoE",
+    model_types=("qwen3_moe",),
+    attributes=MIXTRAL.attributes | names("moe_intermediate_size num_experts norm_topk_prob"),
+    refusals=(
+        Refusal("decoder_sparse_step", 1, "some of its layers have experts and others have none"),
+        Refusal("mlp_only_layers", [], "some of its layers have experts and others have none"),
+    ),
+    note="as Qwen3, with a mixture of experts; routing weights are frozen",
+)
+
+FAMILIES = (
+    GPT2,
+    OPT,
+    OPT_POST,
+    GPT_NEOX,
+    GPT_NEOX_SEQUENTIAL,
+    GPTJ,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    PHI3,
+    GEMMA2,
+    GEMMA3,
+    MIXTRAL,
+    QWEN3_MOE,
+)

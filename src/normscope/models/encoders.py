@@ -1,0 +1,184 @@
+"""Text encoders. Of the BERT kind: ``LN(x + ATTN(x))``, then ``LN(x + FF(x))``, with biases everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from normscope.models.attributes import COMMON, DECODER, SIZES, names
+from normscope.models.spec import Attention, Block, Branch, Family, FeedForward, Norm, Refusal, Stack
+
+
+def post_ln(attention: Attention, norm1: str, feed_forward: FeedForward, norm2: str) -> tuple[Block, ...]:
+    """ATTN RES LN FF RES LN."""
+    return (
+        Block((Branch(attention),), after=Norm(norm1)),
+        Block((Branch(feed_forward),), after=Norm(norm2)),
+    )
+
+
+BERT_BLOCKS = post_ln(
+    Attention("attention.self", "attention.self.value", "attention.output.dense"),
+    "attention.output.LayerNorm",
+    FeedForward("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense"),
+    "output.LayerNorm",
+)
+
+BERT = Family(
+    name="BERT",
+    model_types=("bert",),
+    stacks=(Stack("encoder", "encoder.layer.*", BERT_BLOCKS),),
+    attributes=COMMON | SIZES,
+    refusals=(
+        Refusal(
+            "add_cross_attention",
+            False,
+            "its decoder layers have a cross-attention block that the family does not list",
+        ),
+    ),
+    note="post-LN, learned absolute positions, biases everywhere",
+)
+
+ROBERTA = replace(
+    BERT,
+    name="RoBERTa",
+    model_types=("roberta",),
+    reserved_positions="padding",
+    note="as BERT; position ids start after the padding id",
+)
+XLM_ROBERTA = replace(ROBERTA, name="XLM-RoBERTa", model_types=("xlm-roberta",), note="as RoBERTa, 100 languages")
+CAMEMBERT = replace(ROBERTA, name="CamemBERT", model_types=("camembert",), note="as RoBERTa, French")
+ELECTRA = replace(
+    BERT,
+    name="ELECTRA",
+    model_types=("electra",),
+    attributes=BERT.attributes
+    | names("embedding_size summary_type summary_use_proj summary_activation summary_last_dropout"),
+    note="as BERT; embeddings may be projected to the hidden size before the first layer",
+)
+
+DISTILBERT = Family(
+    name="DistilBERT",
+    model_types=("distilbert",),
+    stacks=(
+        Stack(
+            "encoder",
+            "transformer.layer.*",
+            post_ln(
+                Attention("attention", "attention.v_lin", "attention.out_lin"),
+                "sa_layer_norm",
+                FeedForward("ffn.lin1", "ffn.activation", "ffn.lin2"),
+                "output_layer_norm",
+            ),
+            depth=("n_layers",),
+        ),
+    ),
+    attributes=COMMON
+    | names(
+        "max_position_embeddings sinusoidal_pos_embds n_layers n_heads dim hidden_dim dropout attention_dropout "
+        "activation qa_dropout seq_classif_dropout"
+    ),
+    note="as BERT without token types",
+)
+
+ALBERT = Family(
+    name="ALBERT",
+    model_types=("albert",),
+    stacks=(
+        Stack(
+            "encoder",
+            "encoder.albert_layer_groups.*.albert_layers.*",
+            post_ln(
+                Attention("attention", "attention.value", "attention.dense"),
+                "attention.LayerNorm",
+                FeedForward("ffn", "activation", "ffn_output"),
+                "full_layer_layer_norm",
+            ),
+            depth=("num_hidden_layers", "inner_group_num"),
+        ),
+    ),
+    attributes=COMMON | SIZES | names("embedding_size num_hidden_groups inner_group_num classifier_dropout_prob"),
+    note="as BERT; one shared layer is called again and again, each call is a layer here",
+)
+
+MPNET = Family(
+    name="MPNet",
+    model_types=("mpnet",),
+    stacks=(
+        Stack(
+            "encoder",
+            "encoder.layer.*",
+            post_ln(
+                Attention(
+                    "attention.attn", "attention.attn.v", "attention.attn.o", probabilities="attention.attn.dropout"
+                ),
+                "attention.LayerNorm",
+                FeedForward("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense"),
+                "output.LayerNorm",
+            ),
+        ),
+    ),
+    attributes=COMMON | SIZES | {"relative_attention_num_buckets"},
+    reserved_positions="padding",
+    note="as BERT; a relative position bias touches the attention scores only",
+)
+
+DEBERTA = Family(
+    name="DeBERTa-v2",
+    model_types=("deberta-v2",),
+    stacks=(
+        Stack(
+            "encoder",
+            "encoder.layer.*",
+            post_ln(
+                Attention(
+                    "attention.self",
+                    "attention.self.value_proj",
+                    "attention.output.dense",
+                    probabilities="attention.self.dropout",
+                ),
+                "attention.output.LayerNorm",
+                FeedForward("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense"),
+                "output.LayerNorm",
+            ),
+        ),
+    ),
+    attributes=COMMON
+    | SIZES
+    | names(
+        "relative_attention max_relative_positions position_biased_input pos_att_type pooler_dropout "
+        "pooler_hidden_act pooler_hidden_size legacy position_buckets norm_rel_ebd share_att_key"
+    ),
+    refusals=(
+        Refusal(
+            "conv_kernel_size",
+            0,
+            "the convolution after its first layer mixes tokens through an activation, outside any attention",
+        ),
+    ),
+    note="as BERT; relative positions touch the attention scores only (also DeBERTa-v3)",
+)
+
+MODERNBERT = Family(
+    name="ModernBERT",
+    model_types=("modernbert",),
+    stacks=(
+        Stack(
+            "encoder",
+            "layers.*",
+            (
+                Block((Branch(Attention("attn", "attn.Wqkv", "attn.Wo", packing="tail"), pre=Norm("attn_norm")),)),
+                Block((Branch(FeedForward("mlp.Wi", "mlp.act", "mlp.Wo", up="mlp.Wi"), pre=Norm("mlp_norm")),)),
+            ),
+        ),
+    ),
+    attributes=COMMON
+    | DECODER
+    | names(
+        "initializer_cutoff_factor norm_eps norm_bias cls_token_id local_attention global_attn_every_n_layers "
+        "embedding_dropout mlp_dropout decoder_bias classifier_pooling classifier_dropout classifier_bias "
+        "classifier_activation deterministic_flash_attn sparse_prediction sparse_pred_ignore_index"
+    ),
+    note="pre-LN (an identity before the first attention), gated, rotary positions, local attention in most layers",
+)
+
+FAMILIES = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, ALBERT, MPNET, DEBERTA, MODERNBERT)

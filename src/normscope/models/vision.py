@@ -1,0 +1,63 @@
+"""Vision Transformers: patches of an image are the tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from normscope.models.attributes import COMMON, VISION, names
+from normscope.models.spec import Attention, Block, Branch, Family, FeedForward, Norm, Stack
+
+ATTENTION = Attention("attention", "attention.v_proj", "attention.o_proj")
+
+VIT = Family(
+    name="ViT",
+    model_types=("vit",),
+    stacks=(
+        Stack(
+            "encoder",
+            "layers.*",
+            (
+                Block((Branch(ATTENTION, pre=Norm("layernorm_before")),)),
+                Block((Branch(FeedForward("mlp.fc1", "mlp.activation_fn", "mlp.fc2"), pre=Norm("layernorm_after")),)),
+            ),
+        ),
+    ),
+    input="image",
+    positions=None,
+    attributes=COMMON | VISION,
+    note="pre-LN; patches and a [CLS] token",
+)
+
+
+def dinov2(feed_forward: FeedForward) -> tuple[Stack, ...]:
+    blocks = (
+        Block((Branch(ATTENTION, pre=Norm("norm1"), scale="layer_scale1.lambda1"),)),
+        Block((Branch(feed_forward, pre=Norm("norm2"), scale="layer_scale2.lambda1"),)),
+    )
+    return (Stack("encoder", "encoder.layer.*", blocks),)
+
+
+DINOV2 = Family(
+    name="DINOv2",
+    model_types=("dinov2",),
+    stacks=dinov2(FeedForward("mlp.fc1", "mlp.activation_fn", "mlp.fc2")),
+    when={"use_swiglu_ffn": False},
+    input="image",
+    positions=None,
+    attributes=COMMON
+    | VISION
+    | names(
+        "mlp_ratio layerscale_value drop_path_rate use_swiglu_ffn apply_layernorm reshape_hidden_states use_mask_token "
+        "stage_names out_features out_indices"
+    ),
+    note="as ViT, with LayerScale",
+)
+DINOV2_SWIGLU = replace(
+    DINOV2,
+    name="DINOv2 (SwiGLU)",
+    stacks=dinov2(FeedForward("mlp.gate_proj", "mlp.act_fn", "mlp.down_proj", up="mlp.up_proj")),
+    when={"use_swiglu_ffn": True},
+    note="the giant model: gated feed-forward",
+)
+
+FAMILIES = (VIT, DINOV2, DINOV2_SWIGLU)

@@ -1,0 +1,104 @@
+"""What was asked for, checked against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normscope.decompose.walk import Options
+from normscope.errors import NormscopeError
+from normscope.models.spec import Norm, Stack
+from normscope.scopes import Step, resolve, steps_of
+
+GATES = ("ig", "frozen", "tangent")
+VALUE_BIASES = ("token", "remainder")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The scopes of one stack, and how to compute them."""
+
+    stack: Stack
+    scopes: tuple[str, ...]
+    layers: tuple[int, ...]
+    rows: tuple[int, ...] | None
+    options: Options
+    steps: tuple[Step, ...]  # as far as the scopes reach
+
+    @property
+    def crosses(self) -> bool:
+        """Whether the maps have columns for the encoder's tokens."""
+        return any(step.alias == "cross-attention" for step in steps_of(self.stack.blocks))
+
+
+def requests_of(
+    stacks: Sequence[Stack],
+    depths: Sequence[int],
+    head_counts: Sequence[int],
+    *,
+    scopes: Iterable[str] | str | None,
+    layers: Iterable[int] | int | None,
+    heads: bool | Iterable[int],
+    rows: Iterable[int] | int | None,
+    gate: str,
+    value_bias: str,
+) -> list[Request]:
+    """One request for every stack that has a scope of those asked for. Of an encoder-decoder, `rows` are the
+    decoder's, and `layers` may lie beyond the last of the shallower side."""
+    if gate not in GATES:
+        raise NormscopeError(f"Unknown gate {gate!r}. Known: {', '.join(GATES)}.")
+    if value_bias not in VALUE_BIASES:
+        raise NormscopeError(f"Unknown value_bias {value_bias!r}. Known: {', '.join(VALUE_BIASES)}.")
+    chosen = indices("layer", layers, max(depths))
+    wanted_heads = () if heads is False else indices("head", None if heads is True else heads, min(head_counts))
+    wanted_rows = None if rows is None else tuple(integers("row", rows))
+    names = resolve(scopes, *(stack.blocks for stack in stacks))
+    options = Options(gate=gate, value_bias=value_bias, heads=wanted_heads)  # type: ignore[arg-type]
+    return [
+        Request(
+            stack,
+            scopes=found,
+            layers=tuple(sorted({layer for layer in chosen if layer < depth})),
+            rows=wanted_rows if stack is stacks[-1] else None,
+            options=options,
+            steps=reach(steps_of(stack.blocks), found),
+        )
+        for stack, found, depth in zip(stacks, names, depths, strict=True)
+        if found
+    ]
+
+
+def reach(steps: Sequence[Step], scopes: Iterable[str]) -> tuple[Step, ...]:
+    """The steps up to the last wanted scope (and the norm after a residual: it reads the model's own sum)."""
+    wanted = set(scopes)
+    last = max(n for n, step in enumerate(steps) if {step.norms, step.weights} & wanted)
+    if steps[last].role == "sum" and last + 1 < len(steps) and isinstance(steps[last + 1].part, Norm):
+        last += 1
+    return tuple(steps[: last + 1])
+
+
+def integers(what: str, given: Any) -> list[int]:
+    """A list of integers, given as one, as any iterable of them, or as an array of NumPy or PyTorch."""
+    values = given.tolist() if hasattr(given, "tolist") else given
+    listed: list[Any] = list(values) if hasattr(values, "__iter__") else [values]
+    if not listed:
+        raise NormscopeError(f"No {what} was asked for: {what}s=[] is empty.")
+    listed = [entry.tolist() if hasattr(entry, "tolist") else entry for entry in listed]
+    for entry in listed:
+        if isinstance(entry, bool) or not isinstance(entry, int):
+            raise NormscopeError(f"A {what} is an integer, not {type(entry).__name__} {entry!r}.")
+    return listed
+
+
+def within(what: str, given: Iterable[int] | int, size: int) -> list[int]:
+    """Indices counted from 0 (negative: from the end), checked."""
+    listed = integers(what, given)
+    for entry in listed:
+        if not -size <= entry < size:
+            raise NormscopeError(f"There is no {what} {entry}: valid are 0 to {size - 1} (or -{size} to -1).")
+    return [entry % size for entry in listed]
+
+
+def indices(what: str, given: Iterable[int] | int | None, size: int) -> tuple[int, ...]:
+    return tuple(range(size)) if given is None else tuple(within(what, given, size))

@@ -9,9 +9,9 @@ import torch
 
 from normscope.decompose import factored, feed_forward
 from normscope.decompose.attention import attend
-from normscope.decompose.contributions import Factored
+from normscope.decompose.contributions import Factored, Rows
 from normscope.decompose.scratch import Scratch
-from normscope.records import AttentionRecord, FeedForwardRecord, NormRecord
+from normscope.records import AttentionRecord, FeedForwardRecord, NormRecord, Projection, Unit
 
 
 def record(
@@ -44,7 +44,7 @@ def found(given: AttentionRecord) -> torch.Tensor:
     state = attend(replace(given, weights=given.weights.clone()), None, "token", scratch)
     reduced = factored.reduce(["ATTN-N"], [state], [given.output], scratch)
     assert float(reduced.error.max()) < 1e-5
-    cells = reduced.maps[0][0].t().clone()
+    cells = reduced.maps[0][0].cells[0].t().clone()
     cells.fill_diagonal_(0)
     cells += torch.diag(reduced.own[0, 0])
     return cells
@@ -83,7 +83,7 @@ def test_a_large_common_offset_costs_nothing() -> None:
     scratch, gain = Scratch(), torch.rand(96) + 0.5
     norm = NormRecord("layer", torch.ones(1, given.values.shape[2]), gain, None, given.output)
     state = attend(replace(given, weights=given.weights.clone()), None, "token", scratch).normed(norm)
-    cells = factored.reduce(["ATTNLN-N"], [state], [given.output], scratch).maps[0][0].t()
+    cells = factored.reduce(["ATTNLN-N"], [state], [given.output], scratch).maps[0][0].cells[0].t()
     matrix = given.matrix.double()
     f = torch.einsum("bhje,hed->bhjd", given.values.double(), (matrix - matrix.mean(-1, keepdim=True)) * gain.double())
     expected = torch.einsum("bhij,bhjd->ijd", given.weights.double(), f).norm(dim=-1)
@@ -120,23 +120,23 @@ def test_singular_gram() -> None:
     torch.testing.assert_close(found(same).double(), exact(same), rtol=1e-5, atol=0)
 
 
-def feed_forward_record(state_width: int, hidden: int, rows: int) -> FeedForwardRecord:
+def feed_forward_record(state_width: int, hidden: int, rows: int, gated: bool) -> FeedForwardRecord:
     make = torch.Generator().manual_seed(1)
-    return FeedForwardRecord(
-        into=torch.randn(state_width, hidden, generator=make),
-        into_bias=torch.randn(hidden, generator=make),
-        hidden=torch.randn(1, rows, hidden, generator=make),
-        activation=torch.nn.functional.gelu,
-        activation_name="gelu",
-        out=torch.randn(hidden, state_width, generator=make),
-        out_bias=None,
-        output=torch.zeros(1, rows, state_width),
-    )
+
+    def projection() -> Projection:
+        weight, bias = torch.randn(state_width, hidden, generator=make), torch.randn(hidden, generator=make)
+        return Projection(weight, bias, torch.randn(1, rows, hidden, generator=make))
+
+    out = torch.randn(hidden, state_width, generator=make)
+    up = projection() if gated else None
+    unit = Unit(projection(), up, torch.nn.functional.gelu, "gelu", out, None)
+    return FeedForwardRecord((unit,), torch.zeros(1, rows, state_width))
 
 
 @pytest.mark.parametrize("block_bytes", [1, 10_000, 100_000, 2**25])
 @pytest.mark.parametrize("sharp", [1.0, 25.0])
-def test_feed_forward_blocks(block_bytes: int, sharp: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gated", [False, True])
+def test_feed_forward_blocks(block_bytes: int, sharp: float, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any block size gives the vectors of the direct computation, also where weights are tiny."""
     monkeypatch.setattr(feed_forward, "HIDDEN", 7)
     given = record(sharp=sharp)
@@ -144,13 +144,21 @@ def test_feed_forward_blocks(block_bytes: int, sharp: float, monkeypatch: pytest
     state = attend(given, None, "token", Scratch())
     norm = NormRecord("layer", torch.rand(1, tokens) + 0.5, torch.randn(width), torch.randn(width), given.output)
     normed: Factored = state.normed(norm)
-    ff = feed_forward_record(width, 20, tokens)
-    rows = feed_forward.feed_forward(normed, ff, "ig").plus(normed).normed(norm)
-    taps = feed_forward.stream(rows, [0, 1, 2], 0, slice(None), slice(None), block_bytes, Scratch(), keep_vectors=True)
+    ff = feed_forward_record(width, 20, tokens, gated)
+    made = feed_forward.feed_forward(normed, ff, "ig")
+    assert isinstance(made, Rows)
+    rows = made.plus(normed).normed(norm)
+    lifts = feed_forward.lifts_of(rows, normed.terms[0])
+    whole = slice(None)
+    taps = feed_forward.stream(rows, lifts, [0, 1, 2], 0, 0, whole, whole, block_bytes, Scratch(), keep_vectors=True)
 
-    vectors = factored.vectors(normed, None)[0].double()
-    gate = rows.gate[0].double()
-    after = torch.einsum("ik,ijk->ijk", gate, vectors @ ff.into.double()) @ ff.out.double()
+    vectors = factored.vectors(normed, None)[0][0].double()
+    (unit,) = rows.units
+    hidden = [
+        torch.einsum("ik,ijk->ijk", gate[0].double(), vectors @ weight.double())
+        for gate, weight in zip(unit.coefficients, unit.weights, strict=True)
+    ]
+    after = sum(hidden[1:], hidden[0]) @ unit.out.double()
     total = after + vectors
     last = (total - total.mean(-1, keepdim=True)) * norm.gain.double() * norm.inverse[0].double()[:, None, None]
     off = ~torch.eye(tokens, dtype=torch.bool)

@@ -9,13 +9,19 @@ from normscope._version import __version__
 from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
-    from normscope.analysis import Analysis
+    from normscope.analysis import Analysis, EncoderDecoderAnalysis
     from normscope.analyzer import Analyzer
+    from normscope.models import register
 
-__all__ = ["Analysis", "Analyzer", "NormscopeError", "__version__"]
+__all__ = ["Analysis", "Analyzer", "EncoderDecoderAnalysis", "NormscopeError", "__version__", "register"]
 
 # Loaded on first use: torch and transformers take seconds, which `normscope --help` need not wait for.
-_LAZY = {"Analysis": "normscope.analysis", "Analyzer": "normscope.analyzer"}
+_LAZY = {
+    "Analysis": "normscope.analysis",
+    "Analyzer": "normscope.analyzer",
+    "EncoderDecoderAnalysis": "normscope.analysis",
+    "register": "normscope.models",
+}
 
 
 def __getattr__(name: str) -> Any:

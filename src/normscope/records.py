@@ -23,6 +23,7 @@ class AttentionRecord:
     bias: Tensor | None  # (d,): b_O
     output: Tensor  # (b, i, d) the model's own
     cross: bool = False  # j runs over the encoder's tokens
+    sinks: bool = False  # a part of each row's weight goes to no token
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Unit:
     out: Tensor  # (d_ff, d)
     out_bias: Tensor | None
     routing: Tensor | None = None  # (b, i), zero where the expert was not chosen
+    joint: Callable[[Tensor, Tensor], Tensor] | None = None  # instead of g(into) * up, any function of the two
+    bend: float | None = None  # where it has kinks, in either
 
 
 @dataclass(frozen=True)

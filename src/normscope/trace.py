@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 from typing import Any
@@ -282,6 +282,7 @@ class Recorder:
             bias=self._cast(bias),
             output=self._cast(self._out(part.output)),
             cross=part.cross,
+            sinks=part.sinks,
         )
 
     def _norm(self, layer: nn.Module, part: Norm) -> NormRecord:
@@ -336,11 +337,17 @@ class Recorder:
         activation = _attribute(layer, part.activation)
         units = []
         for expert in chosen.unique().tolist():
-            both = self._cast(_attribute(module, part.into)[expert]).t()
-            out = self._cast(_attribute(module, part.out)[expert]).t()
-            into, up = (_half(Projection(both, None, x @ both), n) for n in range(2))
-            share = (routing * (chosen == expert)).sum(-1)
-            units.append(Unit(into, up, activation, _activation_name(activation), out, None, share))
+            weight, bias = _of_expert(module, part.into, part.into_bias, expert, part.transposed)
+            out, out_bias = _of_expert(module, part.out, part.out_bias, expert, part.transposed)
+            weight, bias, out, out_bias = (self._cast(one) for one in (weight, bias, out, out_bias))
+            both = Projection(weight, bias, x @ weight if bias is None else x @ weight + bias)
+            into, up = (_half(both, n, part.interleaved) for n in range(2))
+            unit = Unit(into, up, activation, _activation_name(activation), out, out_bias)
+            if part.bend is not None:
+                unit = replace(
+                    unit, joint=_joint(activation, part.interleaved), bend=float(_attribute(module, part.bend))
+                )
+            units.append(replace(unit, routing=(routing * (chosen == expert)).sum(-1)))
         return FeedForwardRecord(tuple(units), self._cast(self._out(part.module)))
 
     def _cast(self, tensor: Any) -> Any:
@@ -358,10 +365,28 @@ class Recorder:
         return x.unflatten(0, (len(self.input), -1)) if x.dim() < self.input.dim() else x
 
 
-def _half(both: Projection, number: int) -> Projection:
-    """The first or second half of a projection's hidden units."""
-    weight, hidden = both.weight.chunk(2, -1)[number], both.hidden.chunk(2, -1)[number]
-    return Projection(weight, None if both.bias is None else both.bias.chunk(2)[number], hidden)
+def _half(both: Projection, number: int, interleaved: bool = False) -> Projection:
+    """The first or second half of a projection's hidden units, or every other one."""
+
+    def half(x: Tensor) -> Tensor:
+        return x[..., number::2] if interleaved else x.chunk(2, -1)[number]
+
+    return Projection(half(both.weight), None if both.bias is None else half(both.bias), half(both.hidden))
+
+
+def _of_expert(module: Any, path: str, bias: str | None, expert: int, transposed: bool) -> tuple[Tensor, Tensor | None]:
+    """Weight (in, out) and bias of one expert."""
+    weight = _attribute(module, path)[expert]
+    return weight if transposed else weight.t(), None if bias is None else _attribute(module, bias)[expert]
+
+
+def _joint(packed: Callable[[Tensor], Tensor], interleaved: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """A function of gate and up from one of both as the model packs them."""
+
+    def function(a: Tensor, u: Tensor) -> Tensor:
+        return packed(torch.stack([a, u], -1).flatten(-2) if interleaved else torch.cat([a, u], -1))
+
+    return function
 
 
 def value_constant(module: nn.Module, packing: str, heads: int, width: int, shift: Tensor | None) -> Tensor | None:

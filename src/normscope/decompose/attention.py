@@ -43,7 +43,7 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
         set_own_cells(weights.transpose(1, 2), positions, 0)
     few = items * columns * (heads + 1) * width <= VECTORS
     whole = probed(values, record.matrix, record.cross, scratch) if few else None
-    mixture = Mixture(weights, own_weights, values, record.matrix, whole, record.cross)
+    mixture = Mixture(weights, own_weights, values, record.matrix, whole, record.cross, record.sinks)
 
     split = record.output.new_empty(2, items, rows, width)
     if record.cross:

@@ -36,6 +36,7 @@ class Mixture:
     matrix: Tensor  # (H, d_h, d)
     whole: Tensor | None  # (H + 1, g, j, d): all of `probed`, where that is not too much
     cross: bool = False
+    sinks: bool = False
 
     def blocks(self, scratch: Scratch) -> Iterator[tuple[slice, Tensor]]:
         """Some columns at a time, with their `probed` vectors."""

@@ -96,7 +96,8 @@ def reduce_weights(scopes: Sequence[str], residual: Sequence[bool], mixture: Mix
     half = torch.tensor([0.5 if one else 1.0 for one in residual], dtype=mean.dtype, device=mean.device)[:, None, None]
     others = mean.sum(1)
     own = half * single + (1 - half)
-    error = half * (others + single - 1).abs_()
+    missing = others + single - 1
+    error = half * (missing.clamp_min(0) if mixture.sinks else missing.abs())
     maps = tuple((Piece(mean, 0.5 if one else None, mixture.cross),) for one in residual)
     return Reduced(tuple(scopes), maps, own, mixing_ratio(half * others, own), torch.zeros_like(own), error)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from normscope.decompose.contributions import Factored, GatedUnit, Rows, Term, apply_norm, reach, row_norms
-from normscope.decompose.gates import Gate, coefficient, two_sided
+from normscope.decompose.gates import Gate, coefficient, jointly, two_sided
 from normscope.decompose.scratch import Scratch
 from normscope.records import FeedForwardRecord, NormRecord, Projection, Unit
 
@@ -39,18 +39,24 @@ def feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Fact
 
 def _unit(unit: Unit, gate: Gate) -> GatedUnit:
     """The activation split into one coefficient per projection and output token (`gates`)."""
-    into, up = unit.into, unit.up
-    coefficients: tuple[Tensor, ...]
-    if up is None:
-        coefficients = (coefficient(gate, unit.activation_name, unit.activation, into.hidden),)
-    else:
-        coefficients = two_sided(gate, unit.activation_name, unit.activation, into.hidden, up.hidden)
-    chosen = None
-    if unit.routing is not None:
-        coefficients = tuple(c * unit.routing[..., None] for c in coefficients)
-        chosen = unit.routing != 0
-    weights = tuple(projection.weight for projection in _projections(unit))
+    projections = _projections(unit)
+    weights = tuple(projection.weight for projection in projections)
+    if unit.routing is None:
+        return GatedUnit(weights, _coefficients(unit, gate, *(p.hidden for p in projections)), unit.out)
+    chosen = unit.routing != 0
+    found = _coefficients(unit, gate, *(p.hidden[chosen] for p in projections))
+    coefficients = tuple(torch.zeros_like(p.hidden) for p in projections)
+    for c, some in zip(coefficients, found, strict=True):
+        c[chosen] = some * unit.routing[chosen][:, None]
     return GatedUnit(weights, coefficients, unit.out, chosen)
+
+
+def _coefficients(unit: Unit, gate: Gate, a: Tensor, u: Tensor | None = None) -> tuple[Tensor, ...]:
+    if u is None:
+        return (coefficient(gate, unit.activation_name, unit.activation, a),)
+    if unit.joint is not None:
+        return jointly(gate, unit.joint, a, u, unit.bend or 0.0)
+    return two_sided(gate, unit.activation_name, unit.activation, a, u)
 
 
 def _projections(unit: Unit) -> list[Projection]:
@@ -72,6 +78,9 @@ def _constant(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
     share = 1 if unit.routing is None else unit.routing[..., None]
     if unit.up is None:  # gated by a sum that is zero there, g(0) counts for nothing
         hidden = hidden + share * unit.activation(torch.zeros_like(hidden[..., :1]))
+    elif unit.joint is not None:
+        nothing = torch.zeros_like(hidden[..., :1])
+        hidden = hidden + share * unit.joint(nothing, nothing)
     put_out = hidden @ made.out
     return put_out if unit.out_bias is None else put_out + share * unit.out_bias
 

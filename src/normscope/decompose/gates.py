@@ -14,11 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from normscope.errors import NormscopeError
 
 Gate = Literal["ig", "frozen", "tangent"]
 Activation = Callable[[Tensor], Tensor]
@@ -172,6 +175,39 @@ MOMENTS: dict[str, Activation] = {  # K(a), float64
     "silu": _silu_moment,
     "swish": _silu_moment,
 }
+
+
+def jointly(
+    gate: Gate, function: Callable[[Tensor, Tensor], Tensor], a: Tensor, u: Tensor, bend: float
+) -> tuple[Tensor, Tensor]:
+    """The pair of coefficients for any elementwise F(a, u): ``integral_0^1 dF/da(ta, tu) dt`` and the same for u.
+
+    By Gauss-Legendre rules in float64 on the pieces of the path on which neither |ta| nor |tu| passes `bend`, where F
+    may have kinks. `gate="tangent"` takes the slopes at the end instead; "frozen" would need a factor to freeze.
+    """
+    if gate == "frozen":
+        raise NormscopeError("gate='frozen' needs a gated product; this model's gate is another function. Use 'ig'.")
+    x, y = _wide(a), _wide(u)
+    if gate == "tangent":
+        on_gate, on_up = _slopes(function, x, y)
+    else:
+        turns = [(bend / z.abs().clamp_min(1e-300)).clamp_max(1) for z in (x, y)] if bend else []
+        ends = [torch.zeros_like(x), *torch.stack([*turns, torch.ones_like(x)]).sort(0).values]
+        on_gate, on_up = torch.zeros_like(x), torch.zeros_like(x)
+        for low, high in pairwise(ends):
+            for node, weight in _rule():
+                t = low + (high - low) * node
+                for total, part in zip((on_gate, on_up), _slopes(function, t * x, t * y), strict=True):
+                    total += weight * (high - low) * part
+    return on_gate.to(a.dtype).to(a.device), on_up.to(a.dtype).to(a.device)
+
+
+def _slopes(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """dF/da and dF/du elementwise, by automatic differentiation."""
+    with torch.enable_grad():
+        x, y = (z.detach().clone().requires_grad_(True) for z in (a, u))
+        on_gate, on_up = torch.autograd.grad(function(x, y).sum(), (x, y))
+    return on_gate, on_up
 
 
 def averages(activation: Activation, table: Primitive, a: Tensor) -> tuple[Tensor, Tensor]:

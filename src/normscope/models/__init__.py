@@ -17,7 +17,6 @@ FAMILIES = (*encoders.FAMILIES, *causal.FAMILIES, *encoder_decoders.FAMILIES, *v
 _registered: list[Family] = []
 # Families that are known and cannot be decomposed.
 REFUSED = {
-    "gpt_oss": "its experts clamp their gates, so that no closed form splits them over the tokens",
     "falcon": "it does not compute its attention through transformers' attention interface",
     "bloom": "it does not compute its attention through transformers' attention interface",
     "mamba": "it has no attention",

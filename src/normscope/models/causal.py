@@ -231,6 +231,32 @@ QWEN3_MOE = replace(
     note="as Qwen3, with a mixture of experts; routing weights are frozen",
 )
 
+GPT_OSS = replace(
+    MIXTRAL,
+    name="gpt-oss",
+    model_types=("gpt_oss",),
+    stacks=decoder(
+        "layers.*",
+        pre_ln(
+            replace(SELF_ATTENTION, sinks=True),
+            "input_layernorm",
+            Experts(
+                "mlp.experts",
+                "mlp.experts._apply_gate",
+                into_bias="gate_up_proj_bias",
+                out_bias="down_proj_bias",
+                transposed=True,
+                interleaved=True,
+                bend="limit",
+            ),
+            "post_attention_layernorm",
+            "rms",
+        ),
+    ),
+    attributes=MIXTRAL.attributes | names("swiglu_alpha swiglu_limit"),
+    note="as Mixtral; attention sinks take a part of each row's weight, experts clamp their gates",
+)
+
 FAMILIES = (
     GPT2,
     OPT,
@@ -247,4 +273,5 @@ FAMILIES = (
     GEMMA3,
     MIXTRAL,
     QWEN3_MOE,
+    GPT_OSS,
 )

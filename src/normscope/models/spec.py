@@ -32,7 +32,7 @@ class Attention:
     `packing` says where the value rows are in `value`: all of it, its tail (query, key, value in this order), or
     interleaved (query, key and value of each head in turn). A family outside the interface names in `probabilities`
     the dropout module whose input is the probabilities; its value vectors are then the output of `value`.
-    `cross` attention reads the encoder's tokens.
+    `cross` attention reads the encoder's tokens. With `sinks` a part of each row's weight goes to no token.
     """
 
     module: str
@@ -41,6 +41,7 @@ class Attention:
     packing: Literal["alone", "tail", "interleaved"] = "alone"
     probabilities: str | None = None
     cross: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,23 @@ class FeedForward:
 @dataclass(frozen=True)
 class Experts:
     """A mixture of gated feed-forwards, FF(x) = sum over the chosen e of r_e FF_e(x): `module` is called with the
-    tokens, the indices of the chosen experts and their routing weights r_e, which are frozen."""
+    tokens, the indices of the chosen experts and their routing weights r_e, which are frozen.
+
+    Its parameters are stacked by expert, (experts, out, in), or (experts, in, out) when `transposed`; `into` holds what
+    is activated and what it gates, as halves or, when `interleaved`, in turn. Where the gate is no product g(a) u but
+    another function of the two, `activation` names the method that computes it from both as they are packed, and
+    `bend` the attribute that says where it has kinks.
+    """
 
     module: str
     activation: str
-    into: str = "gate_up_proj"  # (experts, 2 d_ff, d): first what is activated
-    out: str = "down_proj"  # (experts, d, d_ff)
+    into: str = "gate_up_proj"
+    into_bias: str | None = None
+    out: str = "down_proj"
+    out_bias: str | None = None
+    transposed: bool = False
+    interleaved: bool = False
+    bend: str | None = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from benchmarks.published import verify
 from benchmarks.timing import Neighbours
 from normscope import NormscopeError, __version__
 
-BASE, MINILM = "BERT-base", "MiniLM"
+BASE, MINILM, LLAMA = "BERT-base", "MiniLM", "Llama 1B"
 BUSY = 0.05  # a share of the processors; when others take more, the ratios mean little
 Measure = Callable[[], Row]
 
@@ -44,8 +44,9 @@ def full() -> Iterator[Measure]:
     yield lambda: feed_forward_floor(BASE, base, 12, 128, 30, 1.4)
     yield lambda: feed_forward_floor(BASE, models.bert(2), 2, 512, 40, 1.15)
     yield from minilm(quick=False)
-    yield lambda: extra_memory(12, 512, 0.45)
-    yield lambda: extra_memory(2, 2048, 1.2, without_maps=True)
+    yield lambda: extra_memory(BASE, "bert", 12, 512, 0.45)
+    yield lambda: extra_memory(BASE, "bert", 2, 2048, 1.2, without_maps=True)
+    yield from llama()
 
 
 def quick() -> Iterator[Measure]:
@@ -58,7 +59,16 @@ def quick() -> Iterator[Measure]:
     yield lambda: against_published(BASE, short, 1, 128, 3, 2.5, feed_forward=True)
     yield lambda: feed_forward_floor(BASE, base, 3, 128, 8, 1.4)
     yield from minilm(quick=True)
-    yield lambda: extra_memory(1, 512, 0.45)
+    yield lambda: extra_memory(BASE, "bert", 1, 512, 0.45)
+
+
+def llama() -> Iterator[Measure]:
+    """A causal, gated model with grouped heads, 1024 tokens."""
+    model = models.llama()
+    yield lambda: attention_scopes(LLAMA, model, 1, 1024, 20, 3.0)
+    yield lambda: feed_forward_floor(LLAMA, model, 1, 1024, 120, 1.35, causal=True, least=2)
+    yield lambda: extra_memory(LLAMA, "llama", 2, 1024, 0.5, scopes="attention")
+    yield lambda: extra_memory(LLAMA, "llama", 2, 1024, 2.5)
 
 
 def minilm(quick: bool) -> Iterator[Measure]:

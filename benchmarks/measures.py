@@ -15,9 +15,15 @@ from benchmarks.published import Published
 from benchmarks.timing import Seconds, Task, best, interleaved
 from normscope import Analyzer
 from normscope.estimate import default_budget
+from normscope.models import family_of
+from normscope.scopes import aliases_of, names_of
 
-ATTENTION = ("ATTN-W", "ATTN-N", "ATTNRES-W", "ATTNRES-N", "ATTNRESLN-N")
-ALL_SCOPES = 8
+
+def attention_names(model: PreTrainedModel) -> tuple[str, ...]:
+    """The scopes of a layer up to the end of its attention block."""
+    blocks = family_of(model).stacks[-1].blocks
+    names = names_of(blocks)
+    return names[: names.index(aliases_of(blocks)["attention-block"]) + 1]
 
 
 @dataclass
@@ -53,7 +59,9 @@ def attention_scopes(
     """Forward pass with all attention-block scopes, against the plain forward pass."""
     inputs = models.encoding(batch, length)
     lens = Analyzer(model)
-    seconds = interleaved({"forward": _forward(model, inputs), "scopes": _scopes(lens, inputs, ATTENTION)}, budget)
+    seconds = interleaved(
+        {"forward": _forward(model, inputs), "scopes": _scopes(lens, inputs, attention_names(model))}, budget
+    )
     times = best(seconds)
     return Row(
         "attention scopes / forward",
@@ -90,7 +98,7 @@ def against_published(
     inputs = models.encoding(batch, length)
     baseline = Published(model, feed_forward=feed_forward, heads=heads)
     lens = Analyzer(model)
-    ours = _scopes(lens, inputs, None if feed_forward else ATTENTION, heads=heads)
+    ours = _scopes(lens, inputs, None if feed_forward else attention_names(model), heads=heads)
     row.seconds = interleaved({"published": lambda: baseline(inputs), "scopes": ours}, budget)
     times = best(row.seconds)
     row.value = times["published"] / times["scopes"]
@@ -98,16 +106,26 @@ def against_published(
 
 
 def feed_forward_floor(
-    name: str, model: PreTrainedModel, layers: int, length: int, budget: float, bar: float | None = None
+    name: str,
+    model: PreTrainedModel,
+    layers: int,
+    length: int,
+    budget: float,
+    bar: float | None = None,
+    *,
+    causal: bool = False,
+    least: int = 3,
 ) -> Row:
-    """What the FF scopes add, against one product with W_2 of all n x n vectors at the rate of a plain product.
+    """What the FF scopes add, against one product with W_2 of all n x n vectors (half of them if causal) at the rate of
+    a plain product.
 
     The plain products are as many as take the same number of operations, so that the clock of the machine has as much
     time to fall under load as it has under the FF scopes.
     """
     d, d_ff = model.config.hidden_size, model.config.intermediate_size
     block = 4096
-    repeats = max(1, round(layers * length**2 / block))
+    pairs = layers * length**2 / (2 if causal else 1)
+    repeats = max(1, round(pairs / block))
     x, W, out = torch.randn(block, d_ff), torch.randn(d_ff, d), torch.empty(block, d)
 
     def products() -> None:
@@ -119,14 +137,15 @@ def feed_forward_floor(
     chosen = range(layers)
     seconds = interleaved(
         {
-            "attention": _scopes(lens, inputs, ATTENTION, chosen),
+            "attention": _scopes(lens, inputs, attention_names(model), chosen),
             "all": _scopes(lens, inputs, None, chosen),
             "products": products,
         },
         budget,
+        least,
     )
     times = best(seconds)
-    floor = times["products"] * layers * length**2 / (repeats * block)
+    floor = times["products"] * pairs / (repeats * block)
     rate = 2e-9 * repeats * block * d * d_ff / times["products"]
     return Row(
         "FF scopes / floor",
@@ -139,14 +158,18 @@ def feed_forward_floor(
     )
 
 
-def extra_memory(layers: int, length: int, bar: float, *, without_maps: bool = False) -> Row:
-    """Peak memory of all scopes beyond that of the forward pass, each in a process of its own."""
-    peaks = {what: peak_of(what, layers, length) for what in ("forward", "scopes")}
-    peaks["maps"] = 4 * ALL_SCOPES * layers * length**2
-    extra = peaks["scopes"] - peaks["forward"] - (peaks["maps"] if without_maps else 0)
+def extra_memory(
+    name: str, shape: str, layers: int, length: int, bar: float, *, scopes: str = "all", without_maps: bool = False
+) -> Row:
+    """Peak memory of all (or the attention) scopes beyond that of the forward pass, each in a process of its own."""
+    peaks = {what: peak_of(what, shape, layers, length) for what in ("forward", scopes)}
+    model = models.SHAPES[shape](1)
+    count = len(names_of(family_of(model).stacks[-1].blocks)) if scopes == "all" else len(attention_names(model))
+    peaks["maps"] = 4 * count * layers * length**2
+    extra = peaks[scopes] - peaks["forward"] - (peaks["maps"] if without_maps else 0)
     return Row(
-        "memory of all scopes - forward",
-        "BERT-base",
+        f"memory of {scopes} scopes - forward",
+        name,
         f"1 x {length}, {layers} layers",
         extra / 1e9,
         bar,

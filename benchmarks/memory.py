@@ -1,4 +1,4 @@
-"""Peak memory of a fresh process: `python -m benchmarks.memory forward|scopes LAYERS TOKENS` prints it in bytes."""
+"""Peak memory of a fresh process: `python -m benchmarks.memory forward|attention|all SHAPE LAYERS TOKENS`, in bytes."""
 
 from __future__ import annotations
 
@@ -23,28 +23,31 @@ def peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def peak_of(what: str, layers: int, tokens: int) -> int:
+def peak_of(what: str, shape: str, layers: int, tokens: int) -> int:
     """Peak memory of a fresh process that runs the forward pass, or all scopes."""
-    command = [sys.executable, "-m", "benchmarks.memory", what, str(layers), str(tokens)]
+    command = [sys.executable, "-m", "benchmarks.memory", what, shape, str(layers), str(tokens)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def _run(what: str, layers: int, tokens: int) -> None:
+def _run(what: str, shape: str, layers: int, tokens: int) -> None:
     import torch
 
     from benchmarks import models
     from normscope import Analyzer
 
     torch.set_num_threads(THREADS)
-    model = models.bert(layers, max(512, tokens))
+    model = models.SHAPES[shape](layers)
     inputs = models.encoding(1, tokens)
     if what == "forward":
         with torch.inference_mode():
             model(**inputs)
     else:
-        list(Analyzer(model).stream(inputs, batch_size=1))
+        from benchmarks.measures import attention_names
+
+        scopes = None if what == "all" else attention_names(model)
+        list(Analyzer(model).stream(inputs, batch_size=1, scopes=scopes))
     print(peak())
 
 
 if __name__ == "__main__":
-    _run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    _run(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

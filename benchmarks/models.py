@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModel, BertConfig, BertModel, PreTrainedModel
+from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaModel, PreTrainedModel
 
 from normscope import default_model
 
@@ -16,6 +17,26 @@ VOCABULARY = 1000
 def bert(layers: int = 12, positions: int = 512) -> PreTrainedModel:
     """The shape of BERT-base with random weights."""
     return _random(num_hidden_layers=layers, max_position_embeddings=positions)
+
+
+def llama(layers: int = 2) -> PreTrainedModel:
+    """The shape of a Llama of a billion parameters with random weights: 32 heads over 8, gated."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    )
+    model = LlamaModel(config)
+    model.set_attn_implementation("sdpa")
+    model.eval()
+    return model
+
+
+SHAPES: dict[str, Callable[[int], PreTrainedModel]] = {"bert": lambda n: bert(n, 2048), "llama": llama}
 
 
 def minilm() -> PreTrainedModel:

@@ -67,17 +67,17 @@ def trace(base: PreTrainedModel, inputs: Mapping[str, Any], wishes: Sequence[Wis
     """One forward pass that hands out what was wished for, layer by layer."""
     with _guard:
         lock = _locks.setdefault(base, threading.RLock())
-    with lock, torch.no_grad(), _recording(base, wishes, dtype):
+    with lock, torch.no_grad(), _recording(base, wishes, dtype) as recorder:
         try:
             base(**inputs)
         except (ValueError, IndexError) as error:
-            if isinstance(error, NormscopeError):
+            if isinstance(error, NormscopeError) or not recorder.running:
                 raise
             raise NormscopeError(f"The model's own forward pass failed: {error}") from error
 
 
 @contextmanager
-def _recording(base: PreTrainedModel, wishes: Sequence[Wish], dtype: torch.dtype) -> Iterator[None]:
+def _recording(base: PreTrainedModel, wishes: Sequence[Wish], dtype: torch.dtype) -> Iterator[Recorder]:
     recorder = Recorder(dtype)
     handles: list[Any] = []
     configs: list[Any] = []
@@ -90,7 +90,7 @@ def _recording(base: PreTrainedModel, wishes: Sequence[Wish], dtype: torch.dtype
         for config in _configs(base):
             _swap(config)
             configs.append(config)
-        yield
+        yield recorder
     finally:
         for config in configs:
             _restore(config)
@@ -123,6 +123,7 @@ class Recorder:
         self.seen: dict[str, tuple[list[Any], list[Tensor]]] = {}
         self.attention: dict[int, tuple[Tensor, Tensor]] = {}  # id(module) -> probabilities, values
         self.spaces: dict[bool, Tensor] = {}
+        self.running = True  # the model, not what is done with its layers
 
     def attach(self, layer: nn.Module, wish: Wish, handles: list[Any]) -> None:
         """Hook the layer; `handles` has every hook as soon as it exists, so that none is left behind."""
@@ -176,11 +177,12 @@ class Recorder:
         y = output[0] if isinstance(output, tuple) else output
         self._check_finite(y, f"Layer {self.count} (counted from 0) put out")
         if self.wanted():
-            _active.recorder = None  # what runs from here on is no part of the pass
+            _active.recorder, self.running = None, False  # what runs from here on is no part of the pass
             try:
                 record = self._record(layer, y, wish.steps)
                 self.seen, self.attention, self.input = {}, {}, None
                 wish.on_layer(record)
+                self.running = True
             finally:
                 _active.recorder = self
         self.counts[wish.stack.side] = self.count + 1

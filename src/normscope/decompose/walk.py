@@ -79,7 +79,8 @@ def measure(
     scratch: Scratch,
 ) -> tuple[list[Reduced], list[HeadMaps]]:
     """The wanted scopes (and head-level maps) of a layer. `positions` (g, R): the rows' own columns; None: all rows."""
-    reached = _walk(layer, steps, positions, options, scratch)
+    last = max(n for n, step in enumerate(steps) if step.norms in scopes or step.weights in scopes)
+    reached = _walk(layer, steps[: last + 1], positions, options, scratch)
     found = []
     for attention in (at for at in reached if isinstance(at.step.part, Attention)):
         mixture = _mixture(attention)
@@ -114,8 +115,8 @@ def vectors(
 ) -> Vectors:
     """The contribution vectors at one scope of the only item of a layer, over all columns: (R, columns, d)."""
     scratch = Scratch()
-    reached = _walk(layer, steps, positions, options, scratch)
-    at = next(at for at in reached if at.step.norms == scope)
+    last = next(n for n, step in enumerate(steps) if step.norms == scope)
+    at = _walk(layer, steps[: last + 1], positions, options, scratch)[-1]
     pieces: dict[bool, Tensor] = {}
     if isinstance(at.state, Factored):
         for term, full in zip(at.state.terms, factored.vectors(at.state, positions), strict=True):
@@ -168,8 +169,7 @@ def _walk(
             state = feed_forward(state, record, options.gate)
         elif isinstance(record, NormRecord):
             # A norm before an attention is inside its values: where it is no scope, nobody reads the state after it.
-            before = step.role == "pre" and isinstance(steps[number + 1].part, Attention)
-            if step.norms is not None or not before:
+            if step.norms is not None or step.role != "pre" or not isinstance(steps[number + 1].part, Attention):
                 state = state.normed(record)
         elif isinstance(record, ScaleRecord):
             state = state.scaled(record.gain)

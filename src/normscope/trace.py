@@ -9,26 +9,22 @@ another thread meanwhile is computed by the model's own attention implementation
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import isfinite
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.activations import ACT2FN
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.pytorch_utils import Conv1D
+from transformers import PreTrainedModel
 
 from normscope.errors import NormscopeError
+from normscope.interface import active, configs_of, guard, restore, swap
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
+from normscope.parameters import activation_name, affine, attribute, half, joint, of_expert, value_constant
 from normscope.records import (
     AttentionRecord,
     FeedForwardRecord,
@@ -43,12 +39,7 @@ from normscope.records import (
 from normscope.scopes import Step
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-_guard = threading.Lock()
-_active = threading.local()  # .recorder: the Recorder of the trace that this thread is running
-_swapped: dict[int, list[Any]] = {}  # id of a config -> [its own attention implementation, traces that use it now]
-_names: dict[str, str] = {}  # a model's own attention implementation -> the name of ours that stands in for it
 SCORES = 2**20  # attention scores computed at a time
-_CLOSED_FORMS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ class Wish:
 
 def trace(base: PreTrainedModel, inputs: Mapping[str, Any], wishes: Sequence[Wish], dtype: torch.dtype) -> None:
     """One forward pass that hands out what was wished for, layer by layer."""
-    with _guard:
+    with guard:
         lock = _locks.setdefault(base, threading.RLock())
     with lock, torch.no_grad(), _recording(base, wishes, dtype) as recorder:
         try:
@@ -81,34 +72,28 @@ def _recording(base: PreTrainedModel, wishes: Sequence[Wish], dtype: torch.dtype
     recorder = Recorder(dtype)
     handles: list[Any] = []
     configs: list[Any] = []
-    previous = getattr(_active, "recorder", None)
+    previous = getattr(active, "recorder", None)
     try:
-        _active.recorder = recorder
+        active.recorder = recorder
         for wish in wishes:
             for layer in layer_modules(base, wish.stack):
                 recorder.attach(layer, wish, handles)
-        for config in _configs(base):
-            _swap(config)
+        for config in configs_of(base):
+            swap(config)
             configs.append(config)
         yield recorder
     finally:
         for config in configs:
-            _restore(config)
+            restore(config)
         for handle in handles:
             handle.remove()
-        _active.recorder = previous
+        active.recorder = previous
 
 
 def layer_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
     """The layer modules of a stack, in order, each once (a shared layer is one module)."""
     pattern = re.compile(re.escape(stack.layers).replace(r"\*", r"\d+"))
     return [module for name, module in base.named_modules() if pattern.fullmatch(name)]
-
-
-def _configs(base: PreTrainedModel) -> list[Any]:
-    """The configs that say how a part of the model attends, each once."""
-    found = {id(m.__dict__["config"]): m.__dict__["config"] for m in base.modules() if "config" in m.__dict__}
-    return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
 
 
 class Recorder:
@@ -137,7 +122,7 @@ class Recorder:
         handles.append(layer.register_forward_hook(self._end))
 
     def _mine(self) -> bool:
-        return threading.get_ident() == self.thread and getattr(_active, "recorder", None) is self
+        return threading.get_ident() == self.thread and getattr(active, "recorder", None) is self
 
     @property
     def count(self) -> int:
@@ -177,14 +162,14 @@ class Recorder:
         y = output[0] if isinstance(output, tuple) else output
         self._check_finite(y, f"Layer {self.count} (counted from 0) put out")
         if self.wanted():
-            _active.recorder, self.running = None, False  # what runs from here on is no part of the pass
+            active.recorder, self.running = None, False  # what runs from here on is no part of the pass
             try:
                 record = self._record(layer, y, wish.steps)
                 self.seen, self.attention, self.input = {}, {}, None
                 wish.on_layer(record)
                 self.running = True
             finally:
-                _active.recorder = self
+                active.recorder = self
         self.counts[wish.stack.side] = self.count + 1
         self.wish = None
 
@@ -250,7 +235,7 @@ class Recorder:
             elif isinstance(part, Norm):
                 parts.append(self._norm(layer, part))
             elif isinstance(part, str):
-                scale = self._cast(torch.as_tensor(_attribute(layer, part)))
+                scale = self._cast(torch.as_tensor(attribute(layer, part)))
                 parts.append(ScaleRecord(scale.expand(y.shape[-1])))
             else:
                 # The sum itself is what the next norm reads, or what the layer puts out.
@@ -312,16 +297,16 @@ class Recorder:
         into = self._projection(layer, part.into)
         up = None
         if part.up == part.into:
-            into, up = (_half(into, n) for n in range(2))
+            into, up = (half(into, n) for n in range(2))
         elif part.up is not None:
             up = self._projection(layer, part.up)
         out, out_bias = affine(layer.get_submodule(part.out))
-        activation = _attribute(layer, part.activation)
+        activation = attribute(layer, part.activation)
         unit = Unit(
             into=into,
             up=up,
             activation=activation,
-            activation_name=_activation_name(activation),
+            activation_name=activation_name(activation),
             out=self._cast(out).t(),
             out_bias=self._cast(out_bias),
         )
@@ -336,18 +321,18 @@ class Recorder:
         module: Any = layer.get_submodule(part.module)
         x, chosen, routing = (self._shaped(given) for given in self.seen[part.module][0][0][:3])
         x, routing = self._cast(x), self._cast(routing)
-        activation = _attribute(layer, part.activation)
+        activation = attribute(layer, part.activation)
         units = []
         for expert in chosen.unique().tolist():
-            weight, bias = _of_expert(module, part.into, part.into_bias, expert, part.transposed)
-            out, out_bias = _of_expert(module, part.out, part.out_bias, expert, part.transposed)
+            weight, bias = of_expert(module, part.into, part.into_bias, expert, part.transposed)
+            out, out_bias = of_expert(module, part.out, part.out_bias, expert, part.transposed)
             weight, bias, out, out_bias = (self._cast(one) for one in (weight, bias, out, out_bias))
             both = Projection(weight, bias, x @ weight if bias is None else x @ weight + bias)
-            into, up = (_half(both, n, part.interleaved) for n in range(2))
-            unit = Unit(into, up, activation, _activation_name(activation), out, out_bias)
+            into, up = (half(both, n, part.interleaved) for n in range(2))
+            unit = Unit(into, up, activation, activation_name(activation), out, out_bias)
             if part.bend is not None:
                 unit = replace(
-                    unit, joint=_joint(activation, part.interleaved), bend=float(_attribute(module, part.bend))
+                    unit, joint=joint(activation, part.interleaved), bend=float(attribute(module, part.bend))
                 )
             units.append(replace(unit, routing=(routing * (chosen == expert)).sum(-1)))
         return FeedForwardRecord(tuple(units), self._cast(self._out(part.module)))
@@ -365,60 +350,6 @@ class Recorder:
         """(b, n, ...), also where the model has made one dimension of items and tokens."""
         assert self.input is not None
         return x.unflatten(0, (len(self.input), -1)) if x.dim() < self.input.dim() else x
-
-
-def _half(both: Projection, number: int, interleaved: bool = False) -> Projection:
-    """The first or second half of a projection's hidden units, or every other one."""
-
-    def half(x: Tensor) -> Tensor:
-        return x[..., number::2] if interleaved else x.chunk(2, -1)[number]
-
-    return Projection(half(both.weight), None if both.bias is None else half(both.bias), half(both.hidden))
-
-
-def _of_expert(module: Any, path: str, bias: str | None, expert: int, transposed: bool) -> tuple[Tensor, Tensor | None]:
-    """Weight (in, out) and bias of one expert."""
-    weight = _attribute(module, path)[expert]
-    return weight if transposed else weight.t(), None if bias is None else _attribute(module, bias)[expert]
-
-
-def _joint(packed: Callable[[Tensor], Tensor], interleaved: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function of gate and up from one of both as the model packs them."""
-
-    def function(a: Tensor, u: Tensor) -> Tensor:
-        return packed(torch.stack([a, u], -1).flatten(-2) if interleaved else torch.cat([a, u], -1))
-
-    return function
-
-
-def value_constant(module: nn.Module, packing: str, heads: int, width: int, shift: Tensor | None) -> Tensor | None:
-    """(heads, width) the part of every value vector that comes from no token: b_V, and W_V times the shift of the norm
-    before it."""
-    weight, bias = affine(module)
-    constant = bias
-    if shift is not None:
-        through = weight @ shift
-        constant = through if bias is None else through + bias
-    if constant is None:
-        return None
-    if packing == "interleaved":
-        return constant.view(heads, 3, width)[:, 2]
-    return constant[-heads * width :].view(heads, width)
-
-
-def affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight (out, in) and bias of a linear module, read from what it does where it is no plain nn.Linear."""
-    if type(module) is nn.Linear:
-        return module.weight, module.bias
-    if type(module) is Conv1D:
-        return module.weight.t(), module.bias
-    features = getattr(module, "in_features", None)
-    reference = next(module.parameters(), None)
-    if features is None or reference is None:
-        raise NormscopeError(f"Expected a linear module, found {type(module).__name__}.")
-    eye = torch.eye(features, dtype=reference.dtype, device=reference.device)
-    constant = module(torch.zeros_like(eye[:1]))
-    return (module(eye) - constant).t(), constant[0]
 
 
 def _paths(steps: Sequence[Step]) -> set[str]:
@@ -442,87 +373,3 @@ def _paths(steps: Sequence[Step]) -> set[str]:
 def _joined(pieces: list[Tensor]) -> Tensor:
     """One tensor; `chunk_size_feed_forward` runs a module over pieces of the sequence."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-
-
-def _attribute(layer: nn.Module, path: str) -> Any:
-    found: Any = layer
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
-
-
-def _activation_name(activation: Any) -> str | None:
-    """The activation's name where `decompose.gates` has its closed form, judged by its class, not by the config."""
-    if type(activation) is nn.GELU:
-        return "gelu" if activation.approximate == "none" else None
-    return _activation_names().get(type(activation))
-
-
-@lru_cache(maxsize=1)
-def _activation_names() -> dict[type, str]:
-    return {type(ACT2FN[name]): name for name in _CLOSED_FORMS}
-
-
-def _swap(config: Any) -> None:
-    """Put our attention in; counted, as models that share a config may be traced side by side."""
-    with _guard:
-        if id(config) not in _swapped:
-            own = config._attn_implementation
-            _swapped[id(config)] = [own, 0]
-            config._attn_implementation_internal = _stand_in(own)  # the public setter would go into sub-configs
-        _swapped[id(config)][1] += 1
-
-
-def _restore(config: Any) -> None:
-    with _guard:
-        entry = _swapped[id(config)]
-        entry[1] -= 1
-        if entry[1] == 0:
-            config._attn_implementation_internal = entry[0]
-            del _swapped[id(config)]
-
-
-def _stand_in(own: str) -> str:
-    """The registered name of our attention for models whose own implementation is `own`.
-
-    The name carries the original, so that a thread that is not tracing is served by it without any shared state.
-    It must not contain "sdpa", "flash" or "flex": transformers makes extra checks on such names.
-    """
-    if own in _names:
-        return _names[own]
-
-    def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> Any:
-        recorder: Recorder | None = getattr(_active, "recorder", None)
-        eager = _eager(module)
-        if recorder is None:
-            function = ALL_ATTENTION_FUNCTIONS.get_interface(own, eager)
-            return function(module, query, key, value, attention_mask, **kwargs)
-        if not recorder.wanted():
-            return eager(module, query, key, value, attention_mask, **kwargs)
-        return recorder.attend(eager, module, query, key, value, attention_mask, kwargs)
-
-    def mask(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_active, "recorder", None) is None:
-            return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **kwargs)
-        dtype = kwargs.get("dtype", torch.float32)
-        # Made in float32 and cast up: float64's lowest value overflows where a family's softmax is in float32.
-        kwargs["dtype"] = torch.float32 if dtype == torch.float64 else dtype
-        made: Tensor | None = eager_mask(*args, **kwargs)
-        return None if made is None else made.to(dtype)
-
-    name = f"normscope{len(_names)}"
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, mask)
-    _names[own] = name
-    return name
-
-
-def _eager(module: nn.Module) -> Callable[..., Any]:
-    """The eager attention of the modelling file that defines the module's class (or the class it derives from)."""
-    for cls in type(module).__mro__:
-        function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
-        if function is not None:
-            return function  # type: ignore[no-any-return]
-    raise NormscopeError(f"{type(module).__name__} does not follow transformers' attention interface.")

@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 import normscope.models
 from normscope import Analyzer, NormscopeError, default_model
-from normscope.models.bert import BERT
+from normscope.models.encoders import BERT
+from tests import layer_oracle
 from tests.test_inputs import SCOPES, TEXT, assert_same, some_ids, toy_lens, toy_tokenizer
 from tests.tiny import FAMILIES, tiny
 
@@ -91,7 +92,7 @@ def test_one_input_is_needed(lens: Analyzer) -> None:
         ((TEXT, None), "a tuple"),
         ((), "an empty tuple"),
         ({"a", "b"}, "a set"),
-        (some_ids(5), "a Tensor"),
+        (some_ids(5), "not Tensor"),
         (object(), "a object"),
     ],
     ids=lambda value: type(value).__name__,
@@ -216,7 +217,7 @@ def test_text_without_tokenizer() -> None:
         ({"rows": [1.5]}, ["row", "float"]),
         ({"rows": 1.5}, ["row", "float"]),
         ({"rows": "0"}, ["row", "str"]),
-        ({"gate": "nope"}, ["'nope'", "ig", "tangent"]),
+        ({"gate": "nope"}, ["'nope'", "ig", "frozen", "tangent"]),
         ({"gate": None}, ["None", "ig"]),
         ({"value_bias": "nope"}, ["'nope'", "token", "remainder"]),
     ],
@@ -266,8 +267,15 @@ def test_one_submodule_in_training_mode() -> None:
 
 
 def test_unknown_family() -> None:
-    config = AutoConfig.for_model("gpt2", n_embd=8, n_head=2, n_layer=1, vocab_size=20, n_positions=8)
-    refused(lambda: Analyzer(AutoModel.from_config(config).eval()), "'gpt2'", "Known", *FAMILIES)
+    config = AutoConfig.for_model("xlnet", d_model=8, n_head=2, n_layer=1, d_inner=8, vocab_size=20)
+    names = (name for family in normscope.models.FAMILIES for name in family.model_types)
+    refused(lambda: Analyzer(AutoModel.from_config(config).eval()), "'xlnet'", "Known families", "register", *names)
+
+
+@pytest.mark.parametrize("kind", ["bloom", "mamba"])
+def test_family_that_cannot_be_decomposed(kind: str) -> None:
+    config = AutoConfig.for_model(kind, hidden_size=8, n_head=2, num_hidden_layers=1, n_layer=1, vocab_size=20)
+    refused(lambda: Analyzer(AutoModel.from_config(config).eval()), normscope.models.REFUSED[kind], "decomposed")
 
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), "bert-base-uncased", None, 5], ids=lambda m: type(m).__name__)
@@ -370,10 +378,24 @@ def test_model_with_a_part_missing(change: str) -> None:
     if change == "deleted":
         del model.encoder.layer[1].output.LayerNorm
     else:
-        model.encoder.layer[1].output.LayerNorm = nn.Identity().eval()
+        model.encoder.layer[1].output.LayerNorm = nn.Tanh().eval()
     before = state_of(model)
     refused(lambda: Analyzer(model).analyze({"input_ids": IDS}), "LayerNorm")
     assert state_of(model) == before
+
+
+def test_identity_in_the_place_of_a_norm() -> None:
+    """As ModernBERT has it before its first attention: nothing happens there, and the names stay."""
+    model = tiny("bert")
+    model.encoder.layer[1].output.LayerNorm = nn.Identity().eval()
+    result = Analyzer(model).analyze({"input_ids": IDS})
+    assert result.scopes == SCOPES
+    assert float(result.completeness[SCOPES[-1]].max()) < 1e-12
+    assert torch.equal(result[SCOPES[-1]][1], result[SCOPES[-2]][1])
+    (layers,) = layer_oracle.oracle(model, {"input_ids": torch.tensor([IDS])}).values()
+    for n, layer in enumerate(layers):
+        for scope, expected in layer_oracle.maps(layer).items():
+            torch.testing.assert_close(result[scope][n], expected, rtol=1e-9, atol=1e-14)
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------
@@ -469,10 +491,10 @@ def test_unknown_device(folder: Path) -> None:
 
 
 def test_unsupported_checkpoint(tmp_path: Path) -> None:
-    config = AutoConfig.for_model("gpt2", n_embd=8, n_head=2, n_layer=1, vocab_size=25, n_positions=8)
+    config = AutoConfig.for_model("xlnet", d_model=8, n_head=2, n_layer=1, d_inner=8, vocab_size=25)
     AutoModel.from_config(config).save_pretrained(tmp_path)
     toy_tokenizer().save_pretrained(tmp_path)
-    refused(lambda: Analyzer.from_pretrained(tmp_path), "'gpt2'", "Known families")
+    refused(lambda: Analyzer.from_pretrained(tmp_path), "'xlnet'", "Known families")
 
 
 def test_missing_default_model(monkeypatch: pytest.MonkeyPatch) -> None:

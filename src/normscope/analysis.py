@@ -15,6 +15,7 @@ from torch import Tensor
 
 from normscope.errors import NormscopeError, nearest
 from normscope.files import atomic
+from normscope.measures import sinks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,6 +102,17 @@ class Analysis:
         """(layers, rows): norm of the bias part that is attributed to no token."""
         return self._at(scope).remainder
 
+    def first_token_share(self, scope: str) -> Tensor:
+        """(layers, rows): the share of the first token, the attention sink of causal models, in each output.
+
+        ``m_i0 / sum_j m_ij`` of the scope's map m: by weight for a -W scope, by norm for an -N scope.
+        """
+        return sinks.first_token_share(self[scope])
+
+    def without_first(self, scope: str, renormalise: bool = False) -> Tensor:
+        """(layers, rows, columns - 1): the map without the first token's column, `renormalise` so that rows sum to 1."""
+        return sinks.without_first(self[scope], renormalise)
+
     def vectors(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Tensor:
         """The contribution vectors (rows, columns, d) of a model layer, by running the model again on this input.
 
@@ -132,6 +144,10 @@ class Analysis:
             )
         return name
 
+    def has(self, scope: str) -> bool:
+        """Whether a scope, given in any case or as an alias, is in this analysis."""
+        return self.aliases.get(scope.strip().lower(), scope.strip().upper()) in self.measured
+
     def layer_position(self, layer: int) -> int:
         """Where the model's layer `layer` stands in the first dimension of every tensor here."""
         if layer not in self.layers:
@@ -143,6 +159,28 @@ class Analysis:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write everything but the model to a safetensors file."""
+        return _save(path, self._tensors(), self._meta())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Any:
+        """Read what `save` wrote, an Analysis or an EncoderDecoderAnalysis; a damaged or foreign file is refused."""
+        tensors, meta = _read(path)
+        try:
+            if "sides" not in meta:
+                return Analysis._of(tensors, meta, path)
+            sides = {
+                side: Analysis._of(
+                    {n.removeprefix(f"{side}/"): t for n, t in tensors.items() if n.startswith(f"{side}/")}, one, path
+                )
+                for side, one in meta["sides"].items()
+            }
+            return EncoderDecoderAnalysis(**sides)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, NormscopeError):
+                raise
+            raise NormscopeError(f"{path} lacks a part of an analysis: {error}.") from error
+
+    def _tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for scope, measured in self.measured.items():
             for name, tensor in vars(measured).items():
@@ -150,8 +188,10 @@ class Analysis:
         tensors |= {f"heads/{scope}": tensor for scope, tensor in self.heads.items()}
         if self.value_norms is not None:
             tensors["value_norms"] = self.value_norms
-        meta = {
-            "format": FORMAT,
+        return tensors
+
+    def _meta(self) -> dict[str, Any]:
+        return {
             "scopes": self.scopes,
             "rows": self.rows,
             "columns": self.columns,
@@ -161,51 +201,29 @@ class Analysis:
             "word_ids": self.word_ids,
             "info": dict(self.info),
         }
-        with atomic(path) as temporary:
-            save_file(
-                {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
-                temporary,
-                metadata={"normscope": json.dumps(meta)},
-            )
-        return Path(path)
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Analysis:
-        """Read what `save` wrote; a damaged or foreign file is refused."""
-        if not Path(path).is_file():
-            raise NormscopeError(f"There is no file {path}.")
-        try:
-            with safe_open(path, framework="pt") as file:
-                meta = json.loads((file.metadata() or {}).get("normscope", "null"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise NormscopeError(f"{path} is not a whole safetensors file: {error}.") from error
-        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-            raise NormscopeError(f"{path} is a safetensors file, but not one that Analysis.save wrote ({FORMAT}).")
-        try:
-            word_ids = meta["word_ids"]
-            found = Analysis(
-                measured={
-                    scope: Measured(
-                        *(tensors[f"{part}/{scope}"] for part in ("map", "mixing", "remainder", "completeness"))
-                    )
-                    for scope in meta["scopes"]
-                },
-                rows=tuple(Label(*label) for label in meta["rows"]),
-                columns=tuple(Label(*label) for label in meta["columns"]),
-                layers=tuple(meta["layers"]),
-                aliases=dict(meta["aliases"]),
-                heads=HeadMaps(
-                    {name.removeprefix("heads/"): t for name, t in tensors.items() if name.startswith("heads/")},
-                    meta["aliases"],
-                ),
-                value_norms=tensors.get("value_norms"),
-                head_indices=tuple(meta["head_indices"]),
-                word_ids=None if word_ids is None else tuple(word_ids),
-                info=dict(meta["info"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise NormscopeError(f"{path} lacks a part of an analysis: {error}.") from error
+    def _of(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Analysis:
+        """The analysis of what `_tensors` and `_meta` gave."""
+        word_ids = meta["word_ids"]
+        found = Analysis(
+            measured={
+                scope: Measured(*(tensors[f"{part}/{scope}"] for part in ("map", "mixing", "remainder", "completeness")))
+                for scope in meta["scopes"]
+            },
+            rows=tuple(Label(*label) for label in meta["rows"]),
+            columns=tuple(Label(*label) for label in meta["columns"]),
+            layers=tuple(meta["layers"]),
+            aliases=dict(meta["aliases"]),
+            heads=HeadMaps(
+                {name.removeprefix("heads/"): t for name, t in tensors.items() if name.startswith("heads/")},
+                meta["aliases"],
+            ),
+            value_norms=tensors.get("value_norms"),
+            head_indices=tuple(meta["head_indices"]),
+            word_ids=None if word_ids is None else tuple(word_ids),
+            info=dict(meta["info"]),
+        )
         found._refuse_misfits(path)
         return found
 
@@ -221,11 +239,27 @@ class Analysis:
         if not fits:
             raise NormscopeError(f"{path} is damaged: its labels do not fit its maps.")
 
-    def plot(self, scope: str | None = None, layer: int | None = None) -> Figure:
-        """One map as a figure; without a layer or scope, small multiples of all layers x scopes."""
-        from normscope.view.figure import draw
+    def plot(
+        self,
+        scope: str | None = None,
+        layer: int | None = None,
+        *,
+        token: str | int | None = None,
+        image: Any = None,
+    ) -> Figure:
+        """One map as a figure; without a layer or scope, small multiples of all layers x scopes.
 
-        return draw(self, scope, layer)
+        Of a picture, one output's row on the grid of patches, by default [CLS] in the last scope and layer: `token` is
+        another one, by its label ("3,7") or its place among the rows, and `image` (a path, a PIL image or an array) the
+        picture to draw it over.
+        """
+        from normscope.view import figure, patches
+
+        if patches.grid_of(self) is not None:
+            return patches.draw(self, scope, layer, token=token, image=image)
+        if token is not None or image is not None:
+            raise NormscopeError("This is no analysis of a picture: plot() takes no token and no image for it.")
+        return figure.draw(self, scope, layer)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """A self-contained page with every map."""
@@ -240,15 +274,18 @@ class Analysis:
 @dataclass(frozen=True, eq=False)
 class EncoderDecoderAnalysis:
     """The analyses of both sides of an encoder-decoder. The decoder's columns are its own tokens, then the encoder's.
-    A side without any of the scopes that were asked for is None."""
+    A side without any of the scopes that were asked for is None.
 
-    encoder: Analysis | None
-    decoder: Analysis | None
+    A scope is looked up in the decoder first, and in the encoder where the decoder lacks it: `result["ATTN-N"]` is the
+    decoder's, `result.encoder["ATTN-N"]` the encoder's.
+    """
 
-    @property
-    def completeness(self) -> dict[str, dict[str, Tensor]]:
-        """side -> scope -> (layers,)."""
-        return {side: analysis.completeness for side, analysis in self.sides.items()}
+    encoder: Analysis | None = None
+    decoder: Analysis | None = None
+
+    def __post_init__(self) -> None:
+        if not self.sides:
+            raise NormscopeError("An analysis of an encoder-decoder has an encoder or a decoder, or both.")
 
     @property
     def sides(self) -> dict[str, Analysis]:
@@ -256,8 +293,110 @@ class EncoderDecoderAnalysis:
         pairs = (("encoder", self.encoder), ("decoder", self.decoder))
         return {side: analysis for side, analysis in pairs if analysis is not None}
 
+    @property
+    def main(self) -> Analysis:
+        """The decoder; the encoder where the decoder was not analysed."""
+        return list(self.sides.values())[-1]
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The decoder's scopes, then those that only the encoder has."""
+        return tuple(dict.fromkeys(scope for one in reversed(self.sides.values()) for scope in one.scopes))
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What both sides have in common: model, family, dtype, options, versions."""
+        return {key: value for key, value in self.main.info.items() if self._agree(key, value)}
+
+    @property
+    def completeness(self) -> dict[str, dict[str, Tensor]]:
+        """side -> scope -> (layers,)."""
+        return {side: analysis.completeness for side, analysis in self.sides.items()}
+
+    def side(self, name: str) -> Analysis:
+        """The analysis of `"encoder"` or `"decoder"`."""
+        if name not in ("encoder", "decoder"):
+            raise NormscopeError(f"A side is 'encoder' or 'decoder', not {name!r}.")
+        if name not in self.sides:
+            raise NormscopeError(f"The {name} was not analysed: ask for one of its scopes.")
+        return self.sides[name]
+
+    def side_with(self, scope: str) -> Analysis:
+        """The side that has a scope, the decoder if both have it."""
+        for analysis in reversed(self.sides.values()):
+            if isinstance(scope, str) and analysis.has(scope):
+                return analysis
+        known = (f"{side}: {', '.join(analysis.scopes)}" for side, analysis in self.sides.items())
+        if not isinstance(scope, str):
+            raise NormscopeError(f"A scope is a name such as 'XATTN-N', not {type(scope).__name__} {scope!r}.")
+        raise NormscopeError(
+            f"No scope {scope!r} in this analysis.{nearest(scope, self.scopes)} It holds: {'; '.join(known)}."
+        )
+
+    def __getitem__(self, scope: str) -> Tensor:
+        """The map of a scope of the decoder, or of the encoder where the decoder lacks it: (layers, rows, columns)."""
+        return self.side_with(scope)[scope]
+
+    def mixing_ratio(self, scope: str) -> Tensor:
+        """(layers, rows), of the side with the scope, the decoder first."""
+        return self.side_with(scope).mixing_ratio(scope)
+
+    def remainder(self, scope: str) -> Tensor:
+        """(layers, rows), of the side with the scope, the decoder first."""
+        return self.side_with(scope).remainder(scope)
+
+    def vectors(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Tensor:
+        """The contribution vectors (rows, columns, d), of the side with the scope, the decoder first."""
+        return self.side_with(scope).vectors(scope, layer, rows)
+
     def cross(self, scope: str) -> Tensor:
         """(layers, rows, encoder tokens): a decoder map without the decoder's own columns."""
-        if self.decoder is None:
-            raise NormscopeError("The decoder was not analysed: ask for one of its scopes.")
-        return self.decoder[scope][..., [label.side == "encoder" for label in self.decoder.columns]]
+        decoder = self.side("decoder")
+        return decoder[scope][..., [label.side == "encoder" for label in decoder.columns]]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write both sides, everything but the model, to one safetensors file, for `Analysis.load`."""
+        tensors = {f"{side}/{name}": t for side, one in self.sides.items() for name, t in one._tensors().items()}
+        return _save(path, tensors, {"sides": {side: one._meta() for side, one in self.sides.items()}})
+
+    load = staticmethod(Analysis.load)
+
+    def plot(self, scope: str | None = None, layer: int | None = None, *, side: str | None = None) -> Figure:
+        """As `Analysis.plot` of one side: by default the one with the scope, the decoder first."""
+        if side is not None:
+            return self.side(side).plot(scope, layer)
+        return (self.main if scope is None else self.side_with(scope)).plot(scope, layer)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """A self-contained page with every map, the decoder's above the encoder's."""
+        from normscope.view.html import write
+
+        return write(self, path)
+
+    def _agree(self, key: str, value: Any) -> bool:
+        return key != "side" and all(key in one.info and one.info[key] == value for one in self.sides.values())
+
+
+def _save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+    with atomic(path) as temporary:
+        save_file(
+            {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
+            temporary,
+            metadata={"normscope": json.dumps({"format": FORMAT, **meta})},
+        )
+    return Path(path)
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the description in a file of this format."""
+    if not Path(path).is_file():
+        raise NormscopeError(f"There is no file {path}.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = json.loads((file.metadata() or {}).get("normscope", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise NormscopeError(f"{path} is not a whole safetensors file: {error}.") from error
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise NormscopeError(f"{path} is a safetensors file, but not one that Analysis.save wrote ({FORMAT}).")
+    return tensors, meta

@@ -61,7 +61,7 @@ def trace(base: PreTrainedModel, inputs: Mapping[str, Any], wishes: Sequence[Wis
     with lock, torch.no_grad(), _recording(base, wishes, dtype) as recorder:
         try:
             base(**inputs)
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, RuntimeError) as error:
             if isinstance(error, NormscopeError) or not recorder.running:
                 raise
             raise NormscopeError(f"The model's own forward pass failed: {error}") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -124,18 +125,38 @@ class _Basis:
 
 @dataclass(frozen=True)
 class Lift:
-    """A unit's projections of a term's vectors."""
+    """How a unit projects contributions to its hidden units, by what costs least: the term's matrix times the weight
+    once for all tokens, every vector f_jh times the weight, or, for few rows, every contribution c_ij itself."""
 
-    weights: tuple[Tensor, ...]
-    matrices: tuple[Tensor, ...] | None  # (H, d_h, d_ff): the term's matrix times each weight, where that is cheaper
+    way: Literal["matrix", "vectors", "contributions"]
+    parts: tuple[Tensor, ...]  # (H, d_h, d_ff) for "matrix", else the weights (d, d_ff), for each projection
 
-    def project(self, basis: _Basis, columns: slice, scratch: Scratch) -> list[Tensor]:
-        """(columns, H, d_ff) for each projection."""
-        if self.matrices is None:
-            vectors = basis.vectors(columns, "source", scratch)
-            return [vectors @ weight for weight in self.weights]
-        values = basis.values[:, columns]
-        return [_times(values, matrix, f"projected {n}", scratch) for n, matrix in enumerate(self.matrices)]
+    def project(self, basis: _Basis, columns: slice, scratch: Scratch) -> tuple[Tensor, ...]:
+        """What the rows' weights are multiplied with, (columns, H, d_ff) for each projection or (columns, H, d)."""
+        if self.way == "matrix":
+            values = basis.values[:, columns]
+            return tuple(_times(values, part, f"projected {n}", scratch) for n, part in enumerate(self.parts))
+        vectors = basis.vectors(columns, "source", scratch)
+        if self.way == "contributions":
+            return (vectors,)
+        return tuple(vectors @ part for part in self.parts)
+
+
+def lifts_of(state: Rows, term: Term) -> list[Lift]:
+    """The cheapest way for each unit: products with W for d rows of the matrix and one per token, for H vectors of
+    every token, or for R contributions of every token."""
+    items, tokens, heads, _ = term.mixture.values.shape
+    rows, width = term.mixture.weights.shape[3], term.mixture.matrix.shape[2]
+    costs = {
+        "matrix": width + items * tokens,
+        "vectors": items * tokens * heads,
+        "contributions": items * tokens * rows,
+    }
+    way = min(costs, key=lambda name: costs[name])
+    if way == "matrix":
+        matrix = term.view(term.mixture.matrix)
+        return [Lift("matrix", tuple(torch.matmul(matrix, weight) for weight in u.weights)) for u in state.units]
+    return [Lift(way, unit.weights) for unit in state.units]  # type: ignore[arg-type]
 
 
 def stream(
@@ -192,11 +213,12 @@ def stream(
             i_s = slice(i, min(i + step_i, hit.stop))
             y = scratch.like("block", (js.stop - js.start, i_s.stop - i_s.start, width), like)
             mixing = source.mixing(js, i_s)
-            for made, c, out, mine in zip(projected, coefficients, outs, chosen, strict=True):
+            for n, (lift, made, out) in enumerate(zip(lifts, projected, outs, strict=True)):
+                gates, mine = [c[i_s] for c in coefficients[n]], chosen[n]
                 if mine is None:
-                    _gated_product(mixing, made, [one[i_s] for one in c], out, y, scratch)
+                    _gated_product(mixing, lift, made, gates, out, y, scratch)
                 else:
-                    _add_expert(mixing, made, [one[i_s] for one in c], out, mine[i_s], y, made is projected[0], scratch)
+                    _add_expert(mixing, lift, made, gates, out, mine[i_s], y, n == 0, scratch)
             _reduce(found[0], y, None, js, i_s)
             for n, step in enumerate(steps):
                 factor = None
@@ -225,30 +247,33 @@ def _times(values: Tensor, matrix: Tensor, name: str, scratch: Scratch) -> Tenso
     return out
 
 
-def lifts_of(state: Rows, term: Term) -> list[Lift]:
-    """``matrix W`` by head: d products with W once and one per token, instead of H for every token."""
-    items, tokens, heads, _ = term.mixture.values.shape
-    if items * tokens * (heads - 1) < term.mixture.matrix.shape[2]:
-        return [Lift(unit.weights, None) for unit in state.units]
-    matrix = term.view(term.mixture.matrix)
-    return [Lift(u.weights, tuple(torch.matmul(matrix, weight) for weight in u.weights)) for u in state.units]
-
-
 def _gated_product(
-    mixing: Tensor, projected: Sequence[Tensor], gates: Sequence[Tensor], out: Tensor, y: Tensor, scratch: Scratch
+    mixing: Tensor,
+    lift: Lift,
+    projected: Sequence[Tensor],
+    gates: Sequence[Tensor],
+    out: Tensor,
+    y: Tensor,
+    scratch: Scratch,
 ) -> None:
     """``y_ji = (sum_k gate_ki * sum_h mixing_jih projected_kjh) W_2``, some hidden units at a time."""
     flat = y.flatten(0, 1)
     hidden = out.shape[0]
+    mixed = torch.bmm(mixing, projected[0]).flatten(0, 1) if lift.way == "contributions" else None
     for k in range(0, hidden, HIDDEN):
         ks = slice(k, min(k + HIDDEN, hidden))
-        e = scratch.like("gated", (*y.shape[:2], ks.stop - k), y)
-        torch.bmm(mixing, projected[0][:, :, ks], out=e)
-        e.mul_(gates[0][:, ks])
-        for part, gate in zip(projected[1:], gates[1:], strict=True):
-            other = scratch.like("gated too", (*y.shape[:2], ks.stop - k), y)
-            torch.bmm(mixing, part[:, :, ks], out=other)
-            e.addcmul_(other, gate[:, ks])
+        shape = (*y.shape[:2], ks.stop - k)
+        e = scratch.like("gated", shape, y)
+        for n, gate in enumerate(gates):
+            into = e if n == 0 else scratch.like("gated too", shape, y)
+            if mixed is None:
+                torch.bmm(mixing, projected[n][:, :, ks], out=into)
+            else:
+                torch.mm(mixed, lift.parts[n][:, ks], out=into.flatten(0, 1))
+            if n == 0:
+                e.mul_(gate[:, ks])
+            else:
+                e.addcmul_(into, gate[:, ks])
         if k == 0:
             torch.mm(e.flatten(0, 1), out[ks], out=flat)
         else:
@@ -257,6 +282,7 @@ def _gated_product(
 
 def _add_expert(
     mixing: Tensor,
+    lift: Lift,
     projected: Sequence[Tensor],
     gates: Sequence[Tensor],
     out: Tensor,
@@ -272,7 +298,7 @@ def _add_expert(
     if len(where) == 0:
         return
     part = scratch.like("expert", (y.shape[0], len(where), y.shape[2]), y)
-    _gated_product(mixing[:, where], projected, [gate[where] for gate in gates], out, part, scratch)
+    _gated_product(mixing[:, where], lift, projected, [gate[where] for gate in gates], out, part, scratch)
     y.index_add_(1, where, part)
 
 

@@ -46,9 +46,7 @@ def layer(
 
 def parallel(*, pre: bool = True, after: bool = False) -> tuple[Block, ...]:
     """Attention and feed-forward of the same input."""
-    branches = tuple(
-        Branch(op, Norm(f"pre{n}") if pre else None) for n, op in enumerate((ATTENTION, FEED_FORWARD))
-    )
+    branches = tuple(Branch(op, Norm(f"pre{n}") if pre else None) for n, op in enumerate((ATTENTION, FEED_FORWARD)))
     return (Block(branches, Norm("after") if after else None),)
 
 

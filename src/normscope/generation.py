@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,7 +41,7 @@ def continued(model: Any, tokenizer: Any, item: Item, tokens: int, limits: Limit
             f"The prompt has {len(prompt)} tokens and {count} were asked for, but the model has positions for "
             f"{limits.positions}."
         )
-    ids = _generate(model, {k: v[None] for k, v in item.tensors.items()}, max_new_tokens=count)
+    ids = _generate(model, {k: v[None] for k, v in item.tensors.items()}, max_length=len(prompt) + count)
     new = ids[len(prompt) :]
     grown = {"input_ids": ids, "attention_mask": torch.cat([item.tensors["attention_mask"], torch.ones_like(new)])}
     (side,) = item.sides.values()
@@ -55,7 +56,7 @@ def answered(model: Any, tokenizer: Any, source: Item, tokens: int | None, limit
     count = ANSWER if tokens is None else _positive(tokens)
     if limits.positions is not None:
         count = min(count, limits.positions - 1)
-    ids = _generate(model, {k: v[None] for k, v in source.tensors.items()}, max_new_tokens=count)
+    ids = _generate(model, {k: v[None] for k, v in source.tensors.items()}, max_length=1 + count)
     end = getattr(model.generation_config, "eos_token_id", None)
     ends = end if isinstance(end, list) else [end]
     if len(ids) > 1 and int(ids[-1]) in ends:
@@ -102,7 +103,7 @@ def _positive(tokens: Any) -> int:
     return tokens
 
 
-def _generate(model: Any, given: Mapping[str, Tensor], **options: Any) -> Tensor:
+def _generate(model: Any, given: Mapping[str, Tensor], max_length: int) -> Tensor:
     """Greedy tokens of one input, the prompt of a causal model included."""
     if not callable(getattr(model, "generate", None)) or not model.can_generate():
         raise NormscopeError(
@@ -110,6 +111,9 @@ def _generate(model: Any, given: Mapping[str, Tensor], **options: Any) -> Tensor
             "AutoModelForSeq2SeqLM), or give the whole text (the target of an encoder-decoder)."
         )
     moved = {key: value.to(model.device) for key, value in given.items()}
+    config = copy.deepcopy(model.generation_config)
+    unset = dict.fromkeys(("max_new_tokens", "temperature", "top_p", "top_k"))  # they would only make it warn
+    config.update(max_length=max_length, do_sample=False, num_beams=1, **unset)
     with torch.no_grad():
-        made: Tensor = model.generate(**moved, do_sample=False, num_beams=1, **options)
+        made: Tensor = model.generate(**moved, generation_config=config)
     return made[0].cpu()

@@ -11,18 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from normscope.analysis import Analysis, Label
+from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
 from normscope.files import atomic
 from normscope.view.labels import (
     BEYOND,
     Scale,
     Values,
+    contributing,
     model_label,
     own_cells,
     quantity,
     scale_of,
     shorten,
+    spans_of,
+    tokens_of,
     values_of,
     visible,
 )
@@ -69,6 +72,7 @@ SIDE = 5.4  # inches that the longer side of a single map may take
 LABELLED = 60  # tokens up to which every one is written
 VECTOR_CELLS = 20_000  # above, cells are drawn as an image: a vector file of that many rectangles opens slowly
 GREY = "#555555"
+OTHER = "#0b57a4"  # labels of the other side: the encoder's among a decoder's columns
 
 
 def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> Figure:
@@ -76,7 +80,9 @@ def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None)
 
     `layer` is the model's layer index, counted from 0; titles count from 1.
     """
-    scopes = analysis.scopes if scope is None else (analysis.resolve(scope),)
+    if scope is not None:
+        analysis = contributing(analysis, scope)
+    scopes = analysis.scopes
     layers = analysis.layers if layer is None else (analysis.layers[analysis.layer_position(layer)],)
     with _style():
         if scope is not None and layer is not None:
@@ -116,9 +122,10 @@ def _single(analysis: Analysis, scope: str, layer: int) -> Figure:
     axes = figure.add_subplot()
     scale = scale_of([values], own_cells(analysis))
     image = _paint(axes, values, scale, analysis)
-    axes.set_title(f"{scope}, layer {layer + 1}", pad=5)
+    axes.set_title(f"{scope}, layer {layer + 1}", pad=5 if len(spans_of(analysis.columns)) == 1 else 13)
     _label(axes, analysis, size)
-    axes.set_xlabel("input token")
+    sides = " | ".join(f"{span.side} token" for span in spans_of(analysis.columns))
+    axes.set_xlabel("input token" + f" ({sides})" * (len({*analysis.columns, *analysis.rows} - {*analysis.rows}) > 0))
     axes.set_ylabel("output token")
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=_extend(scale))
     _tidy(bar, scale, _bar_label(scope, scale))
@@ -210,8 +217,16 @@ def _paint(axes: Axes, values: Values, scale: Scale, analysis: Analysis, maps: i
     axes.set_ylim(edges[2], edges[3])
     axes.set_aspect("equal")
     axes.spines[:].set_visible(False)
-    for j in _seams(analysis.columns):
-        axes.axvline(j - 0.5, color="white", linewidth=1.2)
+    spans = spans_of(analysis.columns)
+    for span in spans[1:]:
+        axes.axvline(span.start - 0.5, color="white", linewidth=1.6)
+    if maps == 1 and len(spans) > 1:
+        for span in spans:
+            middle = (span.start + span.stop - 1) / 2
+            axes.annotate(
+                span.side, (middle, -0.5), (0, 3), textcoords="offset points", ha="center", fontsize=6.5,
+                color=_ink(span.side, analysis),
+            )  # fmt: skip
     return image
 
 
@@ -222,15 +237,19 @@ def _label(axes: Axes, analysis: Analysis, size: float) -> None:
         places = range(0, len(labels), step)
         axis.set_ticks(places, [shorten(visible(labels[k].token), 18) for k in places], fontsize=size)
     axes.tick_params(axis="x", rotation=90)
+    step = math.ceil(len(analysis.columns) / LABELLED)
+    for text, label in zip(axes.get_xticklabels(), analysis.columns[::step], strict=True):
+        text.set_color(_ink(label.side, analysis))
+
+
+def _ink(side: str, analysis: Analysis) -> str:
+    """The colour of a column's label: another one for the tokens of the other side."""
+    return "black" if side == analysis.rows[0].side else OTHER
 
 
 def _bare(axes: Axes) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
-
-
-def _seams(labels: Sequence[Label]) -> list[int]:
-    return [j for j in range(1, len(labels)) if labels[j].side != labels[j - 1].side]
 
 
 def _extend(scale: Scale) -> Literal["max", "neither"]:
@@ -265,9 +284,11 @@ def _caption(figure: Figure, analysis: Analysis, scale: str, scales: Any, listed
     if any(entry.clipped for entry in scales):
         text += "; where it ends in an arrow, the token itself (the diagonal) lies beyond it"
     text += "."
+    spans = spans_of(analysis.columns)
+    if len(spans) > 1:
+        text += f" Left of the white line: {spans[0].side} tokens, right of it: {spans[1].side} tokens."
     if listed:
-        tokens = " ".join(shorten(visible(label.token), 18) for label in analysis.columns)
-        text += " Tokens: " + textwrap.shorten(tokens, 300, placeholder=" …")
+        text += " Tokens: " + textwrap.shorten(tokens_of(analysis.columns), 300, placeholder=" …")
     width = max(int(figure.get_figwidth() * 21.5), 30)
     figure.supxlabel(textwrap.fill(text, width), fontsize=6.5, color=GREY, x=0.01, ha="left", multialignment="left")
 

@@ -6,6 +6,7 @@ import math
 import os
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from normscope.analysis import Analysis
+from normscope.analysis import Analysis, EncoderDecoderAnalysis, Label
 
 # The cividis scale of Nuñez, Anderton and Renslow, at even steps: perceptually even, also with colour-blindness.
 CIVIDIS = (
@@ -70,7 +71,44 @@ def _prefix(glyphs: Sequence[str], width: int) -> list[str]:
     return taken
 
 
-def model_label(analysis: Analysis) -> str:
+class Span(NamedTuple):
+    """Neighbouring columns of one side."""
+
+    side: str
+    start: int
+    stop: int
+
+
+def spans_of(labels: Sequence[Label]) -> list[Span]:
+    """The columns of each side: one span, or for a decoder that reads an encoder its own and the encoder's."""
+    starts = [j for j in range(len(labels)) if j == 0 or labels[j].side != labels[j - 1].side]
+    return [Span(labels[a].side, a, b) for a, b in zip(starts, [*starts[1:], len(labels)], strict=True)]
+
+
+def tokens_of(labels: Sequence[Label], width: int = 18) -> str:
+    """All tokens in a line, named by side where there are two."""
+    spans = spans_of(labels)
+    texts = [" ".join(shorten(visible(label.token), width) for label in labels[a:b]) for _, a, b in spans]
+    return texts[0] if len(spans) == 1 else " | ".join(f"{s.side}: {t}" for s, t in zip(spans, texts, strict=True))
+
+
+def contributing(analysis: Analysis, scope: str) -> Analysis:
+    """The scope alone, without the columns of a side that gives nothing to it: before its cross-attention a decoder has
+    nothing of the encoder, and the cross-attention itself nothing of the decoder's own tokens."""
+    spans = spans_of(analysis.columns)
+    measured = analysis.measured[analysis.resolve(scope)]
+    kept = [j for _, a, b in spans for j in range(a, b) if bool((measured.map[..., a:b] != 0).any())]
+    if len(spans) == 1 or not kept:
+        kept = list(range(len(analysis.columns)))
+    return replace(
+        analysis,
+        measured={analysis.resolve(scope): replace(measured, map=measured.map[..., kept])},
+        columns=tuple(analysis.columns[j] for j in kept),
+        word_ids=None,
+    )
+
+
+def model_label(analysis: Analysis | EncoderDecoderAnalysis) -> str:
     """The model's name; of a local path only the last part."""
     name = str(analysis.info.get("model", "") or "unnamed model")
     return Path(name).name if os.path.isabs(name) else name

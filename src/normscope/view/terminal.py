@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -18,12 +19,15 @@ from normscope.view.labels import (
     BEYOND,
     CIVIDIS,
     Scale,
+    Span,
+    contributing,
     glyphs_of,
     model_label,
     own_cells,
     quantity,
     scale_of,
     shorten,
+    spans_of,
     values_of,
     visible,
     worst_completeness,
@@ -47,16 +51,16 @@ class HeatMap:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         scope = self.analysis.resolve(self.scope)
-        values = values_of(self.analysis, scope, self.layer)
-        own = own_cells(self.analysis)
+        analysis = contributing(self.analysis, scope)
+        values = values_of(analysis, scope, self.layer)
+        own = own_cells(analysis)
         yield Text.assemble((f"{scope}, layer {self.layer + 1}", "bold"), f" (counted from 1): {quantity(scope)}")
 
-        rows = [visible(label.token) for label in self.analysis.rows]
-        columns = [visible(label.token) for label in self.analysis.columns]
+        rows = [visible(label.token) for label in analysis.rows]
+        columns = [visible(label.token) for label in analysis.columns]
         gutter = min(max(map(cell_len, rows)), LABEL) + 1
-        seams = [
-            j for j in range(1, len(columns)) if self.analysis.columns[j].side != self.analysis.columns[j - 1].side
-        ]
+        spans = spans_of(analysis.columns)
+        seams = [span.start for span in spans[1:]]
         frame = gutter + len(seams)
         room = (options.max_width - frame) // len(columns)
         if room < 2:
@@ -65,7 +69,7 @@ class HeatMap:
                 f"The map of {len(columns)} columns needs a terminal {needed} characters wide; this one has "
                 f"{options.max_width}."
             )
-            yield strongest(self.analysis, scope, self.layer)
+            yield strongest(analysis, scope, self.layer)
             return
 
         scale = scale_of([values], own)
@@ -76,12 +80,16 @@ class HeatMap:
         else:
             width = 2
             heads = _upright([shorten(token, UPRIGHT) for token in columns])
+        if seams:
+            yield _titles(spans, width, gutter)
         for head in heads:
             yield _row("", head, gutter, seams)
         for token, line in zip(rows, values, strict=True):
             yield _row(shorten(token, LABEL), [paint.cell(value, width) for value in line], gutter, seams)
         yield from paint.legend(written=width >= _Paint.WRITTEN)
-        yield Text("rows: outputs, columns: inputs" + _sides(self.analysis, seams), style="dim")
+        sides = " | ".join(f"{span.side} tokens" for span in spans)
+        said = f" ({sides})" if analysis.columns[0].side != analysis.rows[0].side or seams else ""
+        yield Text(f"rows: outputs, columns: inputs{said}", style="dim")
 
 
 def heat_map(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> HeatMap:
@@ -94,6 +102,9 @@ def heat_map(analysis: Analysis, scope: str | None = None, layer: int | None = N
 
 def strongest(analysis: Analysis, scope: str, layer: int) -> Group:
     """The largest cells of a map between different tokens, for maps that do not fit."""
+    scope = analysis.resolve(scope)
+    analysis = contributing(analysis, scope)
+    two_sided = len(spans_of(analysis.columns)) > 1
     values = values_of(analysis, scope, layer)
     between = np.where(own_cells(analysis) | ~np.isfinite(values), -np.inf, values)
     order = np.argsort(-between, axis=None, kind="stable")[:STRONGEST]
@@ -113,7 +124,7 @@ def strongest(analysis: Analysis, scope: str, layer: int) -> Group:
             str(row.position + 1),
             Text(shorten(visible(row.token), 24)),
             str(column.position + 1),
-            Text(shorten(visible(column.token), 24)),
+            Text(shorten(visible(column.token), 24) + f" ({column.side})" * two_sided),
             f"{values[i, j]:.4g}",
             f"{100 * values[i, j] / total:.1f} %" if total > 0 else "",
         )
@@ -131,6 +142,36 @@ def mixing_table(analysis: Analysis) -> Group:
         table.add_row(str(layer + 1), *(f"{100 * share:.1f}" if math.isfinite(share) else "-" for share in shares))
     title = Text.assemble(("Mixing ratio", "bold"), ": share of other tokens in an output, mean over outputs, in %")
     return Group(title, table)
+
+
+def is_causal(analysis: Analysis) -> bool:
+    """Whether the rows are those of a causal language model."""
+    return all(label.side == "decoder" for label in analysis.columns)
+
+
+def sink_table(analysis: Analysis) -> Group:
+    """Layers x scopes: the first token's share in the other outputs, by weight and by norm, mean, in percent."""
+    wanted = [analysis.aliases.get(alias) for alias in ("weights", "attention", "layer")]
+    scopes = [scope for scope in analysis.scopes if scope in wanted] or list(analysis.scopes)
+    others = [i for i, label in enumerate(analysis.rows) if label != analysis.columns[0]]
+    table = _table()
+    table.add_column("layer\n(from 1)", justify="right", style="dim")
+    for scope in scopes:
+        title = Text(f"{_stacked(scope)}\n{'weight' if scope.endswith('-W') else 'norm'}", justify="right")
+        table.add_column(title, justify="right", min_width=6)
+    means = [analysis.first_token_share(scope)[:, others].double().mean(-1).tolist() for scope in scopes]
+    for layer, shares in zip(analysis.layers, zip(*means, strict=True), strict=True):
+        table.add_row(str(layer + 1), *(f"{100 * share:.1f}" if math.isfinite(share) else "-" for share in shares))
+    title = Text.assemble(("First token", "bold"), f" {visible(analysis.columns[0].token)}: its share in the other ")
+    return Group(title.append("outputs, mean, in %"), table)
+
+
+def layer_tables(analysis: Analysis) -> RenderableType:
+    """The mixing ratios; of a causal model also the first token's share, beside them where there is room."""
+    mixing = mixing_table(analysis)
+    if not is_causal(analysis):
+        return mixing
+    return Columns([mixing, sink_table(analysis)], padding=(1, 4))
 
 
 def summary(analysis: Analysis) -> Table:
@@ -238,9 +279,14 @@ def _fit(text: str, width: int, align: str) -> str:
     return space + text if align == "right" else text + space
 
 
-def _sides(analysis: Analysis, seams: Sequence[int]) -> str:
-    sides = [analysis.columns[j].side for j in (0, *seams)]
-    return f" ({' | '.join(sides)})" if seams else ""
+def _titles(spans: Sequence[Span], width: int, gutter: int) -> Text:
+    """The sides' names above their columns."""
+    line = Text(" " * gutter, no_wrap=True, overflow="ignore", style="dim")
+    for span in spans:
+        room = (span.stop - span.start) * width
+        line.append("|" if span.start else "")
+        line.append(_fit(shorten(span.side, room - 1) if room > 1 else "", room, "left"))
+    return line
 
 
 def _stacked(scope: str) -> str:

@@ -8,15 +8,22 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
+# A second environment, with the oldest transformers that normscope is tested with.
+OLDEST       := $(shell sed -n 's/^TESTED = ."\([^"]*\)".*/\1/p' src/normscope/versions.py)
+OLDEST_VENV  := .venv-oldest
+OLDEST_STAMP := $(OLDEST_VENV)/.setup-stamp
+OLDEST_PIP   := $(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check
+
 # One torch thread per worker: the workers are the parallelism.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+PYTEST  := $(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-slow bench lint types format clean
+.PHONY: help setup demo test test-all test-slow test-oldest families bench lint types format clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## create .venv and install normscope, its tools and the default model
 
@@ -40,6 +47,20 @@ test-all: test test-slow ## everything `test` does, then the slow tests
 test-slow: setup ## only the slow tests
 	$(PYTEST) -m slow
 
+test-oldest: $(OLDEST_STAMP) ## the tests of the families, with the oldest transformers that is supported
+	$(THREADS) $(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow' \
+		tests/test_families.py tests/test_oracle.py tests/test_peft.py tests/docs
+
+$(OLDEST_STAMP): pyproject.toml constraints.txt src/normscope/versions.py
+	test -x $(OLDEST_VENV)/bin/python || $(PYTHON) -m venv $(OLDEST_VENV)
+	sed 's/^transformers==.*/transformers==$(OLDEST)/' constraints.txt > $(OLDEST_VENV)/constraints.txt
+	$(OLDEST_PIP) install --quiet -c $(OLDEST_VENV)/constraints.txt torch
+	$(OLDEST_PIP) install --quiet -c $(OLDEST_VENV)/constraints.txt -e '.[dev]'
+	touch $@
+
+families: setup ## write docs/families.md anew
+	$(THREADS) $(BIN)/python -m docs.make_families
+
 bench: setup ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
@@ -54,6 +75,6 @@ format: setup ## let ruff fix what it can and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## remove caches and build products (not .venv)
+clean: ## remove caches and build products (not the environments)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+	find . \( -path ./$(VENV) -o -path ./$(OLDEST_VENV) \) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -13,9 +13,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from normscope import Analysis, NormscopeError
-from normscope.analysis import FORMAT, Label
+from normscope import Analysis, Analyzer, NormscopeError
+from normscope.analysis import FORMAT, EncoderDecoderAnalysis, Label
 from tests.test_inputs import SCOPES, TEXT, assert_close, some_ids, toy_lens
+from tests.tiny_layers import inputs, tiny
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -351,3 +352,113 @@ def test_no_vectors_of_rows_that_are_not_there(rows: Any, part: str) -> None:
 def test_no_vectors_of_a_loaded_analysis(saved: Path) -> None:
     with pytest.raises(NormscopeError, match=r"loaded from a file.*Analyzer\.analyze"):
         Analysis.load(saved).vectors("layer", 0)
+
+
+# --- both sides of an encoder-decoder --------------------------------------------------------------------------------
+
+
+def both(name: str = "marian", **options: Any) -> EncoderDecoderAnalysis:
+    model = tiny(name)
+    found: EncoderDecoderAnalysis = Analyzer(model).analyze(inputs(name, model), **options)
+    return found
+
+
+@pytest.mark.parametrize("name", ["marian", "t5", "whisper"])
+@pytest.mark.parametrize(
+    "options", [{}, {"heads": True}, {"rows": [-1], "layers": [1]}, {"scopes": "XATTN-N"}], ids=str
+)
+def test_round_trip_of_both_sides(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    result = both(name, **options)
+    path = result.save(tmp_path / "x.safetensors")
+    loaded = Analysis.load(path)
+    assert isinstance(loaded, EncoderDecoderAnalysis)
+    assert list(loaded.sides) == list(result.sides)
+    for side, one in result.sides.items():
+        assert_equal(loaded.side(side), one)
+    assert loaded.info == result.info
+    assert os.listdir(tmp_path) == ["x.safetensors"]
+    assert isinstance(EncoderDecoderAnalysis.load(path), EncoderDecoderAnalysis)
+
+
+def test_one_side_is_a_file_of_its_own(tmp_path: Path) -> None:
+    result = both(heads=True)
+    for side, one in result.sides.items():
+        loaded = Analysis.load(one.save(tmp_path / side))
+        assert isinstance(loaded, Analysis)
+        assert_equal(loaded, one)
+
+
+def test_damaged_files_of_both_sides_are_refused(tmp_path: Path) -> None:
+    path = both().save(tmp_path / "x.safetensors")
+    whole = path.read_bytes()
+    changes: list[Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]] = [
+        lambda meta, tensors: tensors.pop("decoder/map/XATTN-N"),
+        lambda meta, tensors: meta["sides"]["decoder"]["columns"].pop(),
+        lambda meta, tensors: meta["sides"]["encoder"].pop("rows"),
+        lambda meta, tensors: meta["sides"].update(middle=meta["sides"].pop("encoder")),
+        lambda meta, tensors: meta["sides"].clear(),
+        lambda meta, tensors: meta.update(sides=5),
+        lambda meta, tensors: meta.update(sides={"decoder": 5}),
+        lambda meta, tensors: meta.update(format="normscope-analysis-999"),
+    ]
+    for change in changes:
+        path.write_bytes(whole)
+        damage(path, change)
+        with pytest.raises(NormscopeError):
+            Analysis.load(path)
+
+
+def test_scopes_are_found_on_the_decoder_first() -> None:
+    result = both()
+    assert result.encoder is not None
+    assert result.decoder is not None
+    assert result["XATTN-N"] is result.decoder["XATTN-N"]
+    assert result["ATTN-N"] is result.decoder["ATTN-N"]
+    assert result["cross-attention"] is result["XATTN-N"]
+    assert result["ATTNRESLNFFRESLN-N"] is result.encoder["layer"]  # the decoder has no scope of this name
+    assert result["layer"] is result.decoder["layer"]
+    assert result.scopes == (*result.decoder.scopes, *result.encoder.scopes[-3:])
+    assert result.mixing_ratio("layer") is result.decoder.mixing_ratio("layer")
+    assert result.remainder("XATTN-N") is result.decoder.remainder("XATTN-N")
+    assert result.vectors("XATTN-N", 1, [0]).shape == (1, 15, 24)
+    assert torch.equal(result.cross("XATTN-N"), result["XATTN-N"][..., 6:])
+
+
+def test_lookups_of_both_sides_that_fail() -> None:
+    result = both(scopes=["XATTN-N"])
+    assert result.encoder is None
+    with pytest.raises(NormscopeError, match="The encoder was not analysed"):
+        result.side("encoder")
+    with pytest.raises(NormscopeError, match="'encoder' or 'decoder', not 'left'"):
+        result.side("left")
+    with pytest.raises(NormscopeError, match=r"Did you mean 'XATTN-N'\? It holds: decoder: XATTN-N\."):
+        result["XATN-N"]
+    with pytest.raises(NormscopeError, match="A scope is a name"):
+        result[3]  # type: ignore[index]
+    with pytest.raises(NormscopeError, match="an encoder or a decoder"):
+        EncoderDecoderAnalysis()
+
+
+def test_info_of_both_sides_is_what_they_share() -> None:
+    info = both("t5").info
+    assert info["family"] == "T5"
+    assert info["dtype"] == "float64"
+    assert "side" not in info
+    assert "model_layers" not in info  # 2 and 3
+    assert both("marian").info["model_layers"] == 2
+
+
+def test_plot_and_page_of_both_sides(tmp_path: Path) -> None:
+    result = both()
+    assert result.plot("XATTN-N", 1).axes[0].get_title() == "XATTN-N, layer 2"
+    assert len(result.plot(side="encoder", scope="layer", layer=0).axes[0].get_xticklabels()) == 9
+    assert len(result.plot("layer", 0).axes[0].get_xticklabels()) == 15
+    with pytest.raises(NormscopeError, match="No scope"):
+        result.plot("XATTN-N", 1, side="encoder")
+    assert "decoder" in result.to_html(tmp_path / "x.html").read_text()
+
+
+def test_only_pictures_take_an_image() -> None:
+    for given in ({"image": "x.png"}, {"token": "[CLS]"}):
+        with pytest.raises(NormscopeError, match="no analysis of a picture"):
+            analysis(scopes="weights").plot(**given)  # type: ignore[arg-type]

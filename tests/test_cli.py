@@ -1,19 +1,23 @@
 """The command line: against a stand-in for the analyzer, and end to end with the default model."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
 import normscope
-from normscope import Analysis, NormscopeError, __version__, cli, default_model
+from normscope import Analysis, Analyzer, NormscopeError, __version__, checking, cli, default_model
+from normscope.analysis import EncoderDecoderAnalysis
 from normscope.view.export import SUFFIXES
+from tests.tiny_layers import ENCODER_DECODER, FAMILIES, inputs, tiny
 from tests.view.fake import SENTENCE, fake
 
 try:
@@ -40,6 +44,7 @@ class Lens:
     """Answers as an Analyzer of six layers does, and keeps what it was asked."""
 
     depth = 6
+    two_sided = False
     model_name = "some/model"
 
     def __init__(self) -> None:
@@ -91,6 +96,9 @@ def test_usage_errors_exit_with_2() -> None:
         ["analyze", "x", "--layer", "0"],
         ["analyze", "x", "--layer", "-1"],
         ["analyze", "x", "--dtype", "int8"],
+        ["analyze", "x", "--row", "0"],
+        ["analyze", "x", "--generate", "0"],
+        ["analyze", "x", "--side", "left"],
         ["check"],
     ):
         assert run(*arguments).exit_code == 2
@@ -105,6 +113,7 @@ def test_analyze_prints_the_last_scope_and_layer_asked_for(lens: Lens) -> None:
         "given": "a text",
         "scopes": ["ATTN-N", "ATTN-W"],
         "layers": [1, 4],
+        "rows": None,
         "heads": False,
         "truncation": False,
     }
@@ -113,7 +122,28 @@ def test_analyze_prints_the_last_scope_and_layer_asked_for(lens: Lens) -> None:
 def test_analyze_asks_for_everything_by_default(lens: Lens) -> None:
     result = run("analyze", "a", "--pair", "b", "--heads", "--truncate")
     assert "ATTNRESLNFFRESLN-N, layer 6" in result.output
-    assert lens.asked == {"given": ("a", "b"), "scopes": None, "layers": None, "heads": True, "truncation": True}
+    assert lens.asked == {
+        "given": ("a", "b"),
+        "scopes": None,
+        "layers": None,
+        "rows": None,
+        "heads": True,
+        "truncation": True,
+    }
+
+
+def test_analyze_passes_on_rows_targets_chats_and_lengths(lens: Lens) -> None:
+    run("analyze", "a", "--row", "1", "--row", "-2", "--generate", "3")
+    assert (lens.asked["rows"], lens.asked["generate"]) == ([0, -2], 3)
+    run("analyze", "a", "--chat")
+    assert (lens.asked["given"], lens.asked["chat"]) == (None, [{"role": "user", "content": "a"}])
+    run("analyze", "a", "--target", "b")
+    assert (lens.asked["given"], lens.asked["target"]) == ("a", "b")
+
+
+def test_no_estimate_of_what_the_model_will_write(lens: Lens) -> None:
+    lens.seconds = 12.0
+    assert run("analyze", "x", "--generate", "2").stderr == ""
 
 
 def test_layers_out_of_range_are_counted_from_1(lens: Lens) -> None:
@@ -200,17 +230,54 @@ def test_demo_refuses_a_folder_that_cannot_be_made(lens: Lens, tmp_path: Path) -
     assert result.stderr.startswith("error: Cannot make the folder")
 
 
-def test_models() -> None:
-    result = run("models")
-    assert result.exit_code == 0
+def test_models_has_one_line_per_family() -> None:
+    entries = json.loads(run("models", "--json").output)
+    lines = run("models").output.splitlines()
+    assert len(lines) == len(entries) + 3  # a title, and a hint below
+    for line, entry in zip(lines[1:], entries, strict=False):
+        cells = [entry["name"], ", ".join(entry["model_types"]), entry["stacks"][-1]["order"], entry["note"]]
+        assert re.split(r"  +", line.strip()) == cells
+
+
+def test_models_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "100")
+    entries = json.loads(run("models", "--json").output)
+    lines = run("models").output.splitlines()
+    assert len(lines) == len(entries) + 3
+    assert max(map(len, lines)) <= 100
+    for line, entry in zip(lines[1:], entries, strict=False):
+        assert line.startswith(entry["name"])
+        assert entry["stacks"][-1]["order"] in line
+
+
+def test_models_as_json() -> None:
     entries = json.loads(run("models", "--json").output)
     for entry in entries:
-        assert entry["name"] in result.output
-        assert set(entry) == {"name", "model_types", "order", "scopes", "aliases", "note"}
+        assert set(entry) == {"name", "model_types", "input", "note", "stacks"}
+        for stack in entry["stacks"]:
+            assert set(stack) == {"side", "order", "scopes", "aliases"}
     bert = entries[0]
     assert bert["model_types"] == ["bert"]
-    assert bert["order"] == "ATTN RES LN FF RES LN"
-    assert bert["aliases"]["layer"] == bert["scopes"][-1] == "ATTNRESLNFFRESLN-N"
+    (stack,) = bert["stacks"]
+    assert (stack["side"], stack["order"]) == ("encoder", "ATTN RES LN FF RES LN")
+    assert stack["aliases"]["layer"] == stack["scopes"][-1] == "ATTNRESLNFFRESLN-N"
+    marian = next(entry for entry in entries if entry["name"] == "Marian")
+    assert [stack["side"] for stack in marian["stacks"]] == ["encoder", "decoder"]
+    assert "XATTN-N" in marian["stacks"][1]["scopes"]
+
+
+def test_models_in_detail() -> None:
+    text = run("models", "MARIAN").output
+    assert "encoder layer: ATTN RES LN FF RES LN" in text
+    assert "decoder layer: ATTN RES LN XATTN RES LN FF RES LN" in text
+    assert re.search(r"XATTN-N +cross-attention", text)
+    assert run("models", "opt").output.count("(opt):") == 2
+    assert [entry["name"] for entry in json.loads(run("models", "llama", "--json").output)] == ["Llama"]
+    assert "Scopes of LN ATTN FF RES:" in run("models", "--scopes").output
+    result = run("models", "lama")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: No family 'lama'. Did you mean 'LLAMA'")
 
 
 def test_an_unusable_device_is_refused() -> None:
@@ -233,8 +300,10 @@ def test_a_model_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
 def test_check_prints_errors_and_limits(lens: Lens, monkeypatch: pytest.MonkeyPatch, ok: bool) -> None:
     limits = {"maps_limit": 1e-5, "sums_limit": 1e-5, "padded_limit": 1e-4}
     rows = (
-        SimpleNamespace(scope="ATTN-W", maps=0.0, sums=2e-7, padded=1e-6, ok=True, **limits),
-        SimpleNamespace(scope="ATTN-N", maps=3e-7, sums=4e-7 if ok else 0.5, padded=1e-6, ok=ok, **limits),
+        SimpleNamespace(scope="ATTN-W", side="encoder", maps=0.0, sums=2e-7, padded=1e-6, ok=True, **limits),
+        SimpleNamespace(
+            scope="ATTN-N", side="decoder", maps=3e-7, sums=4e-7 if ok else 0.5, padded=1e-6, ok=ok, **limits
+        ),
     )
     report = SimpleNamespace(rows=rows, ok=ok, inputs=7)
     checking = SimpleNamespace(check=lambda lens, progress=None: report)
@@ -243,8 +312,9 @@ def test_check_prints_errors_and_limits(lens: Lens, monkeypatch: pytest.MonkeyPa
     result = run("check", "some/model")
     assert result.exit_code == (0 if ok else 1)
     assert "worst errors over 7 inputs" in result.output
-    line = next(line for line in result.output.splitlines() if "ATTN-N" in line)
-    assert "4.0e-07 (1e-05)" in line if ok else "5.0e-01 (1e-05)" in line
+    assert "(1e-05)" in result.output
+    line = next(line for line in result.output.splitlines() if "decoder ATTN-N" in line)
+    assert "4.0e-07" in line if ok else "5.0e-01" in line
     assert ("FAIL" in result.output) is not ok
 
 
@@ -287,3 +357,148 @@ def test_check_end_to_end() -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     assert "PASS" in result.output
     assert "FAIL" not in result.output
+
+
+# --- other kinds of models -------------------------------------------------------------------------------------------
+
+
+class Tiny:
+    """A tiny encoder-decoder behind the command line: a text stands for some ids, a target for others."""
+
+    def __init__(self) -> None:
+        model = tiny("marian", dtype=torch.float32)
+        self.lens, self.encoding = Analyzer(model), inputs("marian", model)
+        self.depth, self.two_sided = self.lens.depth, True
+
+    def estimate(self, given: Any, target: Any = None, **options: Any) -> Estimate:
+        return Estimate(0.1)
+
+    def analyze(self, given: Any, target: Any = None, progress: Any = None, **options: Any) -> Any:
+        return self.lens.analyze(self.encoding, **options)
+
+
+@pytest.fixture
+def translator(monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    stand_in = Tiny()
+    monkeypatch.setattr(cli, "_load", lambda *_: stand_in)
+    return stand_in
+
+
+def test_an_encoder_decoder_shows_its_last_scope_and_the_cross_attention(translator: Tiny) -> None:
+    result = run("analyze", "x", "--target", "y")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "ATTNRESLNXATTNRESLNFFRESLN-N, layer 2" in result.output
+    assert "(decoder | encoder tokens)" in result.output
+    assert "XATTN-N, layer 2" in result.output
+    assert "(encoder tokens)" in result.output
+    assert "First token" not in result.output
+    result = run("analyze", "x", "--side", "encoder", "-l", "1")
+    assert "ATTNRESLNFFRESLN-N, layer 1" in result.output
+    assert "XATTN" not in result.output
+    assert "ATTN-W, layer 2" in run("analyze", "x", "-s", "weights").output
+
+
+def test_an_encoder_decoder_in_every_format(translator: Tiny, tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"x{suffix}") for suffix in SUFFIXES]
+    result = run("analyze", "x", *(part for path in paths for part in ("-o", path)))
+    assert result.output.startswith(
+        "encoder 9 tokens, 2 layers, 8 scopes; decoder 6 tokens, 2 layers, 12 scopes, worst"
+    )
+    assert all(Path(path).stat().st_size for path in paths)
+    assert isinstance(Analysis.load(tmp_path / "x.safetensors"), EncoderDecoderAnalysis)
+    content = json.loads((tmp_path / "x.json").read_bytes())
+    assert set(content["sides"]) == {"encoder", "decoder"}
+    with np.load(tmp_path / "x.npz") as arrays:
+        assert arrays["decoder/map/XATTN-N"].shape == (2, 6, 15)
+        assert list(arrays["decoder/column_sides"]) == ["decoder"] * 6 + ["encoder"] * 9
+        assert arrays["encoder/map/ATTN-N"].shape == (2, 9, 9)
+    one = str(tmp_path / "one.safetensors")
+    run("analyze", "x", "--side", "decoder", "-o", one)
+    assert isinstance(Analysis.load(one), Analysis)
+
+
+def test_what_does_not_fit_the_model_is_refused(translator: Tiny, lens: Lens) -> None:
+    assert "--side is for encoder-decoders" in run("analyze", "x", "--side", "encoder").stderr
+
+
+def test_options_of_other_models_are_refused(translator: Tiny) -> None:
+    assert "--target, not --pair" in run("analyze", "x", "--pair", "y").stderr
+    assert "leave it out with --side encoder" in run("analyze", "x", "--side", "encoder", "--row", "1").stderr
+    result = run("analyze", "x", "--row", "7")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: There is no row 7: there are the rows 1 to 6 (or -6 to -1).\n",
+    )
+    assert "no row -8: there are the rows 1 to 6" in run("analyze", "x", "--row", "-8").stderr
+
+
+def test_demo_of_an_encoder_decoder(translator: Tiny, tmp_path: Path) -> None:
+    result = run("demo", "-o", str(tmp_path))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_causal_model_shows_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama", dtype=torch.float32)
+    tiny_lens = Analyzer(model)
+    found = tiny_lens.analyze(inputs("llama", model))
+    monkeypatch.setattr(tiny_lens, "estimate", lambda *_, **__: Estimate(0.1))
+    monkeypatch.setattr(tiny_lens, "analyze", lambda *_, **__: found)
+    monkeypatch.setattr(cli, "_load", lambda *_: tiny_lens)
+    result = run("analyze", "x")
+    assert "First token" in result.output
+    share = 100 * float(found.first_token_share("ATTN-W")[1, 1:].mean())
+    assert f"{share:.1f}" in result.output
+
+
+@pytest.fixture
+def vit(tmp_path: Path) -> Path:
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "vit"
+    tiny("vit", dtype=torch.float32).save_pretrained(folder)
+    transformers.ViTImageProcessorPil(size={"height": 12, "width": 12}).save_pretrained(folder)
+    return folder
+
+
+def test_a_picture_end_to_end(vit: Path, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    picture = tmp_path / "picture.png"
+    image.fromarray(np.arange(20 * 30 * 3, dtype=np.uint8).reshape(20, 30, 3)).save(picture)
+    out = tmp_path / "x.svg"
+    result = run("analyze", str(picture), "--model", str(vit), "-o", str(out))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "LNATTNRESLNFFRES-N, layer 2, output [CLS]" in out.read_text()
+    result = run("analyze", str(picture), "--model", str(vit))
+    assert "each cell is a patch of the picture; not on the grid: [CLS]" in result.output
+    assert "there is no file 'nothing.png'" in run("analyze", "nothing.png", "--model", str(vit)).stderr
+    result = run("check", str(vit))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "PASS" in result.output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_check_of_every_kind_of_model(name: str, dtype: torch.dtype) -> None:
+    report = checking.check(Analyzer(tiny(name, dtype=dtype)))
+    assert report.ok, [row for row in report.rows if not row.ok]
+    sides = {"encoder", "decoder"} if name in ENCODER_DECODER else {""}
+    assert {row.side for row in report.rows} == sides
+
+
+def test_check_of_long_inputs_looks_at_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "VECTORS", 20)
+    assert checking.check(Analyzer(tiny("marian", dtype=torch.float32))).ok
+
+
+def test_check_fails_where_maps_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = Analyzer(tiny("marian", dtype=torch.float32))
+    honest = lens.analyze
+
+    def wrong(*given: Any, **options: Any) -> Any:
+        found = honest(*given, **options)
+        found.decoder["XATTN-N"].mul_(1.001)
+        return found
+
+    monkeypatch.setattr(lens, "analyze", wrong)
+    report = checking.check(lens)
+    assert [(row.side, row.scope) for row in report.rows if not row.ok] == [("decoder", "XATTN-N")]

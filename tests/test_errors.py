@@ -483,7 +483,7 @@ def test_missing_tokenizer(folder: Path) -> None:
 
 
 def test_half_precision_is_refused_on_loading(folder: Path) -> None:
-    refused(lambda: Analyzer.from_pretrained(folder, dtype=torch.float16), "float32 or float64")
+    refused(lambda: Analyzer.from_pretrained(folder, dtype=torch.float16), "float32 or float64", "float16")
 
 
 def test_unknown_device(folder: Path) -> None:

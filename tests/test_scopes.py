@@ -225,7 +225,7 @@ def test_norms_of_a_parallel_layer_are_no_scopes() -> None:
 
 
 def test_weights_stop_at_the_first_residual() -> None:
-    """0.5 A + 0.5 I is about self-attention: the residual connection around the cross-attention is no scope of weights."""
+    """0.5 A + 0.5 I is about self-attention: the residual connection around cross-attention has no weights."""
     for kind, (_, names) in LAYERS.items():
         weights = [name for name in names if name.endswith("-W")]
         expected = 1 + (not kind.startswith("parallel")) + kind.endswith("cross")

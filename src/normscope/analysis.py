@@ -110,7 +110,7 @@ class Analysis:
         return sinks.first_token_share(self[scope])
 
     def without_first(self, scope: str, renormalise: bool = False) -> Tensor:
-        """(layers, rows, columns - 1): the map without the first token's column, `renormalise` so that rows sum to 1."""
+        """(layers, rows, columns - 1): the map without the first token; with `renormalise` its rows sum to 1 again."""
         return sinks.without_first(self[scope], renormalise)
 
     def vectors(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Tensor:
@@ -135,9 +135,7 @@ class Analysis:
 
     def resolve(self, scope: str) -> str:
         """The name of a scope of this analysis, given in any case or as an alias."""
-        if not isinstance(scope, str):
-            raise NormscopeError(f"A scope is a name such as 'ATTNRESLN-N', not {type(scope).__name__} {scope!r}.")
-        name = self.aliases.get(scope.strip().lower(), scope.strip().upper())
+        name = self._name(scope)
         if name not in self.measured:
             raise NormscopeError(
                 f"No scope {scope!r} in this analysis.{nearest(scope, self.scopes)} It holds: {', '.join(self.scopes)}."
@@ -146,7 +144,7 @@ class Analysis:
 
     def has(self, scope: str) -> bool:
         """Whether a scope, given in any case or as an alias, is in this analysis."""
-        return self.aliases.get(scope.strip().lower(), scope.strip().upper()) in self.measured
+        return self._name(scope) in self.measured
 
     def layer_position(self, layer: int) -> int:
         """Where the model's layer `layer` stands in the first dimension of every tensor here."""
@@ -208,7 +206,9 @@ class Analysis:
         word_ids = meta["word_ids"]
         found = Analysis(
             measured={
-                scope: Measured(*(tensors[f"{part}/{scope}"] for part in ("map", "mixing", "remainder", "completeness")))
+                scope: Measured(
+                    *(tensors[f"{part}/{scope}"] for part in ("map", "mixing", "remainder", "completeness"))
+                )
                 for scope in meta["scopes"]
             },
             rows=tuple(Label(*label) for label in meta["rows"]),
@@ -253,19 +253,25 @@ class Analysis:
         another one, by its label ("3,7") or its place among the rows, and `image` (a path, a PIL image or an array) the
         picture to draw it over.
         """
-        from normscope.view import figure, patches
+        from normscope.view.figure import draw
+        from normscope.view.patches import draw_patches, grid_of
 
-        if patches.grid_of(self) is not None:
-            return patches.draw(self, scope, layer, token=token, image=image)
+        if grid_of(self) is not None:
+            return draw_patches(self, scope, layer, token=token, image=image)
         if token is not None or image is not None:
             raise NormscopeError("This is no analysis of a picture: plot() takes no token and no image for it.")
-        return figure.draw(self, scope, layer)
+        return draw(self, scope, layer)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """A self-contained page with every map."""
         from normscope.view.html import write
 
         return write(self, path)
+
+    def _name(self, scope: str) -> str:
+        if not isinstance(scope, str):
+            raise NormscopeError(f"A scope is a name such as 'ATTNRESLN-N', not {type(scope).__name__} {scope!r}.")
+        return self.aliases.get(scope.strip().lower(), scope.strip().upper())
 
     def _at(self, scope: str) -> Measured:
         return self.measured[self.resolve(scope)]
@@ -324,11 +330,9 @@ class EncoderDecoderAnalysis:
     def side_with(self, scope: str) -> Analysis:
         """The side that has a scope, the decoder if both have it."""
         for analysis in reversed(self.sides.values()):
-            if isinstance(scope, str) and analysis.has(scope):
+            if analysis.has(scope):
                 return analysis
         known = (f"{side}: {', '.join(analysis.scopes)}" for side, analysis in self.sides.items())
-        if not isinstance(scope, str):
-            raise NormscopeError(f"A scope is a name such as 'XATTN-N', not {type(scope).__name__} {scope!r}.")
         raise NormscopeError(
             f"No scope {scope!r} in this analysis.{nearest(scope, self.scopes)} It holds: {'; '.join(known)}."
         )

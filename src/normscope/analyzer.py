@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from normscope import default_model, features, generation, inputs, loading
+from normscope import default_model, features, generation, inputs, loading, versions
 from normscope._version import __version__
 from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Label, Measured
 from normscope.collect import Collected
@@ -24,7 +24,7 @@ from normscope.decompose.scratch import Scratch
 from normscope.errors import NormscopeError
 from normscope.estimate import GROUP_TOKENS, Estimate, default_budget, estimate, refuse_over_budget, shape_of
 from normscope.inputs import Input, Item, Limits
-from normscope.models import depth_of, family_of, max_positions, padding_id
+from normscope.models import depth_of, family_of, heads_of, max_positions, padding_id
 from normscope.records import LayerRecord, select_items, select_rows
 from normscope.request import Request, integers, reach, requests_of, within
 from normscope.scopes import aliases_of, steps_of
@@ -52,6 +52,7 @@ class Analyzer:
         dtype: torch.dtype | None = None,
         memory_budget: int | None = None,
     ) -> None:
+        versions.warn_if_untested()
         model = loading.unwrapped(model)
         self.family = family_of(model)
         self.model = loading.single_precision(model)
@@ -59,7 +60,7 @@ class Analyzer:
         self.tokenizer = tokenizer
         self.stacks = self.family.stacks
         self.depths = [depth_of(stack, self.base.config) for stack in self.stacks]
-        self.head_counts = [int(getattr(self.base.config, stack.heads)) for stack in self.stacks]
+        self.head_counts = [heads_of(stack, self.base.config) for stack in self.stacks]
         self.model_name = str(getattr(model, "name_or_path", "") or type(model).__name__)
         self.dtype = _dtype(dtype, self.base.dtype)
         self.memory_budget = memory_budget
@@ -78,6 +79,7 @@ class Analyzer:
     ) -> Analyzer:
         """Load a model and its tokenizer by hub name or local path. No remote code is run, no pickle is read."""
         name = str(name)
+        _dtype(dtype, torch.float32)
         model, tokenizer = loading.load(name, device, dtype)
         lens = cls(model, tokenizer, dtype=dtype, memory_budget=memory_budget)
         lens.model_name = default_model.NAME if default_model.is_in(name) else name
@@ -143,9 +145,9 @@ class Analyzer:
         `scopes`, `layers` and `rows` (output positions, negative from the end) limit what is computed; `heads` adds
         head-level maps, of all heads or of those listed. `truncation` cuts an input that is too long.
         """
-        requests = self._requests(scopes, layers, heads, rows, gate, value_bias)
+        requests = self.requests(scopes=scopes, layers=layers, heads=heads, rows=rows, gate=gate, value_bias=value_bias)
         item = self._item(text, words, chat, target, generate, truncation)
-        return self._run([item], requests, progress)[0]
+        return self.run([item], requests, progress)[0]
 
     def stream(
         self,
@@ -165,7 +167,7 @@ class Analyzer:
         An input is anything that `analyze` takes, or a list of words; for an encoder-decoder a pair is a source and its
         target. An encoding of several inputs counts as those.
         """
-        requests = self._requests(scopes, layers, heads, rows, gate, value_bias)
+        requests = self.requests(scopes=scopes, layers=layers, heads=heads, rows=rows, gate=gate, value_bias=value_bias)
         (size,) = integers("batch_size", batch_size)
         if size < 1:
             raise NormscopeError(f"batch_size must be an integer of at least 1, not {batch_size!r}.")
@@ -174,7 +176,7 @@ class Analyzer:
         if not isinstance(texts, Iterable):
             raise NormscopeError(f"stream() takes many inputs, such as a list of texts, not {type(texts).__name__}.")
         given = iter([texts] if isinstance(texts, Mapping) else texts)
-        items = (item for one in given for item in self._items(one, truncation))
+        items = (item for one in given for item in self.items(one, truncation))
         # A window of several batches is sorted by length, so that little is padded and little is held back.
         while window := list(islice(items, 8 * batch_size)):
             kinds: dict[Any, list[int]] = {}
@@ -184,7 +186,7 @@ class Analyzer:
             for order in kinds.values():
                 for start in range(0, len(order), batch_size):
                     batch = order[start : start + batch_size]
-                    done |= zip(batch, self._run([window[n] for n in batch], requests, None), strict=True)
+                    done |= zip(batch, self.run([window[n] for n in batch], requests, None), strict=True)
             for n in range(len(window)):
                 yield done.pop(n)
 
@@ -202,8 +204,8 @@ class Analyzer:
         truncation: bool = False,
     ) -> Estimate:
         """Memory and time that `analyze` with the same arguments will take, without running it."""
-        requests = self._requests(scopes, layers, heads, rows, "ig", "token")
-        return self._estimate([self._item(text, words, chat, target, None, truncation)], requests)
+        requests = self.requests(scopes=scopes, layers=layers, heads=heads, rows=rows)
+        return self.cost([self._item(text, words, chat, target, None, truncation)], requests)
 
     def _item(
         self,
@@ -230,14 +232,12 @@ class Analyzer:
             raise NormscopeError(
                 f"{self.family.name} is no encoder-decoder: it has no cross-attention and takes no target."
             )
-        if target is not None and generate is not None:
-            raise NormscopeError("Give either a target or generate, the number of tokens of the model's own.")
-        items = self._items(text if target is None else (text, target), truncation, generate)
+        items = self.items(text if target is None else (text, target), truncation, generate)
         if len(items) != 1:
             raise NormscopeError(f"The encoding holds {len(items)} inputs; analyze() takes one. Use stream(encoding).")
         return items[0]
 
-    def _items(self, given: Any, truncation: bool, generate: int | None = None) -> list[Item]:
+    def items(self, given: Any, truncation: bool = False, generate: int | None = None) -> list[Item]:
         """One input as items, the target of an encoder-decoder included."""
         if self.family.input == "image":
             if generate is not None:
@@ -262,14 +262,21 @@ class Analyzer:
             source, target = given
         else:
             source = given
-        _refuse_picture(source)
+        if target is not None and generate is not None:
+            raise NormscopeError("Give either a target or generate, the number of tokens of the model's own.")
+        if isinstance(source, Mapping) and any(key in source for key in inputs.DECODER):
+            raise NormscopeError("The target is given twice, as decoder_input_ids and as target.")
+        if isinstance(target, Mapping) and target.get("input_ids") is None:
+            raise NormscopeError("The encoding has a decoder_attention_mask, but no decoder_input_ids.")
         if self.family.input == "audio":
             if not isinstance(source, Mapping):
                 raise NormscopeError(
-                    f"{self.family.name} listens: give a dict with input_features, made by its feature extractor."
+                    f"{self.family.name} listens: give a dict with input_features, made by its feature extractor, not "
+                    f"{type(source).__name__}."
                 )
             sources = features.sound_items(source, self.base.config)
         else:
+            _refuse_picture(source)
             sources = inputs.encode(source, self.tokenizer, self.limits, truncation)
         if target is None:
             return [
@@ -286,15 +293,17 @@ class Analyzer:
             raise NormscopeError(f"There are {len(sources)} sources, but {len(targets)} targets.")
         return [inputs.joined(one, other) for one, other in zip(sources, targets, strict=True)]
 
-    def _requests(
+    def requests(
         self,
-        scopes: Iterable[str] | str | None,
-        layers: Iterable[int] | int | None,
-        heads: bool | Iterable[int],
-        rows: Iterable[int] | int | None,
-        gate: str,
-        value_bias: str,
+        *,
+        scopes: Iterable[str] | str | None = None,
+        layers: Iterable[int] | int | None = None,
+        heads: bool | Iterable[int] = False,
+        rows: Iterable[int] | int | None = None,
+        gate: str = "ig",
+        value_bias: str = "token",
     ) -> list[Request]:
+        """What is asked for, checked: one request for every side of the model that has such scopes."""
         self._refuse_training()
         return requests_of(
             self.stacks,
@@ -312,7 +321,8 @@ class Analyzer:
         if any(module.training for module in self.model.modules()):
             raise NormscopeError("The model is in training mode: dropout would change every number. Call model.eval().")
 
-    def _estimate(self, items: Sequence[Item], requests: Sequence[Request]) -> Estimate:
+    def cost(self, items: Sequence[Item], requests: Sequence[Request]) -> Estimate:
+        """Memory and time of one batch."""
         costs = [
             estimate([len(item.sides[request.stack.side]) for item in items], request, shape, self.dtype)
             for request, shape in ((request, self._shapes[request.stack.side]) for request in requests)
@@ -326,10 +336,10 @@ class Analyzer:
             for stack, heads, depth in zip(self.stacks, self.head_counts, self.depths, strict=True)
         }
 
-    def _run(self, items: Sequence[Item], requests: Sequence[Request], progress: Progress | None) -> list[Result]:
+    def run(self, items: Sequence[Item], requests: Sequence[Request], progress: Progress | None = None) -> list[Result]:
         """One forward pass over a batch; each layer is decomposed as soon as it is done."""
         budget = default_budget() if self.memory_budget is None else self.memory_budget
-        refuse_over_budget(self._estimate(items, requests), budget)
+        refuse_over_budget(self.cost(items, requests), budget)
         scratch = self._free.pop() if self._free else Scratch()
         total = sum(len(request.layers) for request in requests)
         done = 0

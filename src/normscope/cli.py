@@ -23,10 +23,11 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from normscope._version import __version__
-from normscope.errors import NormscopeError
+from normscope.errors import NormscopeError, nearest
 
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
+    from normscope.analysis import EncoderDecoderAnalysis
     from normscope.models import Family
 
 # torch, transformers and matplotlib are imported inside the commands: --help must not wait for them.
@@ -48,6 +49,13 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+
+
+class Side(StrEnum):
+    """Sides of an encoder-decoder."""
+
+    encoder = "encoder"
+    decoder = "decoder"
 
 
 class Precision(StrEnum):
@@ -110,25 +118,49 @@ def demo(
     with _quiet():
         analysis = _analyze(_load(model), EXAMPLE)
         written = [export.export(analysis, out / name) for name in names]
+        shown = _main(analysis)
         if figures:
             written.append(
-                export.export(analysis, out / "demo-map.png", analysis.resolve("attention-block"), analysis.layers[-1])
+                export.export(shown, out / "demo-map.png", shown.resolve("attention-block"), shown.layers[-1])
             )
     console = Console(highlight=False)
-    console.print(terminal.summary(analysis), "", terminal.heat_map(analysis, "attention-block"), "", sep="\n")
-    console.print(terminal.mixing_table(analysis), "", sep="\n")
+    console.print(terminal.summary(shown), "", terminal.heat_map(shown, "attention-block"), "", sep="\n")
+    console.print(terminal.layer_tables(shown), "", sep="\n")
     for path in written:
         typer.echo(f"wrote {path}")
     if not figures:
         typer.echo("no figures: they need matplotlib, pip install 'normscope[plot]'")
 
 
+def _row(rows: list[int] | None) -> list[int] | None:
+    if rows and 0 in rows:
+        raise typer.BadParameter("rows are counted from 1, or from -1 at the end: there is no row 0.")
+    return rows
+
+
 @app.command()
 def analyze(
     text: Annotated[
-        str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="TEXT",
+            help="The text; - reads it from standard input. For a vision model the path of a picture.",
+            show_default=False,
+        ),
     ],
     pair: Annotated[str | None, typer.Option("--pair", metavar="TEXT2", help="A second text: both as a pair.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", metavar="TEXT", help="What an encoder-decoder is to write; without it, what it writes itself."
+        ),
+    ] = None,
+    generate: Annotated[
+        int | None, typer.Option("--generate", metavar="N", min=1, help="Go on with N tokens of the model's own.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="TEXT is a user's message: put it through the model's chat template.")
+    ] = False,
     model: Model = DEFAULT,
     scope: Annotated[
         list[str] | None,
@@ -139,6 +171,23 @@ def analyze(
     layer: Annotated[
         list[int] | None,
         typer.Option("--layer", "-l", metavar="L", min=1, help="A layer, counted from 1; repeatable. Default: all."),
+    ] = None,
+    row: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--row",
+            metavar="R",
+            callback=_row,
+            help="An output token, counted from 1, or from -1 at the end; repeatable. Default: all.",
+        ),
+    ] = None,
+    side: Annotated[
+        Side | None,
+        typer.Option(
+            "--side",
+            help="One side of an encoder-decoder. Default: the decoder is shown, files hold both.",
+            show_default=False,
+        ),
     ] = None,
     heads: Annotated[bool, typer.Option("--heads", help="Also the maps of every attention head, for files.")] = False,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
@@ -165,24 +214,35 @@ def analyze(
     text = _read(text)
     with _quiet():
         lens = _load(model, dtype, device)
+        _check_side(lens, side, row)
         layers = None if not layer else _from_zero(layer, lens.depth)
-        analysis = _analyze(
+        result: Any = _analyze(
             lens,
-            text if pair is None else (text, pair),
+            None if chat else text if pair is None else _pair(lens, text, pair),
+            **({"chat": [{"role": "user", "content": text}]} if chat else {}),
+            **({} if target is None else {"target": target}),
+            **({} if generate is None else {"generate": generate}),
             scopes=scope or None,
             layers=layers and sorted(set(layers)),
+            rows=None if not row else [r - 1 if r > 0 else r for r in row],
             heads=heads,
             truncation=truncate,
         )
-        only_scope = analysis.scopes[0] if len(analysis.scopes) == 1 else None
-        only_layer = analysis.layers[0] if len(analysis.layers) == 1 else None
-        written = [export.export(analysis, path, only_scope, only_layer) for path in out or []]
+        if side is not None:
+            result = result.side(side.value)
+        shown = _main(result, scope)
+        written = [_export(result, shown, path, text) for path in out or []]
     if written:
-        typer.echo(_one_line(analysis, written))
+        typer.echo(_one_line(result, written))
         return
+    last = layers[-1] if layers and layers[-1] in shown.layers else None
+    views = [terminal.heat_map(shown, scope[-1] if scope else None, last)]
+    if not scope and shown.has("XATTN-N"):
+        views.append(terminal.heat_map(shown, "XATTN-N", last))
     console = Console(highlight=False)
-    last = terminal.heat_map(analysis, scope[-1] if scope else None, layers[-1] if layers else None)
-    console.print(last, "", terminal.mixing_table(analysis), sep="\n")
+    for view in views:
+        console.print(view, "", sep="\n")
+    console.print(terminal.layer_tables(shown))
 
 
 @app.command()
@@ -197,6 +257,8 @@ def check(
 ) -> None:
     """Prove that a model decomposes exactly: every scope and layer, padded and not. Exit code 1 if it does not.
 
+    Of an encoder-decoder both sides; a vision or speech model is given noise.
+
     Example: normscope check bert-base-uncased --dtype float64
     """
     with _quiet():
@@ -209,12 +271,17 @@ def check(
         title=Text(f"{lens.model_name}: worst errors over {report.inputs} inputs (limit)"), title_justify="left"
     )
     table.add_column("scope", no_wrap=True)
-    for title in ("map against vectors", "sum against model", "padded against not"):
-        table.add_column(title, justify="right")
+    first = report.rows[0]  # the limits of all
+    for title, limit in (
+        ("map against\nvectors", first.maps_limit),
+        ("sum against\nmodel", first.sums_limit),
+        ("padded\nagainst not", first.padded_limit),
+    ):
+        table.add_column(f"{title}\n({limit:.0e})", justify="right", no_wrap=True)
     table.add_column("")
     for row in report.rows:
-        errors = ((row.maps, row.maps_limit), (row.sums, row.sums_limit), (row.padded, row.padded_limit))
-        table.add_row(row.scope, *(f"{error:.1e} ({limit:.0e})" for error, limit in errors), _verdict(row.ok))
+        name = f"{row.side} {row.scope}" if row.side else row.scope
+        table.add_row(name, *(f"{error:.1e}" for error in (row.maps, row.sums, row.padded)), _verdict(row.ok))
     console = Console(highlight=False)
     console.print(table)
     console.print(_verdict(report.ok))
@@ -224,28 +291,68 @@ def check(
 
 @app.command()
 def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="FAMILY", help="A family or model type, such as Llama: its scopes.", show_default=False),
+    ] = None,
+    scopes: Annotated[bool, typer.Option("--scopes", help="Also the scopes of every kind of layer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the supported model families and what is special about each.
 
-    Example: normscope models --json
+    Example: normscope models Llama
     """
     from normscope.models import FAMILIES
 
     entries = [_family(family) for family in FAMILIES]
+    if name is not None:
+        entries = _named(entries, name)
     if as_json:
         typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
     console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for title in ("family", "model types", "a layer is", "scopes", "note"):
-        table.add_column(title)
+    lines = list(map(_details, entries))
+    if name is None:
+        lines = _overview(entries, console.width if console.is_terminal else None)
+        if not scopes:
+            lines += ["", "normscope models FAMILY: its scopes and their aliases; --scopes: those of all."]
+    if scopes:
+        kinds = {stack["order"]: stack["scopes"] for entry in entries for stack in entry["stacks"]}
+        lines += [f"\nScopes of {order}:\n{' '.join(listed)}" for order, listed in kinds.items()]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _overview(entries: Sequence[dict[str, Any]], width: int | None) -> list[str]:
+    """One line per family, of an encoder-decoder with the decoder's layer; notes are cut at the width of a terminal."""
+    lines = [("family", "model types", "a layer is", "note")]
     for entry in entries:
-        types = ", ".join(entry["model_types"])
-        table.add_row(entry["name"], types, entry["order"], str(len(entry["scopes"])), entry["note"])
-    console.print(table)
-    for order, scopes in {entry["order"]: entry["scopes"] for entry in entries}.items():
-        console.print(f"\nScopes of {order}:\n{' '.join(scopes)}", style="dim")
+        lines.append((entry["name"], ", ".join(entry["model_types"]), entry["stacks"][-1]["order"], entry["note"]))
+    wide = [max(len(line[k]) for line in lines) for k in range(3)]
+    texts = ["  ".join([*(f"{cell:{w}}" for cell, w in zip(line, wide, strict=False)), line[3]]) for line in lines]
+    return texts if width is None else [text if len(text) <= width else f"{text[: width - 1]}…" for text in texts]
+
+
+def _details(entry: dict[str, Any]) -> str:
+    lines = [f"{entry['name']} ({', '.join(entry['model_types'])}): {entry['note']}"]
+    for stack in entry["stacks"]:
+        named: dict[str, list[str]] = {}
+        for alias, scope in stack["aliases"].items():
+            named.setdefault(scope, []).append(alias)
+        lines.append(f"  {stack['side']} layer: {stack['order']}")
+        width = max(map(len, stack["scopes"]))
+        lines += [f"    {scope:{width}}  {', '.join(named.get(scope, []))}".rstrip() for scope in stack["scopes"]]
+    return "\n".join(lines)
+
+
+def _named(entries: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The families of a name or model type, in any case."""
+    wanted = name.lower()
+    found = [e for e in entries if wanted in (e["name"].lower(), *(kind.lower() for kind in e["model_types"]))]
+    if not found:
+        known = [known for e in entries for known in (e["name"], *e["model_types"])]
+        raise NormscopeError(f"No family {name!r}.{nearest(name, known)} `normscope models` lists all of them.")
+    return found
 
 
 def main() -> None:
@@ -280,14 +387,63 @@ def _load(model: str, dtype: Precision | None = None, device: str | None = None)
     return lens
 
 
-def _analyze(lens: Analyzer, given: str | tuple[str, str], **options: Any) -> Analysis:
+def _analyze(lens: Analyzer, given: Any, **options: Any) -> Analysis | EncoderDecoderAnalysis:
     """Run the analysis, with an estimate first when it will take long, and a bar over its layers."""
-    estimate = lens.estimate(given, **options)
-    if estimate.seconds > LONG:
-        typer.echo(f"estimate: {estimate}", err=True)
+    writes = "generate" in options or (lens.two_sided and "target" not in options)  # tokens that are not known yet
+    if not writes:
+        estimate = lens.estimate(given, **options)
+        if estimate.seconds > LONG:
+            typer.echo(f"estimate: {estimate}", err=True)
     with _progress("layers") as progress:
-        found: Analysis = lens.analyze(given, progress=progress, **options)
+        try:
+            found: Analysis | EncoderDecoderAnalysis = lens.analyze(given, progress=progress, **options)
+        except NormscopeError as error:
+            raise _counted_from_one(error) from error
         return found
+
+
+def _counted_from_one(error: NormscopeError) -> NormscopeError:
+    """The refusal of a row, which the library counts from 0, as it was typed."""
+    match = re.match(r"There is no row (-?\d+): valid are 0 to (\d+)", str(error))
+    if match is None:
+        return error
+    row, last = map(int, match.groups())
+    return NormscopeError(
+        f"There is no row {row + 1 if row >= 0 else row}: there are the rows 1 to {last + 1} (or -{last + 1} to -1)."
+    )
+
+
+def _pair(lens: Analyzer, text: str, pair: str) -> tuple[str, str]:
+    if lens.two_sided:
+        raise NormscopeError("An encoder-decoder reads one text: give what it is to write with --target, not --pair.")
+    return text, pair
+
+
+def _check_side(lens: Analyzer, side: Side | None, rows: Sequence[int] | None) -> None:
+    if side is not None and not lens.two_sided:
+        raise NormscopeError("--side is for encoder-decoders; this model has one side. Leave it out.")
+    if side is Side.encoder and rows:
+        raise NormscopeError("--row chooses outputs of the decoder: leave it out with --side encoder.")
+
+
+def _main(result: Analysis | EncoderDecoderAnalysis, scopes: Sequence[str] | None = None) -> Analysis:
+    """What the terminal shows: of an encoder-decoder the side with the last scope asked for, the decoder first."""
+    from normscope.analysis import EncoderDecoderAnalysis
+
+    if not isinstance(result, EncoderDecoderAnalysis):
+        return result
+    return result.side_with(scopes[-1]) if scopes else result.main
+
+
+def _export(result: Analysis | EncoderDecoderAnalysis, shown: Analysis, path: Path, text: str) -> Path:
+    """Write a file; a figure is of the one scope and layer that were asked for, or of all of them."""
+    from normscope.view import export
+
+    figure = path.suffix.lower() in export.FIGURES
+    scope = shown.scopes[0] if len(shown.scopes) == 1 else None
+    layer = shown.layers[0] if len(shown.layers) == 1 else None
+    picture = text if "grid" in shown.info else None
+    return export.export(shown if figure else result, path, scope, layer, image=picture)
 
 
 @contextmanager
@@ -343,11 +499,15 @@ def _make_folder(folder: Path) -> None:
         raise NormscopeError(f"Cannot make the folder {folder}: {error.strerror}.") from error
 
 
-def _one_line(analysis: Analysis, written: Sequence[Path]) -> str:
+def _one_line(result: Analysis | EncoderDecoderAnalysis, written: Sequence[Path]) -> str:
     from normscope.view.labels import worst_completeness
 
-    counts = f"{len(analysis.rows)} tokens, {len(analysis.layers)} layers, {len(analysis.scopes)} scopes"
-    error, _, _ = worst_completeness(analysis)
+    sides: dict[str, Analysis] = getattr(result, "sides", None) or {"": result}
+    counts = "; ".join(
+        f"{side} {len(one.rows)} tokens, {len(one.layers)} layers, {len(one.scopes)} scopes".strip()
+        for side, one in sides.items()
+    )
+    error = max((worst_completeness(one)[0] for one in sides.values()), key=lambda e: (e != e, e))
     return f"{counts}, worst completeness error {error:.1e}: wrote {', '.join(map(str, written))}"
 
 
@@ -358,13 +518,18 @@ def _verdict(ok: bool) -> Text:
 def _family(family: Family) -> dict[str, Any]:
     from normscope.scopes import aliases_of, names_of
 
-    blocks = family.stacks[-1].blocks
-    scopes = names_of(blocks)
     return {
         "name": family.name,
         "model_types": list(family.model_types),
-        "order": " ".join(re.findall("X?ATTN|RES|LN|FF", scopes[-1])),
-        "scopes": list(scopes),
-        "aliases": aliases_of(blocks),
+        "input": family.input,
         "note": family.note,
+        "stacks": [
+            {
+                "side": stack.side,
+                "order": " ".join(re.findall("X?ATTN|RES|LN|FF", names_of(stack.blocks)[-1])),
+                "scopes": list(names_of(stack.blocks)),
+                "aliases": aliases_of(stack.blocks),
+            }
+            for stack in family.stacks
+        ],
     }

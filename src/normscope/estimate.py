@@ -49,7 +49,10 @@ def shape_of(layer: nn.Module, config: Any, heads: int, layers: int) -> Shape:
     """The sizes of a stack, from one of its layers."""
     widths = [module.out_features for module in layer.modules() if isinstance(module, nn.Linear)]
     widths += [module.nf for module in layer.modules() if isinstance(module, Conv1D)]
-    return Shape(width=int(config.hidden_size), heads=heads, hidden=max(widths), layers=layers)
+    width = getattr(config, "hidden_size", None)
+    if not isinstance(width, int):
+        raise NormscopeError(f"The config {type(config).__name__} has no hidden_size, the width of its vectors.")
+    return Shape(width=width, heads=heads, hidden=max(widths), layers=layers)
 
 
 def estimate(lengths: Sequence[int], request: Request, shape: Shape, dtype: torch.dtype) -> Estimate:

@@ -26,8 +26,9 @@ def image_item(given: Any, processor: Any, config: Any) -> list[Item]:
                 "This Analyzer has no image processor, so it takes encodings: a dict with pixel_values. "
                 "Give AutoImageProcessor.from_pretrained(...) to analyse pictures."
             )
+        picture = _picture(given)
         try:
-            pixels = processor(images=_picture(given), return_tensors="pt")["pixel_values"]
+            pixels = processor(images=picture, return_tensors="pt")["pixel_values"]
         except (ValueError, TypeError) as error:
             raise NormscopeError(f"The image processor refused the picture: {error}") from error
     channels, height, width = pixels.shape[1:]

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationMixin
 
+from normscope import inputs
 from normscope.errors import NormscopeError
 from normscope.inputs import Item, Limits, Tokens
 
@@ -35,6 +37,9 @@ def continued(model: Any, tokenizer: Any, item: Item, tokens: int, limits: Limit
     if limits.side != "decoder":
         raise NormscopeError("An encoder does not generate. Leave generate out.")
     count = _positive(tokens)
+    extra = set(item.tensors) - {"input_ids", "attention_mask"}
+    if extra:
+        raise NormscopeError(f"A prompt with {', '.join(sorted(extra))} is not continued: give the whole input.")
     prompt = item.tensors["input_ids"]
     if limits.positions is not None and len(prompt) + count > limits.positions:
         raise NormscopeError(
@@ -57,11 +62,7 @@ def answered(model: Any, tokenizer: Any, source: Item, tokens: int | None, limit
     if limits.positions is not None:
         count = min(count, limits.positions - 1)
     ids = _generate(model, {k: v[None] for k, v in source.tensors.items()}, max_length=1 + count)
-    end = getattr(model.generation_config, "eos_token_id", None)
-    ends = end if isinstance(end, list) else [end]
-    if len(ids) > 1 and int(ids[-1]) in ends:
-        ids = ids[:-1]
-    return _target(ids, tokenizer)
+    return _target(ids[:-1] if len(ids) > 1 else ids, tokenizer)
 
 
 def forced(model: Any, tokenizer: Any, target: Any, limits: Limits, truncation: bool) -> Item:
@@ -94,7 +95,7 @@ def _target(ids: Tensor, tokenizer: Any) -> Item:
 
 def _names(tokenizer: Any, ids: Tensor) -> tuple[str, ...]:
     listed = ids.tolist()
-    return tuple(map(str, listed if tokenizer is None else tokenizer.convert_ids_to_tokens(listed)))
+    return inputs.names_of(listed, tokenizer)
 
 
 def _positive(tokens: Any) -> int:
@@ -114,6 +115,11 @@ def _generate(model: Any, given: Mapping[str, Tensor], max_length: int) -> Tenso
     config = copy.deepcopy(model.generation_config)
     unset = dict.fromkeys(("max_new_tokens", "temperature", "top_p", "top_k"))  # they would only make it warn
     config.update(max_length=max_length, do_sample=False, num_beams=1, **unset)
-    with torch.no_grad():
-        made: Tensor = model.generate(**moved, generation_config=config)
+    # The plain search: some models' own (Whisper's) leave out what the decoder started from.
+    search: Any = GenerationMixin.generate
+    try:
+        with torch.no_grad():
+            made: Tensor = search(model, **moved, generation_config=config)
+    except (ValueError, IndexError, RuntimeError, KeyError) as error:
+        raise NormscopeError(f"The model's own generation failed: {error}. Give the whole text instead.") from error
     return made[0].cpu()

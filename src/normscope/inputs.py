@@ -113,6 +113,12 @@ def joined(source: Item, target: Item) -> Item:
     return Item(tensors, {**source.sides, "decoder": tokens}, source.grid)
 
 
+def names_of(ids: Sequence[int], tokenizer: Any) -> tuple[str, ...]:
+    """The tokens of ids; an id that the tokenizer does not know stands for itself."""
+    found = [None] * len(ids) if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))
+    return tuple(str(id) if token is None else str(token) for id, token in zip(ids, found, strict=True))
+
+
 def check_tokenizer(tokenizer: Any, vocabulary: int) -> None:
     """A tokenizer with more entries than the embedding has rows belongs to another model."""
     if tokenizer is None:
@@ -198,13 +204,12 @@ def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, tru
             span = slice(span.start, min(span.stop, span.start + limits.positions))
         cut = {key: tensor[row, span] for key, tensor in tensors.items()}
         _check_ids(cut["input_ids"], limits)
-        listed = cut["input_ids"].tolist()
-        tokens = tokenizer.convert_ids_to_tokens(listed) if tokenizer is not None else [str(i) for i in listed]
+        tokens = names_of(cut["input_ids"].tolist(), tokenizer)
         try:
             word_ids = tuple(words(row)[span]) if words is not None else None
         except (ValueError, IndexError, TypeError):
             word_ids = None
-        items.append(_item(cut, tuple(map(str, tokens)), word_ids, limits))
+        items.append(_item(cut, tokens, word_ids, limits))
     return items
 
 

@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
 from normscope.decompose.gates import CLOSED_FORMS
-from normscope.errors import NormscopeError
+from normscope.errors import NormscopeError, nearest
 from normscope.records import Projection
 
 
@@ -48,11 +48,14 @@ def value_constant(module: nn.Module, packing: str, heads: int, width: int, shif
     if shift is not None:
         through = weight @ shift
         constant = through if bias is None else through + bias
-    if constant is None:
-        return None
+    return None if constant is None else value_rows(constant, packing, heads, width)
+
+
+def value_rows(x: Tensor, packing: str, heads: int, width: int) -> Tensor:
+    """(..., heads, width) the values among what a projection puts out."""
     if packing == "interleaved":
-        return constant.view(heads, 3, width)[:, 2]
-    return constant[-heads * width :].view(heads, width)
+        return x.view(*x.shape[:-1], heads, 3, width)[..., 2, :]
+    return x[..., -heads * width :].reshape(*x.shape[:-1], heads, width)
 
 
 def affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -71,10 +74,20 @@ def affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def attribute(layer: nn.Module, path: str) -> Any:
+    """What a dotted path leads to, a module or not."""
     found: Any = layer
     for name in path.split("."):
-        found = getattr(found, name)
+        try:
+            found = getattr(found, name)
+        except AttributeError as error:
+            raise NormscopeError(f"{type(layer).__name__} has no {path}: {no_such_part(layer, path)}") from error
     return found
+
+
+def no_such_part(layer: nn.Module, path: str) -> str:
+    """What a layer does have, where a path leads nowhere."""
+    near = nearest(path, [name for name, _ in layer.named_modules() if name])
+    return f"this is a modified model, or its family is described wrongly.{near}"
 
 
 def activation_name(activation: Any) -> str | None:

@@ -45,28 +45,26 @@ def requests_of(
     value_bias: str,
 ) -> list[Request]:
     """One request for every stack that has a scope of those asked for. Of an encoder-decoder, `rows` are the
-    decoder's, and `layers` may lie beyond the last of the shallower side."""
+    decoder's, and `layers` and `heads` may lie beyond the last of the side that has fewer."""
     if gate not in GATES:
         raise NormscopeError(f"Unknown gate {gate!r}. Known: {', '.join(GATES)}.")
     if value_bias not in VALUE_BIASES:
         raise NormscopeError(f"Unknown value_bias {value_bias!r}. Known: {', '.join(VALUE_BIASES)}.")
     chosen = indices("layer", layers, max(depths))
-    wanted_heads = () if heads is False else indices("head", None if heads is True else heads, min(head_counts))
+    wanted_heads = () if heads is False else indices("head", None if heads is True else heads, max(head_counts))
     wanted_rows = None if rows is None else tuple(integers("row", rows))
     names = resolve(scopes, *(stack.blocks for stack in stacks))
-    options = Options(gate=gate, value_bias=value_bias, heads=wanted_heads)  # type: ignore[arg-type]
-    return [
-        Request(
-            stack,
-            scopes=found,
-            layers=tuple(sorted({layer for layer in chosen if layer < depth})),
-            rows=wanted_rows if stack is stacks[-1] else None,
-            options=options,
-            steps=reach(steps_of(stack.blocks), found),
-        )
-        for stack, found, depth in zip(stacks, names, depths, strict=True)
-        if found
-    ]
+    made = []
+    for stack, found, depth, count in zip(stacks, names, depths, head_counts, strict=True):
+        there = tuple(head for head in wanted_heads if head < count)
+        options = Options(gate=gate, value_bias=value_bias, heads=there)  # type: ignore[arg-type]
+        present = tuple(sorted({layer for layer in chosen if layer < depth}))
+        if found and present:
+            asked = wanted_rows if stack is stacks[-1] else None
+            made.append(Request(stack, found, present, asked, options, reach(steps_of(stack.blocks), found)))
+    if not made:
+        raise NormscopeError("None of these layers has any of these scopes: the side that has the scopes is shallower.")
+    return made
 
 
 def reach(steps: Sequence[Step], scopes: Iterable[str]) -> tuple[Step, ...]:

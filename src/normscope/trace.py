@@ -24,7 +24,17 @@ from transformers import PreTrainedModel
 from normscope.errors import NormscopeError
 from normscope.interface import active, configs_of, guard, restore, swap
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
-from normscope.parameters import activation_name, affine, attribute, half, joint, of_expert, value_constant
+from normscope.parameters import (
+    activation_name,
+    affine,
+    attribute,
+    half,
+    joint,
+    no_such_part,
+    of_expert,
+    value_constant,
+    value_rows,
+)
 from normscope.records import (
     AttentionRecord,
     FeedForwardRecord,
@@ -93,7 +103,10 @@ def _recording(base: PreTrainedModel, wishes: Sequence[Wish], dtype: torch.dtype
 def layer_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
     """The layer modules of a stack, in order, each once (a shared layer is one module)."""
     pattern = re.compile(re.escape(stack.layers).replace(r"\*", r"\d+"))
-    return [module for name, module in base.named_modules() if pattern.fullmatch(name)]
+    found = [module for name, module in base.named_modules() if pattern.fullmatch(name)]
+    if not found:
+        raise NormscopeError(f"{type(base).__name__} has no layers at {stack.layers}: its family is described wrongly.")
+    return found
 
 
 class Recorder:
@@ -113,11 +126,11 @@ class Recorder:
     def attach(self, layer: nn.Module, wish: Wish, handles: list[Any]) -> None:
         """Hook the layer; `handles` has every hook as soon as it exists, so that none is left behind."""
         handles.append(layer.register_forward_pre_hook(self._begin(wish), with_kwargs=True))
-        for path in _paths(wish.steps):
+        for path in _paths(wish.steps, wish.constants):
             try:
                 module = layer.get_submodule(path)
             except AttributeError as error:
-                raise NormscopeError(f"{type(layer).__name__} has no {path}: this is a modified model.") from error
+                raise NormscopeError(f"{type(layer).__name__} has no {path}: {no_such_part(layer, path)}") from error
             handles.append(module.register_forward_hook(self._see(path)))
         handles.append(layer.register_forward_hook(self._end))
 
@@ -247,7 +260,13 @@ class Recorder:
     def _attention(self, layer: nn.Module, part: Attention, before: Any) -> AttentionRecord:
         weight, bias = affine(layer.get_submodule(part.output))
         if part.probabilities is None:
-            weights, values = self.attention[id(layer.get_submodule(part.module))]
+            module = attribute(layer, part.module)
+            if id(module) not in self.attention:
+                raise NormscopeError(
+                    f"{type(module).__name__} at {part.module} did not use transformers' attention interface. A family "
+                    "whose attention does not, names its dropout module in `probabilities`."
+                )
+            weights, values = self.attention[id(module)]
         else:
             given = self.seen[part.probabilities][0][0][0]
             items, heads, rows, columns = given.shape
@@ -260,6 +279,7 @@ class Recorder:
         if self.wish is not None and self.wish.constants:
             read = isinstance(before, Norm) and not part.cross  # the encoder's vectors are tokens as they are
             shift = getattr(layer.get_submodule(before.path), "bias", None) if read else None
+            self._check_values(part, values, before.path if read else None)
             constant = value_constant(layer.get_submodule(part.value), part.packing, shared, values.shape[3], shift)
         return AttentionRecord(
             weights=weights,
@@ -271,6 +291,19 @@ class Recorder:
             cross=part.cross,
             sinks=part.sinks,
         )
+
+    def _check_values(self, part: Attention, values: Tensor, norm: str | None) -> None:
+        """The constant part of the values is read from the projection and the norm before it: they must be the ones."""
+        made = value_rows(self._out(part.value), part.packing, values.shape[1], values.shape[3])
+        given = self._out(norm) if norm is not None else self.input
+        entered = self._in(part.value)
+        if not torch.allclose(made.transpose(1, 2), values, rtol=1e-3, atol=1e-5) or (
+            not part.cross and given is not None and not torch.allclose(given, entered, rtol=1e-3, atol=1e-5)
+        ):
+            raise NormscopeError(
+                f"The values of {part.module} do not come from {part.value} behind {norm or 'no norm'}: the family is "
+                "described wrongly, so value_bias='remainder' would be wrong."
+            )
 
     def _norm(self, layer: nn.Module, part: Norm) -> NormRecord:
         module: Any = layer.get_submodule(part.path)
@@ -352,7 +385,7 @@ class Recorder:
         return x.unflatten(0, (len(self.input), -1)) if x.dim() < self.input.dim() else x
 
 
-def _paths(steps: Sequence[Step]) -> set[str]:
+def _paths(steps: Sequence[Step], constants: bool) -> set[str]:
     """The submodules whose inputs and outputs the steps need."""
     paths = set()
     for step in steps:
@@ -367,6 +400,8 @@ def _paths(steps: Sequence[Step]) -> set[str]:
             paths.add(part.output)
             if part.probabilities is not None:
                 paths |= {part.probabilities, part.value}
+            elif constants:
+                paths.add(part.value)
     return paths
 
 

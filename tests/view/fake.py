@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.analysis import Analysis, HeadMaps, Label, Measured
+from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Label, Measured
 
 SCOPES = (
     "ATTN-W",
@@ -59,16 +59,17 @@ def fake(
     rows: Sequence[int] | None = None,
     heads: int = 0,
     source: Sequence[str] = (),
+    side: str | None = None,
     dtype: torch.dtype = torch.float32,
     info: dict[str, Any] | None = None,
 ) -> Analysis:
     """An analysis of `tokens` with peaked random attention and a residual that dominates the diagonal.
 
-    `source` adds columns of another side, as a decoder has them.
+    `source` adds columns of another side, as a decoder has them; `side` is that of the tokens.
     """
     noise = torch.Generator().manual_seed(0)
     n, m = len(tokens), len(tokens) + len(source)
-    side = "decoder" if source else "encoder"
+    side = side or ("decoder" if source else "encoder")
     columns = [Label(token, side, j) for j, token in enumerate(tokens)]
     columns += [Label(token, "encoder", j) for j, token in enumerate(source)]
     kept = list(range(n)) if rows is None else [range(n)[i] for i in rows]
@@ -106,3 +107,15 @@ def _heads(heads: int, measured: dict[str, Measured], noise: torch.Generator) ->
         scope: torch.rand(layers, heads, rows, columns, generator=noise).to(measured[scope].map.dtype)
         for scope in ("ATTN-W", "ATTN-N")
     }
+
+
+def fake_translation(**options: Any) -> EncoderDecoderAnalysis:
+    """Both sides of an encoder-decoder."""
+    decoder = fake(("le", "chat", "dort"), source=("the", "cat"), **options)
+    return EncoderDecoderAnalysis(fake(("the", "cat"), **options), decoder)
+
+
+def fake_picture(rows: Sequence[int] | None = None) -> Analysis:
+    """Of a picture of 2 x 3 patches."""
+    tokens = ("[CLS]", "1,1", "1,2", "1,3", "2,1", "2,2", "2,3")
+    return fake(tokens, layers=(0, 1), rows=rows, info={"model": "some/vit", "family": "ViT", "grid": [2, 3]})

@@ -13,8 +13,8 @@ import torch
 
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
-from normscope.view.export import SUFFIXES, check_path, export
-from tests.view.fake import NASTY, SCOPES, fake
+from normscope.view.export import SUFFIXES, as_dict, check_path, export
+from tests.view.fake import NASTY, SCOPES, fake, fake_translation
 
 
 @pytest.mark.parametrize("suffix", [*SUFFIXES, ".PNG", ".Html"])
@@ -131,3 +131,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         export(fake(), path)
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_both_sides_in_every_format(tmp_path: Path) -> None:
+    result = fake_translation(heads=2)
+    for suffix in SUFFIXES:
+        assert export(result, tmp_path / f"x{suffix}").stat().st_size
+    content = json.loads((tmp_path / "x.json").read_bytes())
+    assert content["sides"] == {side: as_dict(one) for side, one in result.sides.items()}
+    assert content["info"]["model"] == "some/model"
+    with np.load(tmp_path / "x.npz") as arrays:
+        assert {name.split("/")[0] for name in arrays.files} == {"encoder", "decoder"}
+        assert list(arrays["decoder/column_tokens"]) == ["le", "chat", "dort", "the", "cat"]
+    loaded = Analysis.load(tmp_path / "x.safetensors")
+    assert torch.equal(loaded["ATTN-N"], result["ATTN-N"])

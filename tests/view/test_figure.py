@@ -146,3 +146,33 @@ def test_unknown_choices_are_refused(tmp_path: Path) -> None:
         draw(fake(), layer=7)
     with pytest.raises(NormscopeError, match=r"known formats are \.svg, \.pdf, \.png"):
         save(draw(fake(), "ATTN-N", 0), tmp_path / "x.gif")
+
+
+def test_sides_are_named_above_the_map_and_their_labels_coloured() -> None:
+    figure = draw(fake(("le", "chat", "dort"), source=("the", "cat")), "ATTN-N", 0)
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.texts] == ["decoder", "encoder"]
+    assert axes.get_xlabel() == "input token (decoder | encoder tokens)"
+    colours = [text.get_color() for text in axes.get_xticklabels()]
+    assert len(set(colours[:3])) == len(set(colours[3:])) == 1
+    assert colours[0] != colours[3]
+    caption = draw(fake(("le", "chat"), source=("the", "cat"))).get_supxlabel().replace("\n", " ")
+    assert "Left of the white line: decoder tokens, right of it: encoder tokens." in caption
+    assert "decoder: le chat | encoder: the cat" in caption
+
+
+def test_columns_of_a_side_that_gives_nothing_are_left_out() -> None:
+    analysis = fake(("le", "chat", "dort"), source=("the", "cat"))
+    analysis["ATTN-N"][..., :3] = 0
+    figure = draw(analysis, "ATTN-N", 0)
+    assert labels(figure, "x") == ["the", "cat"]
+    assert figure.axes[0].get_xlabel() == "input token (encoder tokens)"
+    assert "columns input tokens (encoder tokens)" in draw(analysis, "ATTN-N").get_supxlabel().replace("\n", " ")
+    analysis["ATTN-N"].zero_()
+    assert len(labels(draw(analysis, "ATTN-N", 0), "x")) == 5
+
+
+def test_long_decoder_names_are_broken() -> None:
+    scopes = ("XATTN-N", "ATTNRESLNXATTNRESLNFFRES-N")
+    panels = maps(draw(fake(("le", "chat"), source=("the", "cat"), scopes=scopes)))
+    assert [axes.get_title() for axes in panels[:2]] == ["XATTN-N", "ATTNRESLN\nXATTNRESLN\nFFRES-N"]

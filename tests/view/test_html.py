@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from normscope.analysis import Analysis
 from normscope.view.html import page, write
 from normscope.view.labels import visible
-from tests.view.fake import NASTY, SCOPES, SENTENCE, fake
+from tests.view.fake import NASTY, SCOPES, SENTENCE, fake, fake_translation
 
 
 class Page(HTMLParser):
@@ -106,10 +108,12 @@ def test_language_and_charset_come_first() -> None:
     assert source.startswith('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
 
 
-def test_every_id_the_script_asks_for_exists() -> None:
+def test_every_class_the_script_asks_for_exists() -> None:
     parsed = Page(page(fake()))
-    ids = {attributes["id"] for _, attributes in parsed.tags if "id" in attributes}
-    assert set(re.findall(r'\$\("(\w+)"\)', parsed.scripts["script"])) <= ids
+    classes = {name for _, attributes in parsed.tags for name in (attributes.get("class") or "").split()}
+    asked = set(re.findall(r'\$\("(\w+)"\)', parsed.scripts["script"]))
+    assert len(asked) > 10
+    assert asked <= classes
 
 
 @pytest.mark.parametrize("tokens", [("one",), [f"t{k}" for k in range(128)]], ids=["1", "128"])
@@ -123,3 +127,30 @@ def test_short_and_long_inputs(tokens: list[str], tmp_path: Path) -> None:
 
 def test_analysis_writes_the_same_page(tmp_path: Path) -> None:
     assert fake().to_html(tmp_path / "x.html").read_text(encoding="utf-8") == page(fake())
+
+
+def test_both_sides_are_on_one_page(tmp_path: Path) -> None:
+    result = fake_translation()
+    source = page(result)
+    parsed = Page(source)
+    assert [tag for tag, _ in parsed.tags].count("article") == 2
+    sides = json.loads(parsed.scripts["application/json"])["sides"]
+    assert [side["side"] for side in sides] == ["decoder", "encoder"]
+    assert [column[:2] for column in sides[0]["columns"]][2:4] == [["dort", "decoder"], ["the", "encoder"]]
+    assert "<title>normscope: some/model: decoder 3 tokens, 6 layers; encoder 2 tokens, 6 layers</title>" in source
+    assert result.to_html(tmp_path / "x.html").read_text(encoding="utf-8") == source
+
+
+def test_one_side_alone_is_an_article() -> None:
+    assert [tag for tag, _ in Page(page(fake())).tags].count("article") == 1
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@pytest.mark.slow
+def test_the_script_runs(tmp_path: Path) -> None:
+    path = write(fake_translation(), tmp_path / "x.html")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{path}"]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert dom.count("<canvas") == 2
+    for part in ("some/model, decoder", "some/model, encoder", "decoder tokens", "encoder tokens"):
+        assert f">{part}<" in dom

@@ -172,7 +172,7 @@ def test_own_cells_follow_rows_and_sides() -> None:
 
 def test_sides_are_told_apart() -> None:
     text = shown(terminal.heat_map(fake(("le", "chat"), source=("the", "cat"))))
-    assert "columns: inputs (decoder | encoder)" in text
+    assert "columns: inputs (decoder | encoder tokens)" in text
 
 
 def test_mixing_table_has_a_row_per_layer() -> None:
@@ -208,3 +208,40 @@ def test_unknown_scope_or_layer_is_refused_at_once() -> None:
         terminal.heat_map(fake(), "nothing")
     with pytest.raises(NormscopeError, match="Layer 9"):
         terminal.heat_map(fake(), "ATTN-N", 9)
+
+
+def test_sides_are_named_above_their_columns() -> None:
+    analysis = fake(("le", "chat", "dort"), source=("the", "cat"))
+    for width, title in ((100, r" +decoder +\|encoder *"), (24, r" +de…er \|e…r *")):
+        lines = shown(terminal.heat_map(analysis, "ATTN-N", 0), width).splitlines()
+        assert any(re.fullmatch(title, line) for line in lines), lines
+    assert "(encoder)" in shown(terminal.strongest(analysis, "ATTN-N", 0))
+    assert "(encoder)" not in shown(terminal.strongest(fake(), "ATTN-N", 0))
+
+
+def test_columns_that_give_nothing_are_left_out() -> None:
+    analysis = fake(("le", "chat", "dort"), source=("the", "cat"))
+    analysis["ATTN-N"][..., 3:] = 0
+    text = shown(terminal.heat_map(analysis, "ATTN-N", 0))
+    assert "the" not in text.split("rows:")[0].split("contribution")[1]
+    assert "|" not in text
+
+
+def test_the_first_token_of_causal_models() -> None:
+    causal = fake(("<s>", "a", "b"), side="decoder")
+    assert terminal.is_causal(causal)
+    assert not terminal.is_causal(fake())
+    assert not terminal.is_causal(fake(("le",), source=("the",)))
+    assert "First token" not in shown(terminal.layer_tables(fake()))
+    text = shown(terminal.layer_tables(causal), 160)
+    (titles,) = (line for line in text.splitlines() if "First token" in line)
+    assert titles.startswith("Mixing ratio")
+    assert "First token <s>: its share in the other outputs" in titles
+    shares = [100 * float(causal.first_token_share(s)[0, 1:].mean()) for s in ("weights", "attention", "layer")]
+    (first,) = (line for line in text.splitlines() if re.match(" +1 ", line))
+    assert first.split()[-3:] == [f"{share:.1f}" for share in shares]
+    assert max(map(cell_len, shown(terminal.layer_tables(causal), 80).splitlines())) <= 80
+
+
+def test_the_first_token_alone_has_no_share() -> None:
+    assert re.search(r"1 +-", shown(terminal.sink_table(fake(("<s>", "a"), side="decoder", rows=[0], layers=(0,)))))

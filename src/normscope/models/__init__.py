@@ -11,7 +11,17 @@ from normscope.errors import NormscopeError
 from normscope.models import causal, encoder_decoders, encoders, vision
 from normscope.models.spec import Attention, Experts, Family, FeedForward, Stack
 
-__all__ = ["FAMILIES", "Family", "depth_of", "families", "family_of", "max_positions", "padding_id", "register"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "depth_of",
+    "families",
+    "family_of",
+    "heads_of",
+    "max_positions",
+    "padding_id",
+    "register",
+]
 
 FAMILIES = (*encoders.FAMILIES, *causal.FAMILIES, *encoder_decoders.FAMILIES, *vision.FAMILIES)
 _registered: list[Family] = []
@@ -86,7 +96,19 @@ def _matches(family: Family, config: PreTrainedConfig) -> bool:
 
 def depth_of(stack: Stack, config: PreTrainedConfig) -> int:
     """How many layers the model runs (calls, where one layer module is shared)."""
-    return prod(int(getattr(config, name)) for name in stack.depth)
+    return prod(_size(config, name) for name in stack.depth)
+
+
+def heads_of(stack: Stack, config: PreTrainedConfig) -> int:
+    """How many heads a layer has."""
+    return _size(config, stack.heads)
+
+
+def _size(config: PreTrainedConfig, name: str) -> int:
+    value = getattr(config, name, None)
+    if not isinstance(value, int):
+        raise NormscopeError(f"The config {type(config).__name__} has no number {name}, which its family names.")
+    return value
 
 
 def padding_id(base: PreTrainedModel) -> int:

@@ -8,6 +8,10 @@ JSON holds `format`, `info`, `layers` (the model's layer indices, counted from 0
 A NumPy archive holds the same arrays under `map/SCOPE`, `mixing/SCOPE`, `remainder/SCOPE`, `completeness/SCOPE` and
 `heads/SCOPE`, with `tokens` (of the rows), `column_tokens`, `row_sides`, `column_sides`, `row_positions`,
 `column_positions`, `scopes`, `layers`, `head_indices` and `value_norms`, and `info` as JSON text. Nothing is pickled.
+
+Of an encoder-decoder, JSON holds `format`, `info` and `sides`, with what is described above under `encoder` and
+`decoder`; the names in a NumPy archive begin with `encoder/` and `decoder/`. A figure shows the decoder, or the side
+that alone has the scope.
 """
 
 from __future__ import annotations
@@ -24,11 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.analysis import Analysis, Label
+from normscope.analysis import Analysis, EncoderDecoderAnalysis, Label
 from normscope.errors import NormscopeError
 from normscope.files import atomic
 from normscope.view import figure, html
 
+Result = Analysis | EncoderDecoderAnalysis
 FIGURES = tuple(f".{name}" for name in figure.FORMATS)
 SUFFIXES = (".html", *FIGURES, ".json", ".npz", ".safetensors")
 FORMAT = "normscope-json-1"
@@ -50,14 +55,22 @@ def check_path(path: str | os.PathLike[str]) -> None:
 
 
 def export(
-    analysis: Analysis, path: str | os.PathLike[str], scope: str | None = None, layer: int | None = None
+    analysis: Result,
+    path: str | os.PathLike[str],
+    scope: str | None = None,
+    layer: int | None = None,
+    *,
+    image: Any = None,
 ) -> Path:
-    """Write the analysis to `path`. `scope` and `layer` (counted from 0) choose what a figure shows; see `draw`."""
+    """Write the analysis to `path`. `scope` and `layer` (counted from 0) choose what a figure shows, and `image` is the
+    picture it is drawn over; see `Analysis.plot`."""
     check_path(path)
     target = Path(path)
     suffix = target.suffix.lower()
     if suffix in FIGURES:
-        return figure.save(figure.draw(analysis, scope, layer), target)
+        if isinstance(analysis, EncoderDecoderAnalysis):
+            return figure.save(analysis.plot(scope, layer), target)
+        return figure.save(analysis.plot(scope, layer, image=image), target)
     if suffix == ".html":
         return html.write(analysis, target)
     if suffix == ".json":
@@ -67,8 +80,11 @@ def export(
     return analysis.save(target)
 
 
-def as_dict(analysis: Analysis) -> dict[str, Any]:
+def as_dict(analysis: Result) -> dict[str, Any]:
     """The analysis as plain lists, numbers and strings: what the JSON file holds."""
+    if isinstance(analysis, EncoderDecoderAnalysis):
+        sides = {side: as_dict(one) for side, one in analysis.sides.items()}
+        return {"format": FORMAT, "info": _plain(analysis.info), "sides": sides}
     content: dict[str, Any] = {
         "format": FORMAT,
         "info": _plain(analysis.info),
@@ -89,7 +105,7 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
     return content
 
 
-def _json(analysis: Analysis, target: Path) -> Path:
+def _json(analysis: Result, target: Path) -> Path:
     text = json.dumps(as_dict(analysis), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     with atomic(target) as temporary:
         # Half a surrogate pair has no UTF-8, but its replacement here is the JSON escape of it.
@@ -97,7 +113,15 @@ def _json(analysis: Analysis, target: Path) -> Path:
     return target
 
 
-def _npz(analysis: Analysis, target: Path) -> Path:
+def _npz(analysis: Result, target: Path) -> Path:
+    with atomic(target) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **_arrays(analysis))
+    return target
+
+
+def _arrays(analysis: Result) -> dict[str, Any]:
+    if isinstance(analysis, EncoderDecoderAnalysis):
+        return {f"{side}/{name}": array for side, one in analysis.sides.items() for name, array in _arrays(one).items()}
     arrays: dict[str, Any] = {
         f"{name}/{scope}": tensor.detach().cpu().numpy()
         for scope, measured in analysis.measured.items()
@@ -106,7 +130,7 @@ def _npz(analysis: Analysis, target: Path) -> Path:
     arrays |= {f"heads/{scope}": tensor.detach().cpu().numpy() for scope, tensor in analysis.heads.items()}
     if analysis.value_norms is not None:
         arrays["value_norms"] = analysis.value_norms.detach().cpu().numpy()
-    arrays |= {
+    return arrays | {
         "tokens": _strings(analysis.tokens),
         "column_tokens": _strings([label.token for label in analysis.columns]),
         "row_sides": _strings([label.side for label in analysis.rows]),
@@ -118,9 +142,6 @@ def _npz(analysis: Analysis, target: Path) -> Path:
         "head_indices": np.array(analysis.head_indices, dtype=np.int64),
         "info": np.array(json.dumps(_plain(analysis.info), allow_nan=False)),
     }
-    with atomic(target) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)
-    return target
 
 
 def _strings(texts: Sequence[str]) -> np.ndarray[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from normscope.view.labels import (
     quantity,
     scale_of,
     shorten,
+    sides_note,
     spans_of,
     tokens_of,
     values_of,
@@ -84,7 +86,7 @@ def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None)
         analysis = contributing(analysis, scope)
     scopes = analysis.scopes
     layers = analysis.layers if layer is None else (analysis.layers[analysis.layer_position(layer)],)
-    with _style():
+    with style():
         if scope is not None and layer is not None:
             figure = _single(analysis, scopes[0], layers[0])
         elif scope is not None:
@@ -106,7 +108,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
         raise NormscopeError(f"Cannot write a figure to {target}: known formats are {known}.")
     # Without dates the same figure gives the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
-    with _style(), atomic(target) as temporary:
+    with style(), atomic(target) as temporary:
         figure.savefig(temporary, format=kind, metadata=metadata)
     return target
 
@@ -118,17 +120,16 @@ def _single(analysis: Analysis, scope: str, layer: int) -> Figure:
     width, height = max(cell * columns, 1.1), max(cell * rows, 1.1)
     size = min(max(cell * 72 * 0.85, 5.0), 7.5)
     margin = size / 72 * 0.62 * min(max(len(visible(label.token)) for label in analysis.columns), 18)
-    figure = _figure(width + margin + 1.1, height + margin + 0.7)
+    figure = blank(width + margin + 1.1, height + margin + 0.7)
     axes = figure.add_subplot()
     scale = scale_of([values], own_cells(analysis))
     image = _paint(axes, values, scale, analysis)
-    axes.set_title(f"{scope}, layer {layer + 1}", pad=5 if len(spans_of(analysis.columns)) == 1 else 13)
+    axes.set_title(f"{scope}, layer {layer + 1}", pad=13 if _name_sides(axes, analysis) else 5)
     _label(axes, analysis, size)
-    sides = " | ".join(f"{span.side} token" for span in spans_of(analysis.columns))
-    axes.set_xlabel("input token" + f" ({sides})" * (len({*analysis.columns, *analysis.rows} - {*analysis.rows}) > 0))
+    axes.set_xlabel("input token" + sides_note(analysis))
     axes.set_ylabel("output token")
-    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=_extend(scale))
-    _tidy(bar, scale, _bar_label(scope, scale))
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=extend(scale))
+    tidy(bar, scale, _bar_label(scope, scale))
     return figure
 
 
@@ -140,10 +141,11 @@ def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequen
     one_scope = len({scope for scope, _ in maps}) == 1
     beside = 0.12 if one_scope else 0.42  # gap, or gap and colour bar
     side = min((WIDTH - 1.1) / across - beside, 2.4)
+    wide, high = _panel(analysis, side)
     size = side / max(len(analysis.rows), len(analysis.columns)) * 72 * 0.85
     written = size >= 4.5
     margin = 0.45 if written else 0.0
-    figure = _figure(across * (side + beside) + 1.1, down * (side + 0.2) + margin + 0.45)
+    figure = blank(across * (wide + beside) + 1.1, down * (high + 0.2) + margin + 0.45)
     grid = figure.subplots(down, across, squeeze=False)
     own = own_cells(analysis)
     scales = {
@@ -155,8 +157,8 @@ def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequen
         axes.set_title(title, pad=3, fontsize=7)
         _label(axes, analysis, min(size, 6.5)) if written else _bare(axes)
         if not one_scope:
-            bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=24, extend=_extend(scales[scope]))
-            _tidy(bar, scales[scope])
+            bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=24, extend=extend(scales[scope]))
+            tidy(bar, scales[scope])
     for axes in grid.flat[count:]:
         axes.set_axis_off()
     if written:
@@ -167,8 +169,8 @@ def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequen
                 axes.set_xticklabels([])
     if one_scope and image is not None:
         scope = maps[0][0]
-        bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.02, aspect=40, extend=_extend(scales[scope]))
-        _tidy(bar, scales[scope], _bar_label(scope, scales[scope]))
+        bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.02, aspect=40, extend=extend(scales[scope]))
+        tidy(bar, scales[scope], _bar_label(scope, scales[scope]))
         figure.suptitle(scope, fontsize=8)
         _caption(figure, analysis, "All maps share the colour scale", scales.values(), listed=not written)
     else:
@@ -180,7 +182,8 @@ def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequen
 def _grid(analysis: Analysis, scopes: Sequence[str], layers: Sequence[int]) -> Figure:
     """One row per layer, one column per scope with a colour scale of its own."""
     side = min(1.05, max(8.4 / len(scopes), 0.6))
-    figure = _figure(len(scopes) * (side + 0.06) + 0.4, len(layers) * (side + 0.06) + 1.0)
+    wide, high = _panel(analysis, side)
+    figure = blank(len(scopes) * (wide + 0.06) + 0.4, len(layers) * (high + 0.06) + 1.0)
     grid = figure.subplots(len(layers), len(scopes), squeeze=False)
     own = own_cells(analysis)
     scales = {scope: scale_of([values_of(analysis, scope, layer) for layer in layers], own) for scope in scopes}
@@ -190,13 +193,19 @@ def _grid(analysis: Analysis, scopes: Sequence[str], layers: Sequence[int]) -> F
             _bare(axes)
         column[0].set_title(_broken(scope), fontsize=6.5, pad=3)
         bar = figure.colorbar(
-            image, ax=column, location="bottom", fraction=0.03, pad=0.01, aspect=18, extend=_extend(scales[scope])
+            image, ax=column, location="bottom", fraction=0.03, pad=0.01, aspect=18, extend=extend(scales[scope])
         )
-        _tidy(bar, scales[scope])
+        tidy(bar, scales[scope])
     for axes, layer in zip(grid[:, 0], layers, strict=True):
         axes.set_ylabel(f"layer {layer + 1}", fontsize=7)
     _caption(figure, analysis, "The colour scale is shared within a column", scales.values(), listed=True)
     return figure
+
+
+def _panel(analysis: Analysis, side: float) -> tuple[float, float]:
+    """Width and height in inches of a small map whose longer side is `side`."""
+    rows, columns = len(analysis.rows), len(analysis.columns)
+    return max(side * columns / max(rows, columns), 0.4), max(side * rows / max(rows, columns), 0.2)
 
 
 def _paint(axes: Axes, values: Values, scale: Scale, analysis: Analysis, maps: int = 1) -> ScalarMappable:
@@ -217,16 +226,8 @@ def _paint(axes: Axes, values: Values, scale: Scale, analysis: Analysis, maps: i
     axes.set_ylim(edges[2], edges[3])
     axes.set_aspect("equal")
     axes.spines[:].set_visible(False)
-    spans = spans_of(analysis.columns)
-    for span in spans[1:]:
+    for span in spans_of(analysis.columns)[1:]:
         axes.axvline(span.start - 0.5, color="white", linewidth=1.6)
-    if maps == 1 and len(spans) > 1:
-        for span in spans:
-            middle = (span.start + span.stop - 1) / 2
-            axes.annotate(
-                span.side, (middle, -0.5), (0, 3), textcoords="offset points", ha="center", fontsize=6.5,
-                color=_ink(span.side, analysis),
-            )  # fmt: skip
     return image
 
 
@@ -242,6 +243,16 @@ def _label(axes: Axes, analysis: Analysis, size: float) -> None:
         text.set_color(_ink(label.side, analysis))
 
 
+def _name_sides(axes: Axes, analysis: Analysis) -> bool:
+    """The names of two sides above their columns; False where there is one."""
+    spans = spans_of(analysis.columns)
+    for span in spans if len(spans) > 1 else []:
+        place = ((span.start + span.stop - 1) / 2, -0.5)
+        style: dict[str, Any] = {"ha": "center", "fontsize": 6.5, "color": _ink(span.side, analysis)}
+        axes.annotate(span.side, place, (0, 3), textcoords="offset points", **style)
+    return len(spans) > 1
+
+
 def _ink(side: str, analysis: Analysis) -> str:
     """The colour of a column's label: another one for the tokens of the other side."""
     return "black" if side == analysis.rows[0].side else OTHER
@@ -252,7 +263,7 @@ def _bare(axes: Axes) -> None:
     axes.set_yticks([])
 
 
-def _extend(scale: Scale) -> Literal["max", "neither"]:
+def extend(scale: Scale) -> Literal["max", "neither"]:
     return "max" if scale.clipped else "neither"
 
 
@@ -261,7 +272,7 @@ def _bar_label(scope: str, scale: Scale) -> str:
     return quantity(scope) + beyond
 
 
-def _tidy(bar: Colorbar, scale: Scale, label: str = "") -> None:
+def tidy(bar: Colorbar, scale: Scale, label: str = "") -> None:
     """A quiet colour bar: with its label, or so small that only the ends of the scale are written."""
     from matplotlib.ticker import MaxNLocator
 
@@ -280,7 +291,8 @@ def _tidy(bar: Colorbar, scale: Scale, label: str = "") -> None:
 
 
 def _caption(figure: Figure, analysis: Analysis, scale: str, scales: Any, listed: bool) -> None:
-    text = f"{model_label(analysis)}. Rows are output tokens, columns input tokens. {scale}"
+    sides = sides_note(analysis) if len(spans_of(analysis.columns)) == 1 else ""
+    text = f"{model_label(analysis)}. Rows are output tokens, columns input tokens{sides}. {scale}"
     if any(entry.clipped for entry in scales):
         text += "; where it ends in an arrow, the token itself (the diagonal) lies beyond it"
     text += "."
@@ -289,24 +301,28 @@ def _caption(figure: Figure, analysis: Analysis, scale: str, scales: Any, listed
         text += f" Left of the white line: {spans[0].side} tokens, right of it: {spans[1].side} tokens."
     if listed:
         text += " Tokens: " + textwrap.shorten(tokens_of(analysis.columns), 300, placeholder=" …")
+    caption(figure, text)
+
+
+def caption(figure: Figure, text: str) -> None:
+    """Small text below a figure."""
     width = max(int(figure.get_figwidth() * 21.5), 30)
     figure.supxlabel(textwrap.fill(text, width), fontsize=6.5, color=GREY, x=0.01, ha="left", multialignment="left")
 
 
 def _broken(scope: str) -> str:
-    """A long scope name on two lines, broken before its feed-forward part."""
-    head, ff, tail = scope.partition("FF")
-    return f"{head}\n{ff}{tail}" if ff else scope
+    """A long scope name on lines of their own for its cross-attention and feed-forward parts."""
+    return re.sub("(?<=.)(?=XATTN|FF)", "\n", scope)
 
 
-def _figure(width: float, height: float) -> Figure:
+def blank(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="compressed")
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def style() -> Iterator[None]:
     """The figures' style, for as long as they are made; nothing of it stays behind."""
     try:
         import matplotlib

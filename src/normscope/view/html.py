@@ -1,4 +1,4 @@
-"""One analysis as a self-contained page: no network, no fonts, no scripts but its own."""
+"""An analysis of one or both sides as a self-contained page: no network, no fonts, no scripts but its own."""
 
 from __future__ import annotations
 
@@ -10,33 +10,41 @@ from typing import Any
 
 from torch import Tensor
 
-from normscope.analysis import Analysis
+from normscope.analysis import Analysis, EncoderDecoderAnalysis
 from normscope.files import atomic
 from normscope.view.labels import BEYOND, CIVIDIS, model_label, visible, worst_completeness
 
 ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
-def write(analysis: Analysis, path: str | os.PathLike[str]) -> Path:
+def write(analysis: Analysis | EncoderDecoderAnalysis, path: str | os.PathLike[str]) -> Path:
     """Write the page with every map of the analysis."""
     with atomic(path) as temporary:
         temporary.write_text(page(analysis), encoding="utf-8")
     return Path(path)
 
 
-def page(analysis: Analysis) -> str:
-    """The page's source."""
-    title = f"{model_label(analysis)}: {len(analysis.rows)} tokens, {len(analysis.layers)} layers"
+def page(analysis: Analysis | EncoderDecoderAnalysis) -> str:
+    """The page's source; of an encoder-decoder the decoder comes first."""
+    if isinstance(analysis, EncoderDecoderAnalysis):
+        parts = list(reversed(analysis.sides.items()))
+        data = f'{{"sides":[{",".join(_data(part, side) for side, part in parts)}]}}'
+    else:
+        parts = [("", analysis)]
+        data = _data(analysis, "")
+    counts = (f"{side} {len(part.rows)} tokens, {len(part.layers)} layers".strip() for side, part in parts)
+    title = f"{model_label(analysis)}: {'; '.join(counts)}"
     # The data goes in last: nothing in it is taken for a place to fill in.
-    head, tail = PAGE.split("@data@")
-    return head.replace("@title@", html.escape(title)) + _data(analysis) + tail
+    head, tail = PAGE.replace("@articles@", ARTICLE * len(parts)).split("@data@")
+    return head.replace("@title@", html.escape(title)) + data + tail
 
 
-def _data(analysis: Analysis) -> str:
+def _data(analysis: Analysis, side: str) -> str:
     """The analysis as JSON that no HTML parser can mistake for markup."""
     error, scope, layer = worst_completeness(analysis)
     facts: dict[str, Any] = {
         "model": model_label(analysis),
+        "side": side,
         "family": str(analysis.info.get("family") or ""),
         "completeness": f"{error:.1e} ({scope}, layer {layer + 1})",
         "rows": [[visible(label.token), label.side, label.position] for label in analysis.rows],
@@ -64,6 +72,29 @@ def _numbers(tensor: Tensor) -> str:
     return f"[[{'],['.join(lists)}]]"
 
 
+ARTICLE = """<article>
+<header><h1 class="title"></h1><span class="quiet facts"></span></header>
+<form>
+<label>scope <select class="scope"></select></label>
+<label>layer <select class="layer"></select></label>
+<label><input type="checkbox" class="own"> colour scale includes own tokens</label>
+</form>
+<div class="panes">
+<div class="left">
+<div class="frame"><div class="map" role="img"></div></div>
+<div class="bar"><span>0</span><b></b><u></u><span class="end"></span></div>
+<div class="quiet note"></div>
+<p class="said" aria-live="polite"></p>
+</div>
+<div>
+<section><h2>Mixing ratio</h2>
+<div class="quiet">share of other tokens in an output, mean over outputs, %</div><table class="means"></table></section>
+<section><h2>Strongest cells between different tokens</h2><table class="top"></table></section>
+</div>
+</div>
+</article>
+"""
+
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -89,60 +120,50 @@ h2 { font-size: 13px; font-weight: 600; margin: 0 0 4px }
 form { display: flex; flex-wrap: wrap; gap: 8px 18px; align-items: center; margin: 12px 0 }
 select { font: inherit; color: inherit; background: var(--soft); border: 1px solid var(--rule); border-radius: 4px;
   padding: 3px 6px; max-width: 100% }
-main { display: flex; flex-wrap: wrap; gap: 24px 36px; align-items: flex-start }
+.panes { display: flex; flex-wrap: wrap; gap: 24px 36px; align-items: flex-start }
 .token { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; unicode-bidi: isolate;
   white-space: pre }
-#left { max-width: min(100%, 660px) }
-#frame { overflow: auto; max-width: 100% }
-#map { position: relative }
-#map canvas { position: absolute; image-rendering: pixelated; cursor: crosshair }
-#map span { position: absolute; line-height: 1.3; color: var(--quiet); white-space: pre }
-#map span.on { color: var(--accent); z-index: 1; background: var(--paper) }
-#map .up { writing-mode: vertical-rl; transform: rotate(180deg) }
-#map i { position: absolute; background: var(--accent); opacity: .75 }
-#map .track { background: var(--soft); opacity: 1 }
-#map .cross { background: none; outline: 2px solid #fff; box-shadow: 0 0 0 3px #000; opacity: 1;
+.left { max-width: min(100%, 660px) }
+.frame { overflow: auto; max-width: 100% }
+.map { position: relative }
+.map canvas { position: absolute; image-rendering: pixelated; cursor: crosshair }
+.map span { position: absolute; line-height: 1.3; color: var(--quiet); white-space: pre }
+.map span.on { color: var(--accent); z-index: 1; background: var(--paper) }
+.map .up { writing-mode: vertical-rl; transform: rotate(180deg) }
+.map i { position: absolute; background: var(--accent); opacity: .75 }
+.map span.other { color: var(--accent) } .map .seam { background: var(--paper); opacity: 1; pointer-events: none;
+  box-shadow: 0 0 0 1px var(--ink) }
+.map .track { background: var(--soft); opacity: 1 }
+.map .cross { background: none; outline: 2px solid #fff; box-shadow: 0 0 0 3px #000; opacity: 1;
   pointer-events: none }
-#said { min-height: 2.9em; margin: 8px 0 0; overflow-wrap: anywhere }
-#bar { display: flex; gap: 6px; align-items: center; margin-top: 6px }
-#bar b { width: 140px; height: 9px } #bar u { width: 12px; height: 9px }
+.said { min-height: 2.9em; margin: 8px 0 0; overflow-wrap: anywhere }
+.bar { display: flex; gap: 6px; align-items: center; margin-top: 6px }
+.bar b { width: 140px; height: 9px } .bar u { width: 12px; height: 9px }
 table { border-collapse: collapse }
 td, th { padding: 1px 7px; text-align: right; vertical-align: baseline }
-#means tr:first-child th { vertical-align: bottom; white-space: pre-line; line-height: 1.2; font-size: 11px }
-#top td { max-width: 190px; overflow: hidden; text-overflow: ellipsis }
-#top td:not(:last-child), #top th:not(:last-child) { text-align: left }
-#means button { font: inherit; color: inherit; background: none; border: 0; border-radius: 3px; padding: 0 3px;
-  cursor: pointer } #means button:hover { background: var(--rule) }
-#means [aria-current] { background: var(--accent); color: var(--paper) }
+.means tr:first-child th { vertical-align: bottom; white-space: pre-line; line-height: 1.2; font-size: 11px }
+.top td { max-width: 190px; overflow: hidden; text-overflow: ellipsis }
+.top td:not(:last-child), .top th:not(:last-child) { text-align: left }
+.means button { font: inherit; color: inherit; background: none; border: 0; border-radius: 3px; padding: 0 3px;
+  cursor: pointer } .means button:hover { background: var(--rule) }
+.means [aria-current] { background: var(--accent); color: var(--paper) }
 section + section { margin-top: 20px }
+article + article { margin-top: 36px }
 </style>
 </head>
 <body>
-<header><h1 id="title"></h1><span class="quiet" id="facts"></span></header>
-<form>
-<label>scope <select id="scope"></select></label>
-<label>layer <select id="layer"></select></label>
-<label><input type="checkbox" id="own"> colour scale includes own tokens</label>
-</form>
 <main>
-<div id="left">
-<div id="frame"><div id="map" role="img"></div></div>
-<div id="bar"><span>0</span><b></b><u></u><span id="end"></span></div>
-<div class="quiet" id="note"></div>
-<p id="said" aria-live="polite"></p>
-</div>
-<div>
-<section><h2>Mixing ratio</h2>
-<div class="quiet">share of other tokens in an output, mean over outputs, %</div><table id="means"></table></section>
-<section><h2>Strongest cells between different tokens</h2><table id="top"></table></section>
-</div>
-</main>
+@articles@</main>
 <noscript>The maps are drawn by a script inside this page; allow scripts to see them.</noscript>
 <script type="application/json" id="data">@data@</script>
 <script>
 "use strict";
-const D = JSON.parse(document.getElementById("data").textContent);
-const $ = id => document.getElementById(id), names = Object.keys(D.scopes), n = D.rows.length, m = D.columns.length;
+const data = JSON.parse(document.getElementById("data").textContent);
+document.querySelectorAll("article").forEach((root, k) => show(root, (data.sides ?? [data])[k]));
+
+function show(root, D) {
+const $ = name => root.querySelector("." + name);
+const names = Object.keys(D.scopes), n = D.rows.length, m = D.columns.length;
 const add = (parent, tag, text, kind) => {
   const e = document.createElement(tag);
   if (text !== undefined) e.textContent = text;
@@ -169,7 +190,7 @@ const current = () => {
   return { name, place, map: s.map[place], mixing: s.mixing[place], remainder: s.remainder[place] };
 };
 
-$("title").textContent = D.model;
+$("title").textContent = D.side ? `${D.model}, ${D.side}` : D.model;
 $("facts").textContent = [D.family, count(n, "token"), `${count(D.layers.length, "layer")} (counted from 1)`,
   `worst completeness error ${D.completeness}`].filter(Boolean).join(" · ");
 for (const name of names) add($("scope"), "option", name).value = name;
@@ -191,6 +212,12 @@ const labels = (list, kind) => list.map(([token, side, position]) => {
 const left = labels(D.rows, "token"), below = labels(D.columns, "token up");
 const track = add(box, "i", undefined, "track"), bars = D.rows.map(() => add(box, "i"));
 const heading = add(box, "span", "mixing, 0-1");
+const starts = D.columns.map((c, j) => j).filter(j => j === 0 || D.columns[j][1] !== D.columns[j - 1][1]);
+const two = starts.length > 1, home = D.rows[0][1], seams = starts.slice(1).map(() => add(box, "i", undefined, "seam"));
+const kind = j => D.columns[j][1] === home ? "" : "other";
+const sides = two ? starts.map(j => add(box, "span", `${D.columns[j][1]} tokens`, kind(j))) : [];
+below.forEach((e, j) => e.classList.toggle("other", D.columns[j][1] !== home));
+const input = j => two ? `${D.columns[j][1]} input ${D.columns[j][2] + 1}` : `input ${D.columns[j][2] + 1}`;
 let size = 0, gutter = 0;
 
 function layout() {
@@ -211,6 +238,9 @@ function layout() {
   };
   left.forEach((e, i) => label(e, i, { right: size * m + 85, top: top + size * (i + .5) - font * .65 }));
   below.forEach((e, j) => label(e, j, { top: bottom + 5, left: gutter + size * (j + .5) - font * .65 }));
+  sides.forEach((e, k) => put(e, { left: gutter + size * starts[k] + 3 * (k > 0), top: 0, fontSize: 11,
+    width: size * ((starts[k + 1] ?? m) - starts[k]), overflow: "hidden" }));
+  seams.forEach((e, k) => put(e, { left: gutter + size * starts[k + 1] - 1, top: 0, width: 2, height: bottom + 12 }));
   put(heading, { left: right + 10, top: 0, fontSize: 11 });
   put(track, { left: right + 10, top, width: 64, height: size * n });
   const gap = Math.floor(size / 6);
@@ -244,7 +274,7 @@ function draw() {
   for (const k of cells) {
     const row = add($("top"), "tr");
     add(row, "td", D.rows[Math.floor(k / m)][0], "token");
-    add(row, "td", D.columns[k % m][0], "token");
+    add(row, "td", D.columns[k % m][0] + (two ? ` (${D.columns[k % m][1]})` : ""), "token");
     add(row, "td", number(map[k]));
   }
   point();
@@ -269,7 +299,7 @@ function point(i, j) {
   const v = row[j], said = $("said");
   said.textContent = "";
   add(said, "span", D.columns[j][0], "token");
-  said.append(` (input ${D.columns[j][2] + 1}) → `);
+  said.append(` (${input(j)}) → `);
   add(said, "span", D.rows[i][0], "token");
   said.append(` (output ${D.rows[i][2] + 1}): ${number(v)}`);
   if (sum > 0) said.append(`, ${(100 * v / sum).toFixed(1)} % of the row`);
@@ -311,6 +341,7 @@ for (const id of ["scope", "layer", "own"]) $(id).addEventListener("change", dra
 addEventListener("resize", () => { layout(); point(...here ?? []); });
 layout();
 draw();
+}
 </script>
 </body>
 </html>

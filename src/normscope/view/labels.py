@@ -85,6 +85,12 @@ def spans_of(labels: Sequence[Label]) -> list[Span]:
     return [Span(labels[a].side, a, b) for a, b in zip(starts, [*starts[1:], len(labels)], strict=True)]
 
 
+def sides_note(analysis: Analysis) -> str:
+    """`" (decoder | encoder tokens)"` where not all columns are on the side of the rows."""
+    sides = [span.side for span in spans_of(analysis.columns)]
+    return f" ({' | '.join(sides)} tokens)" if sides != [analysis.rows[0].side] else ""
+
+
 def tokens_of(labels: Sequence[Label], width: int = 18) -> str:
     """All tokens in a line, named by side where there are two."""
     spans = spans_of(labels)

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.analysis import Analysis
+from normscope.view import patches
 from normscope.view.labels import (
     BEYOND,
     CIVIDIS,
@@ -27,6 +28,7 @@ from normscope.view.labels import (
     quantity,
     scale_of,
     shorten,
+    sides_note,
     spans_of,
     values_of,
     visible,
@@ -87,17 +89,46 @@ class HeatMap:
         for token, line in zip(rows, values, strict=True):
             yield _row(shorten(token, LABEL), [paint.cell(value, width) for value in line], gutter, seams)
         yield from paint.legend(written=width >= _Paint.WRITTEN)
-        sides = " | ".join(f"{span.side} tokens" for span in spans)
-        said = f" ({sides})" if analysis.columns[0].side != analysis.rows[0].side or seams else ""
-        yield Text(f"rows: outputs, columns: inputs{said}", style="dim")
+        yield Text("rows: outputs, columns: inputs" + sides_note(analysis), style="dim")
 
 
-def heat_map(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> HeatMap:
-    """One map, by default of the last scope and layer; `layer` is the model's layer index, counted from 0."""
+@dataclass(frozen=True)
+class PatchMap:
+    """One output of a vision model on the grid of patches, for a rich console: [CLS], or the first row there is."""
+
+    analysis: Analysis
+    scope: str
+    layer: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        row = patches.row_of(self.analysis)
+        label = self.analysis.rows[row]
+        values, others = patches.on_grid(self.analysis, self.scope, self.layer, row)
+        name = visible(label.token)
+        yield Text.assemble(
+            (f"{self.scope}, layer {self.layer + 1}, output {name}", "bold"),
+            f" (counted from 1): {quantity(self.scope)}",
+        )
+        if 2 * values.shape[1] + 1 > options.max_width:
+            yield strongest(self.analysis, self.scope, self.layer)
+            return
+        scale = patches.scale_of(values, patches.own_patch(self.analysis, label))
+        paint = _Paint(scale, _colours(console), options.ascii_only)
+        for line in values:
+            yield _row("", [paint.cell(value, 2) for value in line], 1, [])
+        yield from paint.legend(written=False)
+        rest = ", ".join(f"{visible(token)} {paint.number(value)}" for token, value in others.items())
+        yield Text("each cell is a patch of the picture" + (f"; not on the grid: {rest}" if rest else ""), style="dim")
+
+
+def heat_map(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> HeatMap | PatchMap:
+    """One map, by default of the last scope and layer; `layer` is the model's layer index, counted from 0. Of a picture
+    the patches' share in one output."""
     scope = analysis.scopes[-1] if scope is None else analysis.resolve(scope)
     layer = analysis.layers[-1] if layer is None else layer
     analysis.layer_position(layer)
-    return HeatMap(analysis, scope, layer)
+    view = HeatMap if patches.grid_of(analysis) is None else PatchMap
+    return view(analysis, scope, layer)
 
 
 def strongest(analysis: Analysis, scope: str, layer: int) -> Group:
@@ -157,13 +188,13 @@ def sink_table(analysis: Analysis) -> Group:
     table = _table()
     table.add_column("layer\n(from 1)", justify="right", style="dim")
     for scope in scopes:
-        title = Text(f"{_stacked(scope)}\n{'weight' if scope.endswith('-W') else 'norm'}", justify="right")
-        table.add_column(title, justify="right", min_width=6)
+        table.add_column(Text(_stacked(scope), justify="right"), justify="right", min_width=5)
     means = [analysis.first_token_share(scope)[:, others].double().mean(-1).tolist() for scope in scopes]
     for layer, shares in zip(analysis.layers, zip(*means, strict=True), strict=True):
         table.add_row(str(layer + 1), *(f"{100 * share:.1f}" if math.isfinite(share) else "-" for share in shares))
-    title = Text.assemble(("First token", "bold"), f" {visible(analysis.columns[0].token)}: its share in the other ")
-    return Group(title.append("outputs, mean, in %"), table)
+    name = shorten(visible(analysis.columns[0].token), LABEL)
+    title = Text.assemble(("First token", "bold"), f" {name}: its share in the other outputs by weight or norm, in %")
+    return Group(title, table)
 
 
 def layer_tables(analysis: Analysis) -> RenderableType:

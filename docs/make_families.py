@@ -1,0 +1,251 @@
+"""`python -m docs.make_families`: write docs/families.md from the family specs and from tiny models of each family.
+
+Nothing on the page is typed by hand but its plain sentences: layers, scopes and aliases come from `normscope.models`
+and `normscope.scopes`, the errors from analyses of the models that the tests use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from normscope import Analyzer
+from normscope.models import REFUSED, causal, encoder_decoders, encoders, family_of, vision
+from normscope.models.spec import Attention, Block, Experts, Family, FeedForward, Norm
+from normscope.scopes import aliases_of, names_of
+from tests import tiny, tiny_layers
+
+PAGE = Path(__file__).parent / "families.md"
+VERSION = "Made with transformers "  # how the line begins that names the version
+GROUPS = {
+    "Text encoders": encoders.FAMILIES,
+    "Causal language models": causal.FAMILIES,
+    "Encoder-decoders": encoder_decoders.FAMILIES,
+    "Vision": vision.FAMILIES,
+}
+ALIASES = {
+    "weights": "attention weights, mean over heads",
+    "attention": "the self-attention alone: weights times transformed vectors, heads summed before the norm is taken",
+    "cross-attention": "the cross-attention alone",
+    "attention-residual": "after the residual connection of the last attention",
+    "attention-block": "the end of the last block that attends, its norm included where one follows",
+    "ff": "after the feed-forward, before its residual connection",
+    "ff-residual": "after the residual connection of the feed-forward",
+    "layer": "the end of the layer",
+}
+INTRODUCTION = """\
+# Model families
+
+<!-- Written by `make families`; edit docs/make_families.py instead. -->
+
+{version}
+
+A family is a set of model types whose layers are built alike. Each is listed with
+
+- the **model types** (`config.model_type`) it stands for, and the setting that tells variants of one type apart;
+- its **layer**, component by component, and the kinds of its norms and feed-forward. [Layers](#layers) lists the scopes
+  and aliases of each layer;
+- what is **special** about it;
+- its **completeness error**, the largest over all scopes and layers of a tiny model of the family with random weights,
+  rounded up to a power of ten: how far contributions and remainder together are from the vector that the model itself
+  computed, relative to its length. Where the error in float64 is about that of float32, transformers computes a part
+  of the layer (softmax or norms) in float32 whatever the model's dtype; the decomposition is not what is inexact.
+
+Components: ATTN is self-attention, XATTN cross-attention, FF the feed-forward, LN a norm of any kind, SCALE a learned
+factor for each dimension (LayerScale), RES the residual connection. `[ATTN | FF]` are parallel: both read what entered
+the block, and are added together. A model with a task head counts as its base model.
+For a family that is not here, see [a family of your own](your-own-family.md).
+"""
+LAYERS = """\
+## Layers
+
+A scope is a point in the layer up to which contributions are followed; it is named after the components on the way.
+`-W` scopes read attention weights, `-N` scopes the norms of contribution vectors. The aliases name the corresponding
+scope of any layer, so that models compare:
+
+{aliases}"""
+REFUSALS = """\
+## What is refused
+
+Model types that are known and cannot be decomposed:
+
+{types}
+Settings that a family's layers cannot be decomposed with:
+
+{settings}
+Any other setting is refused as well when it differs from its default and nobody has checked what it does to a layer.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION.format(version=f"{VERSION}{transformers.__version__}.")]
+    models = _models()
+    for title, families in GROUPS.items():
+        parts += [f"## {title}\n", _families(families, models)]
+    parts.append(LAYERS.format(aliases=_table(("alias", "what it means"), _coded(ALIASES.items()))))
+    parts += _layers()
+    types = _table(("model type", "reason"), _coded(REFUSED.items()))
+    parts.append(REFUSALS.format(types=types, settings=_table(("families", "setting", "reason"), _settings())))
+    return "\n".join(parts)
+
+
+def _models() -> dict[str, tuple[Any, str]]:
+    """Family name -> the module that makes a tiny model of it, and the name it has there."""
+    found: dict[str, tuple[Any, str]] = {}
+    for maker in (tiny, tiny_layers):
+        for name in maker.FAMILIES:
+            found.setdefault(family_of(maker.tiny(name)).name, (maker, name))
+    return found
+
+
+def _settings() -> Iterator[tuple[str, str, str]]:
+    """The settings that are refused, each once with the families that refuse it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for families in GROUPS.values():
+        for family in families:
+            for refusal in family.refusals:
+                setting = f"`{refusal.attribute}` other than `{refusal.allowed!r}`"
+                found.setdefault((setting, refusal.reason), []).append(family.name)
+    return ((", ".join(users), setting, reason) for (setting, reason), users in found.items())
+
+
+def _families(families: Sequence[Family], models: dict[str, tuple[Any, str]]) -> str:
+    head = ("family", "model types", "layer", "norms", "feed-forward", "special", "float32", "float64")
+    return _table(head, (_family(family, *models[family.name]) for family in families))
+
+
+def _family(family: Family, maker: Any, name: str) -> tuple[str, ...]:
+    types = ", ".join(f"`{kind}`" for kind in family.model_types)
+    setting = ", ".join(f"`{key}={value!r}`" for key, value in family.when.items())
+    layers = [f"[{_escaped(_order(stack.blocks))}](#{_anchor(stack.blocks)})" for stack in family.stacks]
+    if len(layers) > 1:
+        layers = [f"{stack.side}: {layer}" for stack, layer in zip(family.stacks, layers, strict=True)]
+    every = [block for stack in family.stacks for block in stack.blocks]
+    return (
+        family.name,
+        f"{types} with {setting}" if setting else types,
+        "; ".join(layers),
+        _norms(every),
+        _feed_forward(every),
+        family.note,
+        *(_rounded(_error(maker, name, dtype)) for dtype in (torch.float32, torch.float64)),
+    )
+
+
+def _error(maker: Any, name: str, dtype: torch.dtype) -> float:
+    """The largest completeness error of one short input to the tiny model."""
+    model = maker.tiny(name, dtype=dtype)
+    if maker is tiny_layers:
+        encoding = tiny_layers.inputs(name, model)
+    else:
+        encoding = {"input_ids": torch.randint(3, 50, (1, 9), generator=torch.Generator().manual_seed(0))}
+    result = Analyzer(model).analyze(encoding)
+    sides = (result.encoder, result.decoder) if hasattr(result, "encoder") else (result,)
+    worst = max(float(error.max()) for side in sides for error in side.completeness.values())
+    return max(worst, torch.finfo(dtype).eps)  # what is smaller is luck
+
+
+def _rounded(error: float) -> str:
+    """Up to a power of ten."""
+    return f"1e{math.ceil(math.log10(error)):03d}"
+
+
+def _layers() -> Iterator[str]:
+    """Each layer that some family has: its order, its families, its scopes with their aliases."""
+    found: dict[str, tuple[Sequence[Block], list[str]]] = {}
+    for families in GROUPS.values():
+        for family in families:
+            for stack in family.stacks:
+                side = f" ({stack.side})" if len(family.stacks) > 1 else ""
+                found.setdefault(_anchor(stack.blocks), (stack.blocks, []))[1].append(family.name + side)
+    for blocks, users in found.values():
+        aliases = aliases_of(blocks)
+        rows = (
+            (f"`{scope}`", ", ".join(f"`{alias}`" for alias in ALIASES if aliases.get(alias) == scope))
+            for scope in names_of(blocks)
+        )
+        heading = f"### {_kind(blocks)}: {_escaped(_order(blocks))}"
+        table = _table(("scope", "alias"), rows)
+        yield f'<a id="{_anchor(blocks)}"></a>\n\n{heading}\n\n{", ".join(users)}.\n\n{table}'
+
+
+def _order(blocks: Sequence[Block]) -> str:
+    """The components as they are met: `LN ATTN RES LN FF RES`."""
+    words = []
+    for block in blocks:
+        branches = []
+        for branch in block.branches:
+            name = "FF" if not isinstance(branch.op, Attention) else "XATTN" if branch.op.cross else "ATTN"
+            parts = [branch.pre and "LN", name, branch.post and "LN", branch.scale and "SCALE"]
+            branches.append(" ".join(part for part in parts if part))
+        words.append(branches[0] if len(branches) == 1 else f"[{' | '.join(branches)}]")
+        words.append("RES")
+        if block.after:
+            words.append("LN")
+    return " ".join(words)
+
+
+def _kind(blocks: Sequence[Block]) -> str:
+    branches = [branch for block in blocks for branch in block.branches]
+    if len(branches) > len(blocks):
+        kind = "parallel"
+    elif any(branch.post for branch in branches):
+        kind = "sandwich"
+    else:
+        kind = "post-LN" if any(block.after for block in blocks) else "pre-LN"
+    if any(branch.scale for branch in branches):
+        kind += " with LayerScale"
+    if any(isinstance(branch.op, Attention) and branch.op.cross for branch in branches):
+        kind += " with cross-attention"
+    return kind
+
+
+def _anchor(blocks: Sequence[Block]) -> str:
+    return "-".join(_order(blocks).lower().replace("[", "").replace("]", "").replace("|", "and").split())
+
+
+def _escaped(order: str) -> str:
+    """As it may stand in a table and in a link's text."""
+    return order.replace("|", r"\|").replace("[", r"\[").replace("]", r"\]")
+
+
+def _norms(blocks: Sequence[Block]) -> str:
+    slots = [block.after for block in blocks]
+    slots += [norm for block in blocks for branch in block.branches for norm in (branch.pre, branch.post)]
+    return ", ".join(dict.fromkeys(_norm(norm) for norm in slots if norm))
+
+
+def _norm(norm: Norm) -> str:
+    name = {"layer": "LayerNorm", "rms": "RMSNorm"}[norm.kind]
+    return f"{name}, gain {norm.offset:g} + weight" if norm.offset else name
+
+
+def _feed_forward(blocks: Sequence[Block]) -> str:
+    kinds = []
+    for op in (branch.op for block in blocks for branch in block.branches):
+        if isinstance(op, Experts):
+            kinds.append("gated experts")
+        elif isinstance(op, FeedForward):
+            kinds.append("gated" if op.up else "plain")
+    return ", ".join(dict.fromkeys(kinds))
+
+
+def _coded(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    return ((f"`{key}`", value) for key, value in pairs)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")

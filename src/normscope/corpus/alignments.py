@@ -1,0 +1,131 @@
+"""Parallel text with gold links between words: talp, Pharaoh and JSONL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from normscope.corpus.items import Entry, Fault, Links, entry_or_fault
+from normscope.corpus.records import check_columns, words_in
+from normscope.corpus.table_files import json_objects
+from normscope.corpus.text_lines import Line, first_damage, text_lines
+from normscope.errors import NormscopeError
+
+
+class Notation(NamedTuple):
+    """How links are written: `3p4` or `3?4` is a possible link, `3-4` a sure one."""
+
+    possible: str
+    base: int  # the number of the first word
+
+
+NOTATIONS = {"talp": Notation("p", 1), "pharaoh": Notation("?", 0)}
+SUFFIXES = {".talp": "talp", ".pharaoh": "pharaoh", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+
+
+def read_alignments(
+    path: Path,
+    notation: str | None = None,
+    source: str | PathLike[str] | None = None,
+    target: str | PathLike[str] | None = None,
+    words: str = "src_words",
+    target_words: str = "tgt_words",
+    sure: str = "alignment",
+    possible: str | None = None,
+    base: int = 0,
+) -> Iterator[Entry | Fault]:
+    """An entry per sentence pair: words, target words, sure and possible links from 0.
+
+    talp (`1-2 3p4`, from 1) and Pharaoh (`0-1 1?2`, from 0) need source= and target=: files with a sentence per line,
+    spaces between words. jsonl has columns words=, target_words=, sure= and possible=, and counts words from base=.
+    """
+    notation = notation or SUFFIXES.get(path.suffix.lower())
+    if notation == "jsonl":
+        return _from_jsonl(path, words, target_words, sure, possible, base)
+    if notation not in NOTATIONS:
+        known = ", ".join([*NOTATIONS, "jsonl"])
+        raise NormscopeError(f"{path}: How are its links written? Say notation=, one of {known}.")
+    if source is None or target is None:
+        raise NormscopeError(f"{path}: {notation} links need source= and target=, the files with the sentences.")
+    return _from_lines(path, Path(source), Path(target), NOTATIONS[notation])
+
+
+def links(text: str, notation: Notation) -> tuple[Links, Links]:
+    """The sure links and the possible ones (sure ones included) of one line, counted from 0."""
+    pattern = re.compile(rf"([0-9]{{1,9}})([-{notation.possible}])([0-9]{{1,9}})")
+    sure, possible = set(), set()
+    for written in text.split():
+        match = pattern.fullmatch(written)
+        if match is None:
+            raise NormscopeError(f"The link {written!r} is written neither 1-2 nor 1{notation.possible}2.")
+        link = int(match[1]) - notation.base, int(match[3]) - notation.base
+        if min(link) < 0:
+            raise NormscopeError(f"The link {written!r} is out of range: words count from {notation.base}.")
+        possible.add(link)
+        if match[2] == "-":
+            sure.add(link)
+    return frozenset(sure), frozenset(possible)
+
+
+def _from_lines(path: Path, source: Path, target: Path, notation: Notation) -> Iterator[Entry | Fault]:
+    files = path, source, target
+    for number, rows in enumerate(zip_longest(*(text_lines(file) for file in files)), 1):
+        for file, row in zip(files, rows, strict=True):
+            if row is None:
+                raise NormscopeError(f"{file}:{number}: The file ends here, but the ones it goes with have more lines.")
+        yield _sentence_pair(files, rows, notation)
+
+
+def _sentence_pair(files: tuple[Path, ...], rows: tuple[Line, ...], notation: Notation) -> Entry | Fault:
+    number = rows[0].number
+    id, where = f"{files[0].name}:{number}", f"{files[0]}:{number}"
+    bad = first_damage(rows)
+    if bad is not None:
+        return Fault(id, f"{files[rows.index(bad)]}:{number}", bad.damage or "")
+    try:
+        sure, possible = links(rows[0].text, notation)
+    except NormscopeError as error:
+        return Fault(id, where, str(error))
+    words, target = (tuple(row.text.split()) for row in rows[1:])
+    return entry_or_fault(id, where, words=words, target=target, sure=sure, possible=possible)
+
+
+def _from_jsonl(
+    path: Path, words: str, target_words: str, sure: str, possible: str | None, base: int
+) -> Iterator[Entry | Fault]:
+    wanted = [name for name in (words, target_words, sure, possible) if name is not None]
+    checked = False
+    for line, record in json_objects(path):
+        id, where = f"{path.name}:{line.number}", f"{path}:{line.number}"
+        if isinstance(record, Fault):
+            yield record
+            continue
+        if not checked:
+            check_columns(wanted, record, where)
+            checked = True
+        try:
+            fields: dict[str, Any] = {
+                "words": words_in(record, words),
+                "target": words_in(record, target_words),
+                "sure": _pairs(record, sure, base),
+            }
+            more = _pairs(record, possible, base) if possible is not None else frozenset()
+        except NormscopeError as error:
+            yield Fault(id, where, str(error))
+        else:
+            yield entry_or_fault(id, where, **fields, possible=fields["sure"] | more)
+
+
+def _pairs(record: Mapping[str, Any], name: str, base: int) -> Links:
+    value = record.get(name)
+    if not isinstance(value, list) or not all(_is_pair(link) for link in value):
+        raise NormscopeError(f"The column {name!r} must hold links, a list of pairs of whole numbers.")
+    return frozenset((source - base, target - base) for source, target in value)
+
+
+def _is_pair(link: Any) -> bool:
+    return isinstance(link, list) and len(link) == 2 and all(type(word) is int for word in link)

@@ -1,0 +1,27 @@
+"""The papers' Wikipedia excerpts as they were published: `unlabeled_attn.pkl`, a list of dicts with "tokens"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from normscope.corpus.items import Entry, Fault, entry_or_fault
+from normscope.corpus.plain_pickle import load_plain
+from normscope.errors import NormscopeError
+
+
+def read_papers(path: Path) -> Iterator[Entry | Fault]:
+    """An entry of word pieces per excerpt, [CLS] and [SEP] included, named by its number from 1.
+
+    The attention maps in the file are skipped.
+    """
+    excerpts = load_plain(path)
+    if not isinstance(excerpts, list) or not all(isinstance(excerpt, dict) for excerpt in excerpts):
+        raise NormscopeError(f"{path}: Expected a list of dicts with tokens.")
+    for number, excerpt in enumerate(excerpts, 1):
+        id, where = f"{path.name}:{number}", f"{path}:{number}"
+        tokens = excerpt.get("tokens")
+        if isinstance(tokens, list) and all(isinstance(token, str) for token in tokens):
+            yield entry_or_fault(id, where, words=tuple(tokens), pieces=True)
+        else:
+            yield Fault(id, where, 'The excerpt has no "tokens", a list of strings.')

@@ -1,0 +1,124 @@
+"""Pairs of consecutive paragraphs of one article, cut to a number of tokens: the papers' Wikipedia set-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from normscope.corpus.items import Entry, Fault, entry_or_fault
+from normscope.corpus.plain_text import joined
+from normscope.corpus.text_lines import Line, first_damage, text_lines
+from normscope.errors import NormscopeError
+
+
+class Paragraph(NamedTuple):
+    """The lines of a paragraph, or of a heading of the given level."""
+
+    lines: list[Line]
+    level: int = 0
+
+
+def read_pairs(
+    path: Path, tokenizer: Any = None, max_tokens: int = 128, overlap: bool = False
+) -> Iterator[Entry | Fault]:
+    """Paragraphs 1 and 2, 3 and 4, ... of each article; with `overlap`, also 2 and 3.
+
+    An article begins at a WikiText heading ` = Title = `; headings are dropped. The last paragraph of an odd number
+    is left out. With a (fast) tokenizer a pair is cut to `max_tokens`, special tokens included; without, it is whole.
+    """
+    if tokenizer is not None:
+        _check_tokenizer(tokenizer, max_tokens)
+    before: Paragraph | None = None
+    for paragraph in _paragraphs(text_lines(path)):
+        bad = first_damage(paragraph.lines)
+        if bad is not None:
+            yield Fault(f"{path.name}:{paragraph.lines[0].number}", f"{path}:{bad.number}", bad.damage or "")
+            before = None
+        elif paragraph.level:
+            before = None if paragraph.level == 1 else before
+        elif before is None:
+            before = paragraph
+        else:
+            yield _entry(path, before, paragraph, tokenizer, max_tokens)
+            before = paragraph if overlap else None
+
+
+def heading_level(text: str) -> int:
+    """1 for ` = Title = `, 2 for ` = = Section = = `, ...; 0 for what is no WikiText heading."""
+    marks = text.split()
+    level = 0
+    while level < len(marks) and marks[level] == "=":
+        level += 1
+    inner = marks[level : len(marks) - level]
+    balanced = marks[len(marks) - level :] == ["="] * level
+    return level if inner and balanced and inner[-1] != "=" else 0
+
+
+def cut_pair(pair: tuple[str, str], tokenizer: Any, max_tokens: int) -> tuple[str, str]:
+    """The pair cut at the end of each text, so that both together make at most `max_tokens` tokens.
+
+    The longer text is cut first; each keeps at least half of the room, or all it has.
+    """
+    room = max_tokens - tokenizer.num_special_tokens_to_add(pair=True)
+    ends = [_token_ends(text, tokenizer) for text in pair]
+    if not all(ends):
+        raise NormscopeError("The tokenizer makes no tokens of one text of the pair.")
+    first = min(len(ends[0]), max(room - room // 2, room - len(ends[1])))
+    second = min(len(ends[1]), room - first)
+    while first > 0 and second > 0:
+        cut = _cut(pair[0], ends[0], first), _cut(pair[1], ends[1], second)
+        if len(tokenizer(*cut, verbose=False)["input_ids"]) <= max_tokens:
+            return cut
+        # Some tokenizers make more tokens of the beginning of a word than they made of it inside the word.
+        first, second = (first - 1, second) if first > second else (first, second - 1)
+    raise NormscopeError(f"The pair cannot be cut to {max_tokens} tokens.")
+
+
+def _paragraphs(lines: Iterable[Line]) -> Iterator[Paragraph]:
+    """Paragraphs and headings; after a WikiText heading each line is a paragraph, as WikiText is distributed."""
+    block: list[Line] = []
+    wikitext = False
+    for line in lines:
+        level = 0 if line.damage else heading_level(line.text)
+        wikitext = wikitext or level > 0
+        if block and (line.blank or wikitext):
+            yield Paragraph(block)
+            block = []
+        if level:
+            yield Paragraph([line], level)
+        elif not line.blank:
+            block.append(line)
+    if block:
+        yield Paragraph(block)
+
+
+def _entry(path: Path, a: Paragraph, b: Paragraph, tokenizer: Any, max_tokens: int) -> Entry | Fault:
+    id, where = f"{path.name}:{a.lines[0].number}", f"{path}:{a.lines[0].number}"
+    pair = joined(a.lines), joined(b.lines)
+    if tokenizer is not None:
+        try:
+            pair = cut_pair(pair, tokenizer, max_tokens)
+        except NormscopeError as error:
+            return Fault(id, where, str(error))
+    return entry_or_fault(id, where, pair=pair)
+
+
+def _check_tokenizer(tokenizer: Any, max_tokens: int) -> None:
+    if not getattr(tokenizer, "is_fast", False):
+        raise NormscopeError("Cutting pairs needs a fast tokenizer, which knows the characters of its tokens.")
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    if max_tokens < special + 2:
+        raise NormscopeError(
+            f"max_tokens={max_tokens} leaves no room for two texts beside {special} special tokens; "
+            f"give at least {special + 2}."
+        )
+
+
+def _token_ends(text: str, tokenizer: Any) -> list[int]:
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    return [end for _, end in encoding["offset_mapping"]]
+
+
+def _cut(text: str, ends: list[int], count: int) -> str:
+    return text if count == len(ends) else text[: ends[count - 1]].rstrip()

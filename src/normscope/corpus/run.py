@@ -1,0 +1,205 @@
+"""Run a corpus through a model: plan, skip what is done, compute the rest, write it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+
+from normscope._version import __version__
+from normscope.analyzer import Analyzer
+from normscope.corpus import engines
+from normscope.corpus.items import Entry, Fault
+from normscope.corpus.measuring import measures_of
+from normscope.corpus.readers import read
+from normscope.corpus.shards import Plan, split, wanted_scopes
+from normscope.corpus.store import FORMAT, Store, fingerprint
+from normscope.errors import NormscopeError
+
+Progress = Callable[[int, int], None]  # entries done, entries in all
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run went."""
+
+    entries: int  # in the data
+    done: int  # of these, now finished (with those that were before)
+    faults: int  # of these, could not be analysed
+    computed: int  # in this call
+    seconds: float
+    folder: Path
+
+    @property
+    def finished(self) -> bool:
+        return self.done == self.entries
+
+
+def run(
+    data: str | Path,
+    model: str | Path | Analyzer,
+    out: str | Path,
+    *,
+    measures: Sequence[str] = ("mixing",),
+    maps: Sequence[str] = (),
+    scopes: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    gate: str = "ig",
+    value_bias: str = "token",
+    truncation: bool = False,
+    mask_seed: int | None = None,
+    batch_size: int = 16,
+    shard_size: int = 64,
+    format: str | None = None,
+    reader: Mapping[str, Any] | None = None,
+    engine: Literal["local", "ray"] = "local",
+    workers: int = 2,
+    threads: int = 1,
+    address: str | None = None,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Measure every entry of `data` with `model` and keep the tables (and `maps`) in the folder `out`.
+
+    The same call goes on where an earlier one stopped, and does nothing when all is done; with another model, data or
+    option it is refused. Entries that cannot be analysed go to the table of errors, or with `strict` stop the run.
+    `reader` are options of the format's reader; of an engine "ray", each of `workers` has `threads` of its own.
+    """
+    if engine not in ("local", "ray"):
+        raise NormscopeError(f"Unknown engine {engine!r}. Known: local, ray.")
+    for name, value in (("batch_size", batch_size), ("shard_size", shard_size), ("workers", workers)):
+        if not _counts(value):
+            raise NormscopeError(f"{name} must be an integer of at least 1, not {value!r}.")
+    begin = time.perf_counter()
+    plan = Plan(
+        tuple(dict.fromkeys(measures)),
+        tuple(maps),
+        None if scopes is None else tuple(scopes),
+        None if layers is None else tuple(layers),
+        gate,
+        value_bias,
+        truncation,
+        mask_seed,
+        batch_size,
+        shard_size,
+    )
+    lens = model if isinstance(model, Analyzer) else Analyzer.from_pretrained(str(model))
+    chosen = measures_of(plan.measures)
+    lens.requests(scopes=wanted_scopes(plan, chosen), layers=plan.layers, gate=gate, value_bias=value_bias)
+    entries: Callable[[], Iterator[Entry | Fault]] = lambda: read(data, format, **dict(reader or {}))  # noqa: E731
+    total = sum(1 for _ in entries())
+    store = Store(Path(out))
+    store.begin(_manifest(lens, Path(data), format, reader, total, plan))
+    done = store.done()
+    finished = sum(entry["entries"] for entry in done.values())
+    faults = sum(entry["faults"] for entry in done.values())
+    computed = 0
+    if progress is not None:
+        progress(finished, total)
+    missing = (shard for shard in split(entries(), shard_size) if shard[0] not in done)
+    if engine == "local":
+        results = engines.local(lens, plan, missing)
+    else:
+        if isinstance(model, Analyzer):
+            raise NormscopeError("The engine 'ray' loads the model in each worker: give its name or path.")
+        load = partial(Analyzer.from_pretrained, str(model))
+        results = engines.on_ray(load, plan, missing, workers, threads, address)
+    with _interruptible() as stopped:
+        for shard in results if finished < total else ():
+            if strict and shard.faults:
+                raise NormscopeError(_first_fault(shard.files))
+            store.put(shard)
+            finished, faults, computed = finished + shard.entries, faults + shard.faults, computed + shard.entries
+            if progress is not None:
+                progress(finished, total)
+            if stopped.is_set():
+                break
+    return Summary(total, finished, faults, computed, time.perf_counter() - begin, store.folder)
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _manifest(
+    lens: Analyzer, data: Path, format: str | None, reader: Mapping[str, Any] | None, entries: int, plan: Plan
+) -> dict[str, Any]:
+    options = {key: value for key, value in dict(reader or {}).items() if key != "tokenizer"}
+    return {
+        "format": FORMAT,
+        "model": {
+            "name": lens.model_name,
+            "family": lens.family.name,
+            "dtype": str(lens.dtype).removeprefix("torch."),
+            "fingerprint": model_fingerprint(lens),
+        },
+        "data": {
+            "path": str(data),
+            "format": format,
+            "options": options,
+            "entries": entries,
+            "fingerprint": fingerprint(_chunks(data)) if data.is_file() else None,
+        },
+        "options": plan.options(),
+        "versions": {
+            "normscope": __version__,
+            "transformers": transformers.__version__,
+            "torch": str(torch.__version__),
+        },
+    }
+
+
+def model_fingerprint(lens: Analyzer) -> str:
+    """Of all weights, by name."""
+
+    def parts() -> Iterator[bytes]:
+        for name, tensor in sorted(lens.base.state_dict().items()):
+            yield name.encode()
+            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+    return fingerprint(parts())
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            yield chunk
+
+
+def _first_fault(files: Mapping[str, bytes]) -> str:
+    from io import BytesIO
+
+    import polars
+
+    content = next(content for name, content in files.items() if name.startswith("errors/"))
+    row = polars.read_parquet(BytesIO(content)).row(0, named=True)
+    return f"{row['id']} ({row['where']}): {row['reason']}"
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event, so that the shard under way is finished and kept; a second one interrupts at once."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    previous = signal.getsignal(signal.SIGINT)
+
+    def once(number: int, frame: Any) -> None:
+        stopped.set()
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, once)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, previous)

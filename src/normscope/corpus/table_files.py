@@ -1,0 +1,124 @@
+"""JSONL, CSV and TSV files: an entry per record, by the names of the columns."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from normscope.corpus.items import Entry, Fault
+from normscope.corpus.records import Named, check_columns, columns, entry_from
+from normscope.corpus.text_lines import Line, text_lines
+from normscope.errors import NormscopeError
+
+
+def read_jsonl(path: Path, **named: Unpack[Named]) -> Iterator[Entry | Fault]:
+    """A JSON object per line. A column that the first object lacks is an error, in a later one a fault."""
+    wanted = columns(**named)
+    checked = False
+    for line, record in json_objects(path):
+        if isinstance(record, Fault):
+            yield record
+            continue
+        if not checked:
+            check_columns(wanted.names, record, f"{path}:{line.number}")
+            checked = True
+        yield entry_from(record, wanted, f"{path.name}:{line.number}", f"{path}:{line.number}")
+
+
+def json_objects(path: Path) -> Iterator[tuple[Line, dict[str, Any] | Fault]]:
+    """Each line that is not blank, with the object it holds."""
+    for line in text_lines(path):
+        if not line.blank:
+            yield line, _json_object(path, line)
+
+
+def read_csv(
+    path: Path,
+    header: Sequence[str] | None = None,
+    delimiter: str = ",",
+    quoting: bool = True,
+    **named: Unpack[Named],
+) -> Iterator[Entry | Fault]:
+    """A record per row. The first row names the columns, unless `header` does."""
+    wanted = columns(**named)
+    rows = _rows(path, delimiter, quoting)
+    if header is None:
+        number, first = next(rows, (1, None))
+        if first is None:
+            return
+        if isinstance(first, Fault):
+            raise NormscopeError(str(first))
+        header = first
+    else:
+        number = 1
+    check_columns(wanted.names, header, f"{path}:{number}")
+    for number, row in rows:
+        id_, where = f"{path.name}:{number}", f"{path}:{number}"
+        if isinstance(row, Fault):
+            yield row
+        elif len(row) != len(header):
+            yield Fault(id_, where, f"The row has {len(row)} columns, expected {len(header)}: {', '.join(header)}.")
+        else:
+            yield entry_from(dict(zip(header, row, strict=True)), wanted, id_, where)
+
+
+def read_tsv(
+    path: Path, header: Sequence[str] | None = None, quoting: bool = False, **named: Unpack[Named]
+) -> Iterator[Entry | Fault]:
+    """As `read_csv`, with tabs between the columns and quotation marks that mean nothing."""
+    return read_csv(path, header, "\t", quoting, **named)
+
+
+def _json_object(path: Path, line: Line) -> dict[str, Any] | Fault:
+    reason = line.damage
+    if reason is None:
+        try:
+            value = json.loads(line.text)
+        except json.JSONDecodeError as error:
+            reason = f"This is not JSON: {error.msg} (column {error.colno})."
+        except (RecursionError, ValueError):
+            reason = "This is not usable JSON: nested too deeply, or a number is too long."
+        else:
+            if isinstance(value, dict):
+                return value
+            reason = f"Expected a JSON object with named values, got a {type(value).__name__}."
+    return Fault(f"{path.name}:{line.number}", f"{path}:{line.number}", reason)
+
+
+def _rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, list[str] | Fault]]:
+    """The rows that are not blank, each with the number of its first line."""
+    if len(delimiter) != 1:
+        raise NormscopeError(f"The delimiter must be one character, not {delimiter!r}.")
+    damaged: list[Line] = []
+    reader = csv.reader(
+        _feed(path, damaged),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE,
+        strict=True,
+    )
+    while True:
+        start = reader.line_num + 1
+        id, where = f"{path.name}:{start}", f"{path}:{start}"
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield start, Fault(id, where, f"The row cannot be read: {error}.")
+            continue
+        if damaged:
+            yield start, Fault(id, f"{path}:{damaged[0].number}", damaged[0].damage or "")
+            damaged.clear()
+        elif len(row) > 1 or (row and row[0].strip()):
+            yield start, row
+
+
+def _feed(path: Path, damaged: list[Line]) -> Iterator[str]:
+    """The lines as the csv module takes them; those that are not UTF-8 are also put into `damaged`."""
+    for line in text_lines(path):
+        if line.damage:
+            damaged.append(line)
+        yield line.text + "\n"

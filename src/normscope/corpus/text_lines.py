@@ -1,0 +1,83 @@
+"""The lines of a UTF-8 file: numbered, without their ends and the byte order mark, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from normscope.errors import NormscopeError
+
+WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # of UTF-16 and UTF-32
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a file; `damage` says what is wrong with its bytes."""
+
+    number: int
+    text: str
+    damage: str | None = None
+
+    @property
+    def blank(self) -> bool:
+        return not self.damage and not self.text.strip()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The file, open for reading bytes."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise NormscopeError(f"Cannot read {path}: {error.strerror}.") from error
+    with file:
+        yield file
+
+
+def text_lines(path: Path) -> Iterator[Line]:
+    """The lines of a file, LF or CRLF. A line that is not UTF-8 comes with its damage; a binary file is refused."""
+    with opened(path) as file:
+        number = 0
+        for number, raw in enumerate(file, 1):
+            if number == 1:
+                raw = _first(path, raw)
+            yield _decoded(number, raw.removesuffix(b"\n").removesuffix(b"\r"))
+    if number == 0:
+        raise NormscopeError(f"{path}:1: The file is empty.")
+
+
+def blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    """Runs of lines between blank lines."""
+    block: list[Line] = []
+    for line in lines:
+        if not line.blank:
+            block.append(line)
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def first_damage(lines: Iterable[Line]) -> Line | None:
+    """The first line that is not UTF-8, if any."""
+    return next((line for line in lines if line.damage), None)
+
+
+def _first(path: Path, raw: bytes) -> bytes:
+    if raw.startswith(WIDE_MARKS):
+        raise NormscopeError(f"{path}:1: The file is UTF-16 or UTF-32. Convert it to UTF-8.")
+    if b"\0" in raw:
+        raise NormscopeError(f"{path}:1: The file holds binary data, not UTF-8 text. Name its format if it has one.")
+    return raw.removeprefix(b"\xef\xbb\xbf")
+
+
+def _decoded(number: int, raw: bytes) -> Line:
+    try:
+        return Line(number, raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        damage = f"The byte 0x{raw[error.start]:02x} at position {error.start + 1} of the line is not UTF-8."
+        return Line(number, raw.decode("utf-8", "replace"), damage)

@@ -1,0 +1,29 @@
+"""The transformers versions that normscope is tested with."""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+
+import transformers
+
+TESTED = ("5.20.0", "5.22.2")  # the lowest, as in pyproject.toml, and the newest, as in constraints.txt
+
+
+@lru_cache(maxsize=1)
+def warn_if_untested() -> None:
+    """Warn, once, where the installed transformers is older or newer than what was tested; patch releases count as
+    their minor version."""
+    installed = transformers.__version__
+    lowest, newest = TESTED
+    if not _minor(lowest) <= _minor(installed) <= _minor(newest):
+        warnings.warn(
+            f"normscope is tested with transformers {lowest} to {newest}; {installed} is installed. Models whose "
+            "layers are built differently there may be refused.",
+            stacklevel=3,
+        )
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

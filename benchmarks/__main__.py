@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import models
+from benchmarks.corpora import corpus_rate, flat_memory, ray_rate, start_up
 from benchmarks.measures import Row, against_published, attention_scopes, extra_memory, feed_forward_floor
 from benchmarks.memory import THREADS
 from benchmarks.published import verify
@@ -47,6 +48,7 @@ def full() -> Iterator[Measure]:
     yield lambda: extra_memory(BASE, "bert", 12, 512, 0.45)
     yield lambda: extra_memory(BASE, "bert", 2, 2048, 1.2, without_maps=True)
     yield from llama()
+    yield from (corpus_rate, ray_rate, start_up, flat_memory)
 
 
 def quick() -> Iterator[Measure]:

@@ -23,6 +23,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from normscope._version import __version__
+from normscope.corpus.command import corpus
 from normscope.errors import NormscopeError, nearest
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="How much each input token contributes to each output vector inside a Transformer layer.",
 )
+
+app.command()(corpus)
 
 Model = Annotated[
     str,

@@ -1,21 +1,53 @@
-"""Corpora: readers of every common format, and the papers' masking."""
+"""Corpora: readers of every common format, the papers' masking, runs that resume, and their tables."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from normscope.corpus.items import Entity, Entry, Fault, TokenSpan, strict, subword_spans
 from normscope.corpus.masking import mask, masked_positions, papers_masking
 from normscope.corpus.readers import FORMATS, read
+
+if TYPE_CHECKING:
+    from normscope.corpus.measuring import known as measures
+    from normscope.corpus.measuring import register
+    from normscope.corpus.running import Summary, run
+    from normscope.corpus.store import Run, open
 
 __all__ = [
     "FORMATS",
     "Entity",
     "Entry",
     "Fault",
+    "Run",
+    "Summary",
     "TokenSpan",
     "mask",
     "masked_positions",
+    "measures",
+    "open",
     "papers_masking",
     "read",
+    "register",
+    "run",
     "strict",
     "subword_spans",
 ]
+
+# Loaded on first use: readers need neither torch nor transformers.
+_LAZY = {
+    "Run": ("store", "Run"),
+    "Summary": ("running", "Summary"),
+    "measures": ("measuring", "known"),
+    "open": ("store", "open"),
+    "register": ("measuring", "register"),
+    "run": ("running", "run"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        module, attribute = _LAZY[name]
+        return getattr(import_module(f"normscope.corpus.{module}"), attribute)
+    raise AttributeError(f"module 'normscope.corpus' has no attribute {name!r}")

@@ -44,7 +44,8 @@ def on_ray(
     started = not ray.is_initialized()
     if started:
         try:
-            ray.init(address=address, log_to_driver=False, include_dashboard=False, configure_logging=False)
+            here: dict[str, Any] = {} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+            ray.init(address=address, log_to_driver=False, configure_logging=False, **here)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise NormscopeError(f"Cannot reach or start Ray: {error}") from error
     try:

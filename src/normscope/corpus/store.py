@@ -161,6 +161,11 @@ class Run:
         return index
 
 
+def open(folder: str | Path) -> Run:
+    """A corpus run, finished or not, to be queried."""
+    return Run(folder)
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:

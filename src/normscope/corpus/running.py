@@ -43,6 +43,15 @@ class Summary:
     def finished(self) -> bool:
         return self.done == self.entries
 
+    def __str__(self) -> str:
+        if self.finished and not self.computed:
+            return f"{self.folder}: all {self.entries} entries were done before ({self.faults} could not be analysed)"
+        rate = f", {self.computed / self.seconds:.1f}/s" if self.computed else ""
+        return (
+            f"{self.folder}: {self.done} of {self.entries} entries done, {self.computed} of them now in "
+            f"{self.seconds:.1f} s{rate}; {self.faults} could not be analysed{' (see errors)' if self.faults else ''}"
+        )
+
 
 def run(
     data: str | Path,
@@ -95,8 +104,14 @@ def run(
     lens = model if isinstance(model, Analyzer) else Analyzer.from_pretrained(str(model))
     chosen = measures_of(plan.measures)
     lens.requests(scopes=wanted_scopes(plan, chosen), layers=plan.layers, gate=gate, value_bias=value_bias)
-    entries: Callable[[], Iterator[Entry | Fault]] = lambda: read(data, format, **dict(reader or {}))  # noqa: E731
-    total = sum(1 for _ in entries())
+    given = dict(reader or {})
+    if format == "pairs":
+        given.setdefault("tokenizer", lens.tokenizer)
+
+    def entries() -> Iterator[Entry | Fault]:
+        return read(data, format, **given)
+
+    total = _count(entries())
     store = Store(Path(out))
     store.begin(_manifest(lens, Path(data), format, reader, total, plan))
     done = store.done()
@@ -124,6 +139,16 @@ def run(
             if stopped.is_set():
                 break
     return Summary(total, finished, faults, computed, time.perf_counter() - begin, store.folder)
+
+
+def _count(entries: Iterator[Entry | Fault]) -> int:
+    """How many entries there are; their ids must differ, or rows could not be told apart."""
+    seen: set[int] = set()
+    for number, entry in enumerate(entries, 1):
+        seen.add(hash(entry.id))
+        if len(seen) != number:
+            raise NormscopeError(f"The id {entry.id!r} occurs twice (entry {number}): ids must differ.")
+    return len(seen)
 
 
 def _counts(value: Any) -> bool:

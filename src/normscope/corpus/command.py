@@ -73,6 +73,7 @@ def corpus(
         for name, about in known().items():
             typer.echo(f"{name:14} {about}")
         return
+    _quieten()
     with _bar() as progress:
         summary = run(
             data,
@@ -101,6 +102,14 @@ def corpus(
         raise typer.Exit(130)
     if summary.faults:
         raise typer.Exit(FAULTY)
+
+
+def _quieten() -> None:
+    """Without the bars that transformers draws while it loads."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 def _model(name: str) -> str:

@@ -24,6 +24,7 @@ from normscope.corpus.readers import read
 from normscope.corpus.shards import Plan, split, wanted_scopes
 from normscope.corpus.store import FORMAT, Store, fingerprint
 from normscope.errors import NormscopeError
+from normscope.scopes import aliases_of
 
 Progress = Callable[[int, int], None]  # entries done, entries in all
 
@@ -175,6 +176,7 @@ def _manifest(
             "fingerprint": fingerprint(_chunks(data)) if data.is_file() else None,
         },
         "options": plan.options(),
+        "aliases": {alias: name for stack in lens.stacks for alias, name in aliases_of(stack.blocks).items()},
         "versions": {
             "normscope": __version__,
             "transformers": transformers.__version__,

@@ -127,7 +127,7 @@ class Run:
         """One map, (layers, rows, columns), by the id of its entry."""
         from safetensors import safe_open
 
-        places = self._index.get((id, scope.upper()), {})
+        places = self._index.get((id, self._names.get(scope.lower(), scope.upper())), {})
         if not places or (side is not None and side not in places):
             raise NormscopeError(f"There is no map of {scope!r} for {id!r} in this run. See scan('maps').")
         name, key = places[side if side is not None else next(iter(places))]
@@ -149,6 +149,11 @@ class Run:
             entry = _marker(marker)
             if entry is not None:
                 yield entry
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """Scopes as they were asked for, with aliases, and as they are called."""
+        return {asked.lower(): name for asked, name in self.manifest.get("aliases", {}).items()}
 
     @cached_property
     def _index(self) -> dict[tuple[str, str], dict[str, tuple[str, str]]]:

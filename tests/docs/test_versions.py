@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import transformers
 
 from normscope import versions
 
@@ -36,7 +35,7 @@ def test_the_lowest_and_the_newest_are_stated_alike() -> None:
 
 @pytest.mark.parametrize("installed", ["4.57.6", "5.0.0", "5.19.4", "5.23.0", "5.100.0.dev0", "6.0.0rc1"])
 def test_another_version_is_warned_of_once(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", installed)
+    monkeypatch.setattr(versions.transformers, "__version__", installed)
     lowest, newest = versions.TESTED
     with pytest.warns(UserWarning, match=re.escape(f"{lowest} to {newest}; {installed} is installed")):
         versions.warn_if_untested()
@@ -47,7 +46,7 @@ def test_another_version_is_warned_of_once(installed: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("installed", [*versions.TESTED, "5.21.1", "5.22.9", "5.22.0.dev0"])
 def test_a_tested_version_is_not(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", installed)
+    monkeypatch.setattr(versions.transformers, "__version__", installed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         versions.warn_if_untested()

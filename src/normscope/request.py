@@ -25,11 +25,7 @@ class Request:
     rows: tuple[int, ...] | None
     options: Options
     steps: tuple[Step, ...]  # as far as the scopes reach
-
-    @property
-    def crosses(self) -> bool:
-        """Whether the maps have columns for the encoder's tokens."""
-        return any(step.alias == "cross-attention" for step in steps_of(self.stack.blocks))
+    crosses: bool  # the maps have columns for the encoder's tokens
 
 
 def requests_of(
@@ -61,7 +57,9 @@ def requests_of(
         present = tuple(sorted({layer for layer in chosen if layer < depth}))
         if found and present:
             asked = wanted_rows if stack is stacks[-1] else None
-            made.append(Request(stack, found, present, asked, options, reach(steps_of(stack.blocks), found)))
+            steps = steps_of(stack.blocks)
+            crosses = any(step.alias == "cross-attention" for step in steps)
+            made.append(Request(stack, found, present, asked, options, reach(steps, found), crosses))
     if not made:
         raise NormscopeError("None of these layers has any of these scopes: the side that has the scopes is shallower.")
     return made

@@ -8,8 +8,9 @@ A `-W` scope reads attention weights, an `-N` scope the norms of contribution ve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, TypeGuard
 
 from normscope.errors import NormscopeError, nearest
@@ -30,7 +31,8 @@ class Step:
     starts: bool = False  # the first component of its branch: it reads what entered the block
 
 
-def steps_of(blocks: Sequence[Block]) -> tuple[Step, ...]:
+@lru_cache(maxsize=64)
+def steps_of(blocks: tuple[Block, ...]) -> tuple[Step, ...]:
     """The components of a layer in its own order."""
     steps: list[Step] = []
     path = ""
@@ -76,12 +78,12 @@ def _branch(branch: Branch, path: str, *, mixed: bool, parallel: bool) -> tuple[
     return path, steps
 
 
-def names_of(blocks: Sequence[Block]) -> tuple[str, ...]:
+def names_of(blocks: tuple[Block, ...]) -> tuple[str, ...]:
     """All scope names of a layer, weights before norms at each component."""
     return tuple(name for step in steps_of(blocks) for name in (step.weights, step.norms) if name)
 
 
-def aliases_of(blocks: Sequence[Block]) -> dict[str, str]:
+def aliases_of(blocks: tuple[Block, ...]) -> dict[str, str]:
     """alias -> scope name: `weights attention attention-residual attention-block ff ff-residual layer`, and
     `cross-attention` where there is one.
 
@@ -111,7 +113,7 @@ def parse(entry: object) -> str:
     return entry
 
 
-def resolve(wanted: Iterable[str] | str | None, *stacks: Sequence[Block]) -> list[tuple[str, ...]]:
+def resolve(wanted: Iterable[str] | str | None, *stacks: tuple[Block, ...]) -> list[tuple[str, ...]]:
     """The scopes meant by `wanted` (names in any case, or aliases) in each stack, in the layer's order; None means all
     of them. Every entry must name a scope of one stack at least."""
     names = [names_of(blocks) for blocks in stacks]

@@ -55,7 +55,7 @@ def corpus(
     ] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut entries that are too long.")] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Entries in a forward pass.")] = 16,
-    shard_size: Annotated[int, typer.Option("--shard-size", min=1, help="Entries that are written together.")] = 64,
+    shard_size: Annotated[int, typer.Option("--shard-size", min=1, help="Entries that are written together.")] = 128,
     engine: Annotated[Engine, typer.Option("--engine", help="Where to compute.")] = Engine.local,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Ray workers, each with a model of its own.")] = 2,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each Ray worker.")] = 1,

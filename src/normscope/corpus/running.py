@@ -68,7 +68,7 @@ def run(
     truncation: bool = False,
     mask_seed: int | None = None,
     batch_size: int = 16,
-    shard_size: int = 64,
+    shard_size: int = 128,
     format: str | None = None,
     reader: Mapping[str, Any] | None = None,
     engine: Literal["local", "ray"] = "local",

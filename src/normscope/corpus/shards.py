@@ -38,7 +38,7 @@ class Plan:
     truncation: bool = False
     mask_seed: int | None = None
     batch_size: int = 16
-    shard_size: int = 64
+    shard_size: int = 128
 
     def options(self) -> dict[str, Any]:
         return asdict(self)

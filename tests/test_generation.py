@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTImageProcessor
+from transformers import BartForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, T5EncoderModel, ViTImageProcessor
 
 from normscope import Analyzer, NormscopeError
 from tests.test_errors import refused, state_of
@@ -472,3 +472,21 @@ def test_text_for_a_model_that_listens() -> None:
     refused(lambda: lens.analyze("a text"), "input_features")
     refused(lambda: lens.analyze({"input_ids": [5, 6], "decoder_input_ids": [1]}), "input_features")
     assert "reads text" not in refused(lambda: lens.analyze(np.zeros(1600)), "ndarray")
+
+
+def test_the_encoder_alone() -> None:
+    """T5's encoder without its decoder is an encoder like any other."""
+    whole = tiny("t5")
+    encoder = T5EncoderModel(whole.config).double().eval()
+    encoder.load_state_dict(whole.state_dict(), strict=False)
+    given = inputs("t5", whole)
+    alone = Analyzer(encoder).analyze({key: given[key] for key in ("input_ids", "attention_mask")})
+    both = Analyzer(whole).analyze(given)
+    for scope in both.encoder.scopes:
+        torch.testing.assert_close(alone[scope], both.encoder[scope])
+
+
+def test_the_decoder_alone_is_refused() -> None:
+    config = tiny("bart").config
+    with pytest.raises(NormscopeError, match="without the encoder"):
+        Analyzer(BartForCausalLM(config).eval())

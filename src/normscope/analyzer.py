@@ -25,10 +25,11 @@ from normscope.errors import NormscopeError
 from normscope.estimate import GROUP_TOKENS, Estimate, default_budget, estimate, refuse_over_budget, shape_of
 from normscope.inputs import Input, Item, Limits
 from normscope.models import depth_of, family_of, heads_of, max_positions, padding_id
+from normscope.models.spec import Stack
 from normscope.records import LayerRecord, select_items, select_rows
 from normscope.request import Request, integers, reach, requests_of, within
 from normscope.scopes import aliases_of, steps_of
-from normscope.trace import Wish, layer_modules, trace
+from normscope.trace import Wish, has_layers, layer_modules, trace
 
 Progress = Callable[[int, int], None]
 Result = Analysis | EncoderDecoderAnalysis
@@ -58,7 +59,7 @@ class Analyzer:
         self.model = loading.single_precision(model)
         self.base: PreTrainedModel = self.model.base_model  # type: ignore[assignment]
         self.tokenizer = tokenizer
-        self.stacks = self.family.stacks
+        self.stacks = _present(self.base, self.family.stacks)
         self.depths = [depth_of(stack, self.base.config) for stack in self.stacks]
         self.head_counts = [heads_of(stack, self.base.config) for stack in self.stacks]
         self.model_name = str(getattr(model, "name_or_path", "") or type(model).__name__)
@@ -540,6 +541,16 @@ def _place(item: Item, request: Request, geometry: _Geometry) -> walk.Item:
 
 def _labels(item: Item, side: str) -> list[Label]:
     return [Label(token, side, n) for n, token in enumerate(item.sides[side].names)]
+
+
+def _present(base: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
+    """The sides that a model has: of an encoder-decoder perhaps the encoder alone."""
+    found = tuple(stack for stack in stacks if has_layers(base, stack))
+    if len(stacks) == 2 and [stack.side for stack in found] == ["decoder"]:
+        raise NormscopeError(
+            f"{type(base).__name__} is a decoder without the encoder that it reads. Load the whole model."
+        )
+    return found or stacks
 
 
 def _refuse_picture(given: Any) -> None:

@@ -100,10 +100,19 @@ def _recording(base: PreTrainedModel, wishes: Sequence[Wish], dtype: torch.dtype
         active.recorder = previous
 
 
+def has_layers(base: PreTrainedModel, stack: Stack) -> bool:
+    """Whether the model has this side at all."""
+    return bool(_matching(base, stack))
+
+
+def _matching(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
+    pattern = re.compile(re.escape(stack.layers).replace(r"\*", r"\d+"))
+    return [module for name, module in base.named_modules() if pattern.fullmatch(name)]
+
+
 def layer_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
     """The layer modules of a stack, in order, each once (a shared layer is one module)."""
-    pattern = re.compile(re.escape(stack.layers).replace(r"\*", r"\d+"))
-    found = [module for name, module in base.named_modules() if pattern.fullmatch(name)]
+    found = _matching(base, stack)
     if not found:
         raise NormscopeError(f"{type(base).__name__} has no layers at {stack.layers}: its family is described wrongly.")
     return found

@@ -74,6 +74,19 @@ def _values(given: Mapping[str, Any], key: str, dimensions: int) -> Tensor:
     return values
 
 
+def opened(path: str | os.PathLike[str]) -> Any:
+    """The picture in a file, in colour."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise NormscopeError("Reading pictures needs Pillow: pip install 'normscope[vision]'.") from error
+    try:
+        with Image.open(path) as picture:
+            return picture.convert("RGB")
+    except OSError as error:
+        raise NormscopeError(f"{path} is no picture that can be read: {error}.") from error
+
+
 def _picture(given: Any) -> Any:
     """A picture that a processor takes."""
     if isinstance(given, str | os.PathLike):
@@ -82,15 +95,7 @@ def _picture(given: Any) -> Any:
                 f"This is a vision model: it takes a picture, but there is no file {str(given)[:80]!r}. "
                 "Give a path, a PIL image or an array (height, width, channels)."
             )
-        try:
-            from PIL import Image, UnidentifiedImageError
-        except ImportError as error:
-            raise NormscopeError("Reading pictures needs Pillow: pip install pillow.") from error
-        try:
-            with Image.open(given) as picture:
-                return picture.convert("RGB")
-        except (UnidentifiedImageError, OSError) as error:
-            raise NormscopeError(f"{given} is no picture that can be read: {error}.") from error
+        return opened(given)
     if hasattr(given, "convert"):
         return given.convert("RGB")
     if hasattr(given, "shape") and len(given.shape) == 3:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,23 +23,6 @@ guard = threading.Lock()
 active = threading.local()  # .recorder: the Recorder of the trace that this thread is running
 _swapped: dict[int, list[Any]] = {}  # id of a config -> [its own attention implementation, traces that use it now]
 _names: dict[str, str] = {}  # a model's own attention implementation -> the name of ours that stands in for it
-
-
-class Listener(Protocol):
-    """What `active.recorder` is."""
-
-    def wanted(self) -> bool: ...
-
-    def attend(
-        self,
-        eager: Callable[..., Any],
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        kwargs: dict[str, Any],
-    ) -> tuple[Tensor, Tensor]: ...
 
 
 def configs_of(base: PreTrainedModel) -> list[Any]:
@@ -79,7 +62,7 @@ def _stand_in(own: str) -> str:
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> Any:
-        recorder: Listener | None = getattr(active, "recorder", None)
+        recorder: Any = getattr(active, "recorder", None)
         eager = _eager(module)
         if recorder is None:
             function = ALL_ATTENTION_FUNCTIONS.get_interface(own, eager)

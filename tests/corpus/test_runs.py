@@ -389,3 +389,10 @@ def test_command_line(data: Path, folder: Path, tmp_path: Path) -> None:
     table.write_text("sentence\tlabel\na cat sat\t1\n")
     assert call(str(table), "-m", str(folder), "--reader", "text=sentence", "-o", str(tmp_path / "tsv")).exit_code == 0
     assert call(str(table), "-m", str(folder), "--reader", "text", "-o", str(tmp_path / "x")).exit_code == 1
+
+
+def test_masking_needs_a_mask_token(data: Path, folder: Path, tmp_path: Path) -> None:
+    model = Analyzer.from_pretrained(folder).model
+    with pytest.raises(NormscopeError, match="mask token"):
+        quick(data, Analyzer(model), tmp_path / "run", mask_seed=0)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()

@@ -103,6 +103,8 @@ def run(
         shard_size,
     )
     lens = model if isinstance(model, Analyzer) else Analyzer.from_pretrained(str(model))
+    if mask_seed is not None and (lens.two_sided or getattr(lens.tokenizer, "mask_token_id", None) is None):
+        raise NormscopeError(f"{lens.family.name} here has no mask token to put into a text: leave the masking out.")
     chosen = measures_of(plan.measures)
     lens.requests(scopes=wanted_scopes(plan, chosen), layers=plan.layers, gate=gate, value_bias=value_bias)
     given = dict(reader or {})

@@ -130,8 +130,6 @@ def _given(entry: Entry, lens: Analyzer) -> Any:
 
 def _masked(item: Item, lens: Analyzer, seed: int, id: str) -> Item:
     tokenizer = lens.tokenizer
-    if tokenizer is None or tokenizer.mask_token_id is None:
-        raise NormscopeError("Masking needs a tokenizer with a mask token.")
     ids = item.tensors["input_ids"].tolist()
     kept = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
     special = [token in kept for token in ids]

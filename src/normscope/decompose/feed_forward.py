@@ -152,6 +152,8 @@ def lifts_of(state: Rows, term: Term) -> list[Lift]:
         "vectors": items * tokens * heads,
         "contributions": items * tokens * rows,
     }
+    if len(state.units) > 1:  # of many experts, as many matrices would be too much memory
+        del costs["matrix"]
     way = min(costs, key=lambda name: costs[name])
     if way == "matrix":
         matrix = term.view(term.mixture.matrix)
@@ -189,7 +191,7 @@ def stream(
     size = source.weights.element_size()
     heads, n_columns, n_rows = source.values.shape[0], source.values.shape[1], coefficients[0][0].shape[0]
     paths = len(state.units[0].weights)
-    step_j = _even(n_columns, block_bytes // (3 * size * heads * hidden * paths))
+    step_j = _even(n_columns, block_bytes // (3 * size * heads * hidden * paths * len(state.units)))
     most = 2 * block_bytes // (3 * size * (paths * min(HIDDEN, hidden) + 2 * width)) // step_j
 
     found = [_Point() for _ in range(len(steps) + 1)]

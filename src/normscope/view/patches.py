@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from normscope.analysis import Analysis, Label
 from normscope.errors import NormscopeError
+from normscope.features import opened
 from normscope.view import figure
 from normscope.view.labels import BEYOND, Scale, Values, model_label, quantity, values_of, visible
 
@@ -137,13 +138,7 @@ def _draw(
 def pixels_of(image: Any) -> NDArray[Any]:
     """(height, width, 3) of a path, a PIL image or an array (height, width[, channels])."""
     if isinstance(image, str | os.PathLike):
-        try:
-            from PIL import Image
-
-            with Image.open(image) as opened:
-                return np.asarray(opened.convert("RGB"))
-        except OSError as error:
-            raise NormscopeError(f"{image} is no picture that can be read: {error}.") from error
+        return np.asarray(opened(image))
     if hasattr(image, "convert"):
         return np.asarray(image.convert("RGB"))
     try:

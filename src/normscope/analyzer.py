@@ -353,7 +353,7 @@ class Analyzer:
 
         runs = [_Run(request, items, self.base.device, self.dtype, scratch, tick) for request in requests]
         try:
-            trace(self.base, self._batch(items), [run.wish for run in runs], self.dtype)
+            trace(self.base, self.batch(items), [run.wish for run in runs], self.dtype)
         finally:
             scratch.trim(KEPT_SCRATCH)
             self._free.append(scratch)
@@ -366,7 +366,8 @@ class Analyzer:
                 results.append(found[self.stacks[0].side])
         return results
 
-    def _batch(self, items: Sequence[Item]) -> dict[str, Any]:
+    def batch(self, items: Sequence[Item]) -> dict[str, Any]:
+        """The arguments of the model's forward pass."""
         batch: dict[str, Any] = dict(inputs.collate(items, self.limits.pad, self.base.device))
         for key in inputs.FEATURES.values():
             if key in batch:
@@ -411,6 +412,7 @@ class Analyzer:
                 "model": self.model_name,
                 "family": self.family.name,
                 "side": request.stack.side,
+                "causal": request.stack.side == "decoder",
                 "dtype": str(self.dtype).removeprefix("torch."),
                 "model_layers": depth,
                 "model_heads": self.head_counts[self.stacks.index(request.stack)],
@@ -450,7 +452,7 @@ class Analyzer:
 
         real = inputs.real([item], side, self.base.device)
         wish = Wish(request.stack, steps, [layer], on_layer, real, request.options.value_bias == "remainder")
-        trace(self.base, self._batch([item]), [wish], self.dtype)
+        trace(self.base, self.batch([item]), [wish], self.dtype)
         return found[0]
 
 

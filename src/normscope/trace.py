@@ -64,11 +64,15 @@ class Wish:
     constants: bool = False  # record what part of the values comes from no token
 
 
+def lock_of(base: PreTrainedModel) -> threading.RLock:
+    """One lock per model, for whatever hooks it."""
+    with guard:
+        return _locks.setdefault(base, threading.RLock())
+
+
 def trace(base: PreTrainedModel, inputs: Mapping[str, Any], wishes: Sequence[Wish], dtype: torch.dtype) -> None:
     """One forward pass that hands out what was wished for, layer by layer."""
-    with guard:
-        lock = _locks.setdefault(base, threading.RLock())
-    with lock, torch.no_grad(), _recording(base, wishes, dtype) as recorder:
+    with lock_of(base), torch.no_grad(), _recording(base, wishes, dtype) as recorder:
         try:
             base(**inputs)
         except (ValueError, IndexError, RuntimeError) as error:

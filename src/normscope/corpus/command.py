@@ -60,6 +60,7 @@ def corpus(
     workers: Annotated[int, typer.Option("--workers", min=1, help="Ray workers, each with a model of its own.")] = 2,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each Ray worker.")] = 1,
     address: Annotated[str | None, typer.Option("--address", help="An existing Ray cluster.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="The first N entries only.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first entry that cannot be analysed.")] = False,
 ) -> None:
     """Measure every entry of a corpus, into tables that polars, pandas and DuckDB read. The same command resumes.
@@ -94,6 +95,7 @@ def corpus(
             threads=threads,
             address=address,
             strict=strict,
+            limit=limit,
             progress=progress,
         )
     typer.echo(str(summary))

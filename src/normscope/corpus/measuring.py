@@ -11,18 +11,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from normscope.analysis import Analysis
+from normscope.analysis import Analysis, EncoderDecoderAnalysis
 from normscope.errors import NormscopeError, nearest
+from normscope.inputs import Item
 from normscope.measures import categories
 from normscope.measures.similarity import correlation, ranks
 
+if TYPE_CHECKING:
+    from normscope.analyzer import Analyzer
+    from normscope.corpus.items import Entry
+
 Columns = Mapping[str, Any]  # name -> array or list; all of one length
+
+# Measures that only the papers' experiments need: name -> the module that registers it, loaded at its first use.
+EXTRA: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One entry with all that is known about it: what a measure with `whole=True` reads."""
+
+    entry: Entry
+    item: Item  # as the model was given it, masked where the run masks
+    original: Item  # before masking
+    lens: Analyzer
+    analysis: Analysis  # of one side
+    result: Analysis | EncoderDecoderAnalysis  # of all sides
 
 
 @dataclass(frozen=True)
@@ -30,23 +52,35 @@ class Measure:
     """`scopes` None: it reads whichever were computed, and asks for all where nothing else was asked for."""
 
     name: str
-    columns: Callable[[Analysis], Columns]
+    columns: Callable[[Any], Columns]  # of an Analysis, or of a Sample
     scopes: tuple[str, ...] | None = None
     heads: bool = False  # it reads head-level maps or ||f||
+    whole: bool = False  # it reads a Sample
+    summed: tuple[str, ...] = ()  # columns that are added up over a shard, by all the others; no row for each entry
 
 
 _measures: dict[str, Measure] = {}
 
 
 def register(
-    name: str, *, scopes: Iterable[str] | None = None, heads: bool = False
-) -> Callable[[Callable[[Analysis], Columns]], Callable[[Analysis], Columns]]:
-    """Make a measure known under a name; a later one of the same name replaces it."""
+    name: str,
+    *,
+    scopes: Iterable[str] | None = None,
+    heads: bool = False,
+    whole: bool = False,
+    summed: Iterable[str] = (),
+) -> Callable[[Callable[[Any], Columns]], Callable[[Any], Columns]]:
+    """Make a measure known under a name; a later one of the same name replaces it.
+
+    It reads an Analysis, or with `whole` a Sample: the analysis with its entry, its input and the Analyzer. Columns
+    named in `summed` are added up over the entries of a shard, for histograms that would be too long by entry.
+    """
     if not name.isidentifier():
         raise NormscopeError(f"The name of a measure becomes that of a folder: letters, digits and _, not {name!r}.")
 
-    def keep(function: Callable[[Analysis], Columns]) -> Callable[[Analysis], Columns]:
-        _measures[name] = Measure(name, function, None if scopes is None else tuple(scopes), heads)
+    def keep(function: Callable[[Any], Columns]) -> Callable[[Any], Columns]:
+        wanted = None if scopes is None else tuple(scopes)
+        _measures[name] = Measure(name, function, wanted, heads, whole, tuple(summed))
         return function
 
     return keep
@@ -55,6 +89,8 @@ def register(
 def measures_of(names: Sequence[str]) -> list[Measure]:
     """The measures of these names, each once."""
     for name in names:
+        if name not in _measures and name in EXTRA:
+            import_module(EXTRA[name])
         if name not in _measures:
             raise NormscopeError(f"Unknown measure {name!r}.{nearest(name, _measures)} Known: {', '.join(_measures)}.")
     return [_measures[name] for name in dict.fromkeys(names)]
@@ -79,8 +115,9 @@ def mixing(analysis: Analysis) -> Columns:
 
 @register("similarity")
 def similarity(analysis: Analysis) -> Columns:
-    """scope, other, layer -> Spearman's correlation of the two maps"""
-    ranked = {scope: ranks(analysis[scope].flatten(1)) for scope in analysis.scopes}
+    """scope, other, layer -> Spearman's correlation of the two maps (of a causal model: of the cells j <= i)"""
+    cells = reachable(analysis)
+    ranked = {scope: ranks(analysis[scope][:, cells]) for scope in analysis.scopes}
     pairs = list(combinations(analysis.scopes, 2))
     layers = len(analysis.layers)
     values = [correlation(ranked[a], ranked[b]) for a, b in pairs]
@@ -90,6 +127,17 @@ def similarity(analysis: Analysis) -> Columns:
         "layer": np.tile(np.array(analysis.layers, dtype=np.int16), len(pairs)),
         "spearman": torch.cat(values).numpy() if values else np.zeros(0),
     }
+
+
+def reachable(analysis: Analysis) -> Tensor:
+    """(rows, columns): the cells where there can be a contribution. A causal model has none from later tokens, and
+    zeros that are there by construction would make any two of its maps alike."""
+    rows = torch.tensor([label.position for label in analysis.rows])[:, None]
+    columns = torch.tensor([label.position for label in analysis.columns])
+    if not analysis.info.get("causal"):
+        return torch.ones(len(rows), len(columns), dtype=torch.bool)
+    elsewhere = torch.tensor([label.side != analysis.info["side"] for label in analysis.columns])
+    return (columns <= rows) | elsewhere
 
 
 @register("category_sums")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,17 +77,24 @@ def run(
     threads: int = 1,
     address: str | None = None,
     strict: bool = False,
+    limit: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Measure every entry of `data` with `model` and keep the tables (and `maps`) in the folder `out`.
 
     The same call goes on where an earlier one stopped, and does nothing when all is done; with another model, data or
     option it is refused. Entries that cannot be analysed go to the table of errors, or with `strict` stop the run.
-    `reader` are options of the format's reader; of an engine "ray", each of `workers` has `threads` of its own.
+    `reader` are options of the format's reader; `limit` takes the first entries only; of an engine "ray", each of
+    `workers` has `threads` of its own.
     """
     if engine not in ("local", "ray"):
         raise NormscopeError(f"Unknown engine {engine!r}. Known: local, ray.")
-    for name, value in (("batch_size", batch_size), ("shard_size", shard_size), ("workers", workers)):
+    for name, value in (
+        ("batch_size", batch_size),
+        ("shard_size", shard_size),
+        ("workers", workers),
+        ("limit", 1 if limit is None else limit),
+    ):
         if not _counts(value):
             raise NormscopeError(f"{name} must be an integer of at least 1, not {value!r}.")
     begin = time.perf_counter()
@@ -112,11 +120,11 @@ def run(
         given.setdefault("tokenizer", lens.tokenizer)
 
     def entries() -> Iterator[Entry | Fault]:
-        return read(data, format, **given)
+        return islice(read(data, format, **given), limit)
 
     total = _count(entries())
     store = Store(Path(out))
-    store.begin(_manifest(lens, Path(data), format, reader, total, plan))
+    store.begin(_manifest(lens, Path(data), format, reader, total, limit, plan))
     done = store.done()
     finished = sum(entry["entries"] for entry in done.values())
     faults = sum(entry["faults"] for entry in done.values())
@@ -159,7 +167,13 @@ def _counts(value: Any) -> bool:
 
 
 def _manifest(
-    lens: Analyzer, data: Path, format: str | None, reader: Mapping[str, Any] | None, entries: int, plan: Plan
+    lens: Analyzer,
+    data: Path,
+    format: str | None,
+    reader: Mapping[str, Any] | None,
+    entries: int,
+    limit: int | None,
+    plan: Plan,
 ) -> dict[str, Any]:
     options = {key: value for key, value in dict(reader or {}).items() if key != "tokenizer"}
     return {
@@ -174,6 +188,7 @@ def _manifest(
             "path": str(data),
             "format": format,
             "options": options,
+            "limit": limit,
             "entries": entries,
             "fingerprint": fingerprint(_chunks(data)) if data.is_file() else None,
         },

@@ -3,8 +3,9 @@ does not matter when, where and beside what it is run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,8 +18,8 @@ from normscope.analysis import Analysis, EncoderDecoderAnalysis
 from normscope.analyzer import Analyzer
 from normscope.corpus.items import Entry, Fault
 from normscope.corpus.masking import mask
-from normscope.corpus.measuring import Measure, measures_of
-from normscope.corpus.store import ShardFiles, table_bytes
+from normscope.corpus.measuring import Measure, Sample, measures_of
+from normscope.corpus.store import ShardFiles, Sums, table_bytes
 from normscope.errors import NormscopeError
 from normscope.estimate import default_budget
 from normscope.inputs import Item, Tokens
@@ -51,6 +52,7 @@ class Encoded:
     number: int
     entries: tuple[Entry | Fault, ...]
     items: tuple[Item | Fault, ...]
+    originals: tuple[Item | Fault, ...]  # before masking
 
 
 def split(entries: Iterable[Entry | Fault], size: int) -> Iterator[tuple[int, tuple[Entry | Fault, ...]]]:
@@ -64,18 +66,20 @@ def split(entries: Iterable[Entry | Fault], size: int) -> Iterator[tuple[int, tu
 
 def encode(lens: Analyzer, plan: Plan, number: int, entries: Sequence[Entry | Fault]) -> Encoded:
     """Tokenise, and mask where the plan says so."""
-    items: list[Item | Fault] = []
-    for entry in entries:
-        if isinstance(entry, Fault):
-            items.append(entry)
-            continue
-        try:
-            found = lens.items(_given(entry, lens), plan.truncation)
-            (item,) = found
-            items.append(item if plan.mask_seed is None else _masked(item, lens, plan.mask_seed, entry.id))
-        except NormscopeError as error:
-            items.append(Fault(entry.id, "encoding", str(error)))
-    return Encoded(number, tuple(entries), tuple(items))
+    pairs = [_encoded(lens, plan, entry) for entry in entries]
+    return Encoded(number, tuple(entries), tuple(item for item, _ in pairs), tuple(before for _, before in pairs))
+
+
+def _encoded(lens: Analyzer, plan: Plan, entry: Entry | Fault) -> tuple[Item | Fault, Item | Fault]:
+    """The entry as the model is given it, and as it was before masking."""
+    if isinstance(entry, Fault):
+        return entry, entry
+    try:
+        (item,) = lens.items(_given(entry, lens), plan.truncation)
+        return item if plan.mask_seed is None else _masked(item, lens, plan.mask_seed, entry.id), item
+    except NormscopeError as error:
+        fault = Fault(entry.id, "encoding", str(error))
+        return fault, fault
 
 
 def compute(lens: Analyzer, plan: Plan, shard: Encoded) -> ShardFiles:
@@ -91,13 +95,16 @@ def compute(lens: Analyzer, plan: Plan, shard: Encoded) -> ShardFiles:
     whole = {n: item for n, item in enumerate(shard.items) if isinstance(item, Item)}
     faults = {n: item for n, item in enumerate(shard.items) if isinstance(item, Fault)}
     tables = _Tables(plan, measures)
-    done: dict[int, Analysis | EncoderDecoderAnalysis] = {}
     for batch in _batches(whole, plan.batch_size):
-        done |= _analysed(lens, requests, shard, whole, batch, faults)
-    for n in sorted(done):
-        entry = shard.entries[n]
-        assert isinstance(entry, Entry)
-        tables.add(entry.id, done[n])
+        for n, result in _analysed(lens, requests, shard, whole, batch, faults).items():
+            entry, item, original = shard.entries[n], shard.items[n], shard.originals[n]
+            assert isinstance(entry, Entry)
+            assert isinstance(item, Item)
+            assert isinstance(original, Item)
+            try:
+                tables.measure(n, partial(Sample, entry, item, original, lens), result)
+            except NormscopeError as error:
+                faults[n] = Fault(entry.id, "measure", str(error))
     return tables.files(shard, [faults[n] for n in sorted(faults)])
 
 
@@ -177,51 +184,62 @@ def _analysed(
     )
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """What one side of one entry adds to a shard's files."""
+
+    id: str
+    side: str
+    tables: Mapping[str, Any]  # name -> columns
+    maps: Mapping[str, Tensor]
+
+
 class _Tables:
-    """The columns of a shard's tables, as they grow."""
+    """A shard's tables. Entries come batch by batch, and leave in the corpus's order."""
 
     def __init__(self, plan: Plan, measures: Sequence[Measure]) -> None:
         self.plan, self.measures = plan, measures
-        self.columns: dict[str, dict[str, list[Any]]] = {}
-        self.maps: dict[str, Tensor] = {}
-        self.index: list[dict[str, Any]] = []
+        self.found: dict[int, list[_Rows]] = {}
+        self.sums = {measure.name: Sums(measure.summed) for measure in measures if measure.summed}
 
-    def add(self, id: str, result: Analysis | EncoderDecoderAnalysis) -> None:
+    def measure(self, number: int, sample: Callable[..., Sample], result: Analysis | EncoderDecoderAnalysis) -> None:
+        """Keep an entry's rows, of all measures or, where one of them refuses it, of none; the maps are gone then."""
         sides = {str(result.info["side"]): result} if isinstance(result, Analysis) else result.sides
+        rows, sums = [], []
         for side, analysis in sides.items():
+            whole = sample(analysis, result)
             worst = max(float(error.max()) for error in analysis.completeness.values())
-            self._append("items", id, side, {
-                "tokens": [[label.token for label in analysis.rows]], "length": [len(analysis.rows)],
-                "completeness": [worst],
-            })  # fmt: skip
+            tables: dict[str, Any] = {
+                "items": {
+                    "tokens": [[label.token for label in analysis.rows]],
+                    "length": [len(analysis.rows)],
+                    "completeness": [worst],
+                }
+            }
             for measure in self.measures:
-                self._append(measure.name, id, side, measure.columns(analysis))
-            for scope in self.plan.maps:
-                self._keep_map(id, side, analysis, scope)
-
-    def _keep_map(self, id: str, side: str, analysis: Analysis, scope: str) -> None:
-        try:
-            name = analysis.resolve(scope)
-        except NormscopeError:  # the other side of an encoder-decoder has it
-            return
-        key = f"{len(self.maps):04d}"
-        self.maps[key] = analysis[name].contiguous()
-        layers, rows, columns = analysis[name].shape
-        self.index.append(
-            {"id": id, "side": side, "scope": name, "key": key, "layers": layers, "rows": rows, "columns": columns}
-        )
-
-    def _append(self, table: str, id: str, side: str, columns: Any) -> None:
-        into = self.columns.setdefault(table, {})
-        length = len(next(iter(columns.values())))
-        for name, values in {"id": [id] * length, "side": [side] * length, **columns}.items():
-            if len(values) != length:
-                raise NormscopeError(f"The columns of the measure {table!r} are not of one length.")
-            into.setdefault(name, []).append(values)
+                columns = measure.columns(whole if measure.whole else analysis)
+                length = _length(measure.name, columns)
+                if measure.summed:
+                    sums.append((measure.name, {"side": [side] * length, **columns}))
+                else:
+                    tables[measure.name] = columns
+            kept = [analysis.resolve(scope) for scope in self.plan.maps if analysis.has(scope)]
+            rows.append(_Rows(whole.entry.id, side, tables, {name: analysis[name].contiguous() for name in kept}))
+        self.found[number] = rows
+        for name, columns in sums:
+            self.sums[name].add(columns)
 
     def files(self, shard: Encoded, faults: Sequence[Fault]) -> ShardFiles:
         name = f"{shard.number:06d}"
-        made = {f"{table}/{name}.parquet": table_bytes(_joined(columns)) for table, columns in self.columns.items()}
+        rows = [one for n in sorted(self.found) for one in self.found[n]]
+        columns: dict[str, dict[str, list[Any]]] = {}
+        for one in rows:
+            for table, added in one.tables.items():
+                length = _length(table, added)
+                for key, values in {"id": [one.id] * length, "side": [one.side] * length, **added}.items():
+                    columns.setdefault(table, {}).setdefault(key, []).append(values)
+        made = {f"{table}/{name}.parquet": table_bytes(_joined(pieces)) for table, pieces in columns.items()}
+        made |= {f"{table}/{name}.parquet": table_bytes(sums.table()) for table, sums in self.sums.items() if sums.rows}
         if faults:
             made[f"errors/{name}.parquet"] = table_bytes(
                 {
@@ -230,12 +248,34 @@ class _Tables:
                     "reason": [fault.reason for fault in faults],
                 }
             )
-        if self.maps:
-            file = f"maps/{name}.safetensors"
-            made[file] = save(self.maps)
-            rows = [{**row, "file": file} for row in self.index]
-            made[f"maps/{name}.parquet"] = table_bytes({key: [row[key] for row in rows] for key in rows[0]})
-        return ShardFiles(shard.number, len(shard.entries), len(faults), made)
+        return ShardFiles(shard.number, len(shard.entries), len(faults), made | _map_files(name, rows))
+
+
+def _map_files(name: str, rows: Sequence[_Rows]) -> dict[str, bytes]:
+    """The maps of a shard, and the table that says where each is."""
+    file = f"maps/{name}.safetensors"
+    maps: dict[str, Tensor] = {}
+    index: list[dict[str, Any]] = []
+    for one in rows:
+        for scope, found in one.maps.items():
+            key = f"{len(maps):04d}"
+            maps[key] = found
+            layers, height, width = found.shape
+            index.append(
+                {"id": one.id, "side": one.side, "scope": scope, "key": key, "layers": layers}
+                | {"rows": height, "columns": width, "file": file}
+            )
+    if not maps:
+        return {}
+    table = {key: [row[key] for row in index] for key in index[0]}
+    return {file: save(maps), f"maps/{name}.parquet": table_bytes(table)}
+
+
+def _length(table: str, columns: Any) -> int:
+    length = len(next(iter(columns.values())))
+    if any(len(values) != length for values in columns.values()):
+        raise NormscopeError(f"The columns of the measure {table!r} are not of one length.")
+    return length
 
 
 def _joined(columns: dict[str, list[Any]]) -> dict[str, Any]:

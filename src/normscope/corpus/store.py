@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -191,6 +191,33 @@ def table_bytes(columns: Mapping[str, Any]) -> bytes:
     buffer = BytesIO()
     _polars().DataFrame(dict(columns)).write_parquet(buffer, compression="zstd")
     return buffer.getvalue()
+
+
+class Sums:
+    """A table whose rows are added up as they come: the columns `summed`, over rows that agree in all the others."""
+
+    AT_ONCE = 2**20  # rows that wait before they are added up
+
+    def __init__(self, summed: Sequence[str]) -> None:
+        self.summed = list(summed)
+        self.waiting: list[Any] = []
+        self.rows = 0
+
+    def add(self, columns: Mapping[str, Any]) -> None:
+        self.waiting.append(_polars().DataFrame(dict(columns)))
+        self.rows += len(self.waiting[-1])
+        if self.rows > self.AT_ONCE:
+            self.waiting = [self._added()]
+            self.rows = len(self.waiting[0])
+
+    def table(self) -> dict[str, Any]:
+        return {column.name: column for column in self._added().get_columns()}
+
+    def _added(self) -> Any:
+        polars = _polars()
+        together = polars.concat(self.waiting)
+        keys = [name for name in together.columns if name not in self.summed]
+        return together.group_by(keys).agg(polars.col(*self.summed).sum()).sort(keys)
 
 
 def fingerprint(chunks: Iterable[bytes]) -> str:

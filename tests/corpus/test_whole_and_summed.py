@@ -1,0 +1,121 @@
+"""Measures of a whole sample, measures that are added up over a shard, and the first entries only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from normscope import NormscopeError, corpus, default_model
+from normscope.corpus.measuring import _measures, reachable
+from normscope.corpus.store import Sums
+
+TEXTS = ("A short one.", "A second one that is a little longer.", "Three words only")
+
+
+@pytest.fixture
+def own() -> Any:
+    """Measures that are forgotten again."""
+    before = dict(_measures)
+    yield
+    _measures.clear()
+    _measures.update(before)
+
+
+def run(tmp_path: Path, **options: Any) -> corpus.Run:
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(TEXTS))
+    corpus.run(data, str(default_model.find()), tmp_path / "out", scopes=["weights"], **options)
+    return corpus.open(tmp_path / "out")
+
+
+def test_a_measure_of_the_whole_sample(own: Any, tmp_path: Path) -> None:
+    @corpus.register("ids", whole=True)
+    def ids(sample: Any) -> dict[str, Any]:
+        assert sample.result is sample.analysis
+        assert sample.lens.base is not None
+        return {
+            "text": [sample.entry.text],
+            "given": [sample.item.tensors["input_ids"].tolist()],
+            "before": [sample.original.tensors["input_ids"].tolist()],
+        }
+
+    found = run(tmp_path, measures=["ids"], mask_seed=0).scan("ids").collect()
+    assert found["text"].to_list() == list(TEXTS)
+    for row in found.iter_rows(named=True):
+        masked = [n for n, (a, b) in enumerate(zip(row["given"], row["before"], strict=True)) if a != b]
+        assert len(masked) >= 1
+        assert all(row["given"][n] == 103 for n in masked)
+
+
+def test_a_measure_that_is_added_up(own: Any, tmp_path: Path) -> None:
+    @corpus.register("lengths", summed=["tokens", "weight"])
+    def lengths(analysis: Any) -> dict[str, Any]:
+        words = [token.startswith("##") for token in analysis.tokens]
+        return {"part": words, "tokens": [1] * len(words), "weight": [0.5] * len(words)}
+
+    opened = run(tmp_path, measures=["lengths"], shard_size=2)
+    found = opened.scan("lengths").group_by("part").agg(pl.col("tokens", "weight").sum()).collect()
+    tokens = [token for row in opened.scan("items").collect()["tokens"].to_list() for token in row]
+    assert found["tokens"].sum() == len(tokens)
+    assert found["weight"].sum() == len(tokens) / 2
+    assert len(opened.scan("lengths").collect()) <= 4  # by shard and not by entry
+    assert "id" not in opened.scan("lengths").collect_schema().names()
+
+
+def test_sums_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sums, "AT_ONCE", 50)
+    rng = np.random.default_rng(0)
+    sums, keys = Sums(["count"]), []
+    for _ in range(40):
+        some = rng.integers(0, 7, 20)
+        keys.append(some)
+        sums.add({"key": some, "count": np.ones(20, dtype=np.int64)})
+        assert sums.rows <= 50 + 20
+    table = sums.table()
+    assert table["key"].to_list() == list(range(7))
+    assert table["count"].to_list() == np.bincount(np.concatenate(keys)).tolist()
+
+
+def test_a_measure_that_refuses_an_entry(own: Any, tmp_path: Path) -> None:
+    @corpus.register("picky")
+    def picky(analysis: Any) -> dict[str, Any]:
+        if "only" in analysis.tokens:
+            raise NormscopeError("not this one")
+        return {"tokens": [len(analysis.tokens)]}
+
+    opened = run(tmp_path, measures=["mixing", "picky"])
+    assert opened.scan("errors").collect().select("id", "where", "reason").rows() == [
+        ("texts.txt:3", "measure", "not this one")
+    ]
+    for table in ("items", "mixing", "picky"):
+        assert opened.scan(table).collect()["id"].n_unique() == 2
+
+
+def test_the_first_entries_only(tmp_path: Path) -> None:
+    opened = run(tmp_path, limit=2)
+    assert opened.scan("items").collect()["id"].to_list() == ["texts.txt:1", "texts.txt:2"]
+    assert opened.finished
+    with pytest.raises(NormscopeError, match=r"data\.limit: was 2, is 3"):
+        run(tmp_path, limit=3)
+    with pytest.raises(NormscopeError, match="limit must be an integer of at least 1"):
+        run(tmp_path, limit=0)
+
+
+def test_cells_that_a_causal_model_can_reach() -> None:
+    from normscope import Analyzer
+    from tests.tiny_layers import inputs, tiny
+
+    lens = Analyzer(tiny("llama"))
+    result = lens.analyze(inputs("llama", lens.model, 5))
+    assert torch.equal(reachable(result), torch.ones(5, 5).tril().bool())
+    both = Analyzer(tiny("marian"))
+    decoder = both.analyze(inputs("marian", both.model, 5, 3)).decoder
+    expected = torch.cat([torch.ones(3, 3).tril().bool(), torch.ones(3, 5).bool()], 1)
+    assert torch.equal(reachable(decoder), expected)
+    encoder = both.analyze(inputs("marian", both.model, 5, 3)).encoder
+    assert bool(reachable(encoder).all())

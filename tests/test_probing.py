@@ -1,0 +1,137 @@
+"""The model's own vectors, maps over some dimensions, parameters and uniform attention, for every family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normscope import Analyzer, NormscopeError, probing
+from normscope.inputs import Item
+from normscope.scopes import aliases_of
+from tests import tiny as bert_kin
+from tests.test_errors import state_of
+from tests.tiny_layers import ENCODER_DECODER, FAMILIES, IMAGES, inputs, tiny
+
+KIN = ("bert", "roberta", "electra", "distilbert", "albert", "mpnet")
+TEXTS = tuple(name for name in FAMILIES if name not in (*IMAGES, *ENCODER_DECODER))
+ALONE = (*KIN, *TEXTS)
+
+
+def opened(name: str) -> tuple[Analyzer, dict[str, Tensor], Item]:
+    """A model, its input, and the input as an item."""
+    if name in KIN:
+        lens = Analyzer(bert_kin.tiny(name, dtype=torch.float64))
+        given = {"input_ids": torch.randint(5, 40, (1, 9), generator=torch.Generator().manual_seed(0))}
+    else:
+        lens = Analyzer(tiny(name, dtype=torch.float64))
+        given = inputs(name, lens.model, 9)
+    (item,) = lens.items(given)
+    return lens, given, item
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_outputs_are_the_models_own_vectors(name: str) -> None:
+    lens, given, item = opened(name)
+    result = lens.analyze(given)
+    scopes = [scope for scope in result.scopes if scope.endswith("-N")]
+    found = probing.outputs(lens, item, scopes)
+    assert list(found) == scopes
+    for scope in scopes:
+        for layer in result.layers:
+            torch.testing.assert_close(found[scope][layer], result.parts(scope, layer).actual, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in ALONE if name not in ("gptj", "gpt_neox")])
+def test_a_map_within_some_dimensions(name: str) -> None:
+    lens, given, item = opened(name)
+    result = lens.analyze(given, scopes=["ff"])
+    dims = {layer: torch.tensor([layer, 3, 7, 20]) for layer in result.layers}
+    found = probing.map_within(lens, item, dims)
+    for layer in result.layers:
+        vectors = result.vectors("ff", layer)[..., dims[layer]]
+        torch.testing.assert_close(found[layer], vectors.norm(dim=-1), rtol=1e-9, atol=1e-12)
+    everything = {layer: torch.arange(24 if name not in KIN else vectors_width(lens)) for layer in result.layers}
+    torch.testing.assert_close(probing.map_within(lens, item, everything), result["ff"], rtol=1e-9, atol=1e-12)
+
+
+def vectors_width(lens: Analyzer) -> int:
+    config: Any = lens.base.config
+    return int(getattr(config, "hidden_size", None) or config.dim)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_the_affine_map_of_the_values(name: str) -> None:
+    """A single token attends to itself alone: what attention puts out is the affine map of what it reads."""
+    lens, _, _ = opened(name)
+    if "gpt_oss" in name:
+        pytest.skip("a part of its weight goes to no token")
+    (item,) = lens.items({"input_ids": torch.tensor([[7]])})
+    out = probing.outputs(lens, item, ["attention"])["attention"]
+    seen: list[Tensor] = []
+    stack = lens.stacks[0]
+    part = next(branch.op for block in stack.blocks for branch in block.branches)
+    handles = []
+    for module in probing.layer_modules(lens.base, stack):
+        value = module.get_submodule(part.value)  # type: ignore[union-attr]
+        handles.append(value.register_forward_pre_hook(lambda _, args: seen.append(args[0])))
+    lens.base(input_ids=torch.tensor([[7]]))
+    for handle in handles:
+        handle.remove()
+    for layer, x in enumerate(seen):
+        value, value_bias, matrix, bias = probing.affine(lens, layer)
+        expected = (x[0, 0].double() @ value + value_bias) @ matrix + bias
+        torch.testing.assert_close(out[layer, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in ALONE if name != "gpt_oss"])
+@pytest.mark.parametrize("layers", [(0,), (1,), (0, 1)])
+def test_uniform_attention(name: str, layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the model's own eager attention with its softmax made even."""
+    lens, given, item = opened(name)
+    before = state_of(lens.model)
+    found = probing.uniform(lens, item, layers)
+    assert state_of(lens.model) == before
+    plain = probing.uniform(lens, item, ())
+    assert not torch.allclose(found, plain, rtol=1e-3)
+    lens.base.set_attn_implementation("eager")
+    softmax = torch.softmax
+    count = -1
+
+    def even(scores: Tensor, dim: int = -1, **options: Any) -> Tensor:
+        nonlocal count
+        if scores.dim() != 4:  # a router
+            return softmax(scores, dim, **options)
+        count += 1
+        if count not in layers:
+            return softmax(scores, dim, **options)
+        weights = (scores > -1e30).to(scores.dtype)
+        return weights / weights.sum(-1, keepdim=True)
+
+    monkeypatch.setattr(torch.nn.functional, "softmax", even)
+    monkeypatch.setattr(torch, "softmax", even)
+    with torch.no_grad():
+        expected = lens.base(**given).last_hidden_state[0]
+    assert count == lens.depth - 1
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)  # some compute in float32
+
+
+def test_uniform_attention_of_an_encoder_with_a_position_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = Analyzer(tiny("t5", dtype=torch.float64))
+    (item,) = lens.items(inputs("t5", lens.model, 9, 6))
+    found = probing.uniform(lens, item, (0, 1))
+    assert found.shape[0] == 9
+    assert not torch.allclose(found, probing.uniform(lens, item, ()))
+
+
+def test_gains() -> None:
+    lens, _, _ = opened("bert")
+    found = probing.gains(lens, "layer")
+    for layer, module in enumerate(lens.base.encoder.layer):  # type: ignore[union-attr, arg-type]
+        torch.testing.assert_close(found[layer], module.output.LayerNorm.weight.detach())
+    lens, _, _ = opened("llama")
+    with pytest.raises(NormscopeError, match="does not end with a norm"):
+        probing.gains(lens, "layer")
+    assert aliases_of(lens.stacks[0].blocks)["layer"].endswith("RES-N")

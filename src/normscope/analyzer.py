@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -30,6 +30,9 @@ from normscope.records import LayerRecord, select_items, select_rows
 from normscope.request import Request, integers, reach, requests_of, within
 from normscope.scopes import aliases_of, steps_of
 from normscope.trace import Wish, has_layers, layer_modules, trace
+
+if TYPE_CHECKING:
+    from normscope.flow.result import Flow
 
 Progress = Callable[[int, int], None]
 Result = Analysis | EncoderDecoderAnalysis
@@ -190,6 +193,31 @@ class Analyzer:
                     done |= zip(batch, self.run([window[n] for n in batch], requests, None), strict=True)
             for n in range(len(window)):
                 yield done.pop(n)
+
+    def flow(
+        self,
+        text: Input | Any | None = None,
+        *,
+        words: Sequence[str] | None = None,
+        chat: Sequence[Mapping[str, str]] | None = None,
+        method: str = "exact",
+        target: Any = None,
+        position: int | None = None,
+        generate: int | None = None,
+        truncation: bool = False,
+        gate: str = "ig",
+    ) -> Flow:
+        """How much of the last hidden states, or of a `target`, comes from each input token, across all layers.
+
+        A target is a logit: of a class (index or label), of a token (id or text), the largest ("top"), or the
+        difference of two, ``("cat", "dog")``. `position` says where it is read: by default at the last token of a
+        causal model, at the mask of a masked one. An encoder-decoder takes a pair, source and target text.
+        """
+        from normscope.flow.running import flow  # which reads this module
+
+        self.requests(gate=gate)
+        item = self._item(text, words, chat, None, generate, truncation)
+        return flow(self, item, method, target, position, gate)
 
     def estimate(
         self,

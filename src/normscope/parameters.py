@@ -58,6 +58,18 @@ def value_rows(x: Tensor, packing: str, heads: int, width: int) -> Tensor:
     return x[..., -heads * width :].reshape(*x.shape[:-1], heads, width)
 
 
+def value_map(
+    module: nn.Module, packing: str, heads: int, shared: int, width: int
+) -> tuple[Tensor, Tensor | None]:
+    """W_V (H, d, d_h) and b_V (H, d_h) for row vectors; of `shared` heads, each is repeated for those that share it."""
+    weight, bias = affine(module)
+
+    def each(x: Tensor) -> Tensor:
+        return value_rows(x, packing, shared, width).repeat_interleave(heads // shared, -2)
+
+    return each(weight.detach().t()).transpose(0, 1), None if bias is None else each(bias.detach())
+
+
 def affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight (out, in) and bias of a linear module, read from what it does where it is no plain nn.Linear."""
     if type(module) is nn.Linear:

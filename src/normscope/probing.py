@@ -20,7 +20,7 @@ from normscope.inputs import Item
 from normscope.interface import active, configs_of, restore, swap
 from normscope.models.spec import Attention, Norm, Stack
 from normscope.parameters import affine as linear_map
-from normscope.parameters import attribute, value_rows
+from normscope.parameters import attribute, value_map
 from normscope.records import FeedForwardRecord, LayerRecord, ScaleRecord
 from normscope.request import reach, requests_of
 from normscope.scopes import aliases_of, resolve, steps_of
@@ -117,20 +117,14 @@ def affine(lens: Analyzer, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
     module = _calls(lens, stack)[layer]
     out, out_bias = linear_map(module.get_submodule(part.output))
-    weight, bias = linear_map(module.get_submodule(part.value))
     heads = lens.head_counts[0]
-    width = out.shape[1] // heads
-    config = lens.base.config
-    shared = heads if part.packing == "interleaved" else getattr(config, "num_key_value_heads", None) or heads
-
-    def per_head(x: Tensor) -> Tensor:  # (..., out) -> (..., H d_h)
-        return value_rows(x, part.packing, shared, width).repeat_interleave(heads // shared, -2).flatten(-2)
-
-    value = per_head(weight.detach().double().t())
+    shared = heads if part.packing == "interleaved" else getattr(lens.base.config, "num_key_value_heads", None) or heads
+    value, bias = value_map(module.get_submodule(part.value), part.packing, heads, shared, out.shape[1] // heads)
     zeros = torch.zeros(out.shape[0], dtype=torch.float64)
+    flat = value.transpose(0, 1).flatten(1).double().cpu()
     return (
-        value.cpu(),
-        torch.zeros(value.shape[1], dtype=torch.float64) if bias is None else per_head(bias.detach().double()).cpu(),
+        flat,
+        torch.zeros(flat.shape[1], dtype=torch.float64) if bias is None else bias.flatten().double().cpu(),
         out.detach().double().t().cpu(),
         zeros if out_bias is None else out_bias.detach().double().cpu(),
     )

@@ -70,11 +70,18 @@ def lock_of(base: PreTrainedModel) -> threading.RLock:
         return _locks.setdefault(base, threading.RLock())
 
 
-def trace(base: PreTrainedModel, inputs: Mapping[str, Any], wishes: Sequence[Wish], dtype: torch.dtype) -> None:
-    """One forward pass that hands out what was wished for, layer by layer."""
+def trace(
+    base: PreTrainedModel,
+    inputs: Mapping[str, Any],
+    wishes: Sequence[Wish],
+    dtype: torch.dtype,
+    model: PreTrainedModel | None = None,
+) -> Any:
+    """One forward pass that hands out what was wished for, layer by layer, and what it returns itself; of `model`
+    where that is the base with a head."""
     with lock_of(base), torch.no_grad(), _recording(base, wishes, dtype) as recorder:
         try:
-            base(**inputs)
+            return (model or base)(**inputs)
         except (ValueError, IndexError, RuntimeError) as error:
             if isinstance(error, NormscopeError) or not recorder.running:
                 raise

@@ -29,16 +29,16 @@ def feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Fact
     keeps its form: the feed-forward of the own token changes the diagonal only."""
     units, own, bias = [], torch.zeros_like(record.output), torch.zeros_like(record.output)
     for unit in record.units:
-        made = _unit(unit, gate)
+        made = gated_unit(unit, gate)
         units.append(made)
         own = own + _through(made, state.own)
-        bias = bias + _constant(unit, made, state.bias)
+        bias = bias + constant_of(unit, made, state.bias)
     if not state.terms:
         return Factored((), own[None], bias)
     return Rows(state, tuple(units), own, bias)
 
 
-def _unit(unit: Unit, gate: Gate) -> GatedUnit:
+def gated_unit(unit: Unit, gate: Gate) -> GatedUnit:
     """The activation split into one coefficient per projection and output token (`gates`)."""
     projections = _projections(unit)
     weights = tuple(projection.weight for projection in projections)
@@ -70,7 +70,7 @@ def _through(made: GatedUnit, x: Tensor) -> Tensor:
     return sum(gated[1:], gated[0]) @ made.out
 
 
-def _constant(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
+def constant_of(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
     """What the unit puts out whatever the tokens are: the incoming remainder, its own biases, and g(0)."""
     hidden = torch.zeros_like(made.coefficients[0])
     for projection, c in zip(_projections(unit), made.coefficients, strict=True):

@@ -1,0 +1,1 @@
+"""Across layers: how much of a late vector, or of a logit, comes from each input token."""

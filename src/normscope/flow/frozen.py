@@ -1,0 +1,218 @@
+"""A model frozen at one input: every layer as the affine map that it was there.
+
+Attention weights, norm statistics and activation gates are held at what the forward pass made of them; what is left is
+linear in the hidden states. A map acts on states ``X`` (n, sources, d), one vector for each token and each source of
+information, so that ``sum over sources = the model's own vectors`` stays true at every step when one source, the
+remainder, takes all constants. Each map has an adjoint, which takes a direction ``G`` (n, d) from behind it to
+before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from normscope.decompose.contributions import GatedUnit
+from normscope.decompose.feed_forward import constant_of, gated_unit
+from normscope.decompose.gates import Gate
+from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, ScaleRecord
+from normscope.scopes import Step
+
+
+class Map(Protocol):
+    """A component, frozen."""
+
+    def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor: ...
+
+    def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The direction before it, and that in the encoder's states where it reads them."""
+        ...
+
+    @property
+    def constant(self) -> Tensor | None:
+        """(n, d) or (d,): what it puts out whatever comes in."""
+        ...
+
+
+@dataclass(frozen=True)
+class FrozenAttention:
+    """``y_i = sum_h sum_j alpha^h_ij (x_j W_V^h + b_V^h) W_O^h + b_O``, mixed in the small space of each head."""
+
+    weights: Tensor  # (H, i, j)
+    value: Tensor  # (H, d, d_h)
+    matrix: Tensor  # (H, d_h, d)
+    constant: Tensor | None  # (n, d)
+    cross: bool = False
+
+    def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor:
+        read = encoder if self.cross else X
+        assert read is not None
+        tokens, sources, width = read.shape
+        heads, _, small = self.value.shape
+        rows = self.weights.shape[1]
+        out = None
+        for h in range(heads):
+            values = (read.reshape(tokens * sources, width) @ self.value[h]).view(tokens, sources * small)
+            mixed = (self.weights[h] @ values).view(rows * sources, small)
+            out = mixed @ self.matrix[h] if out is None else out.addmm_(mixed, self.matrix[h])
+        assert out is not None
+        return out.view(rows, sources, -1)
+
+    def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
+        per_head = torch.einsum("id,hsd->his", G, self.matrix)
+        back = self.weights.transpose(1, 2) @ per_head  # (H, j, d_h)
+        found = torch.einsum("hjs,hds->jd", back, self.value)
+        return (torch.zeros_like(G), found) if self.cross else (found, None)
+
+
+@dataclass(frozen=True)
+class FrozenNorm:
+    """``gain * (x - mean x) * inverse_i``, without the mean for "rms"."""
+
+    centered: bool
+    inverse: Tensor  # (n,)
+    gain: Tensor  # (d,)
+    constant: Tensor | None  # (d,)
+
+    def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor:
+        if self.centered:
+            X = X - X.mean(-1, keepdim=True)
+        return X * self.gain * self.inverse[:, None, None]
+
+    def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
+        back = G * self.gain * self.inverse[:, None]
+        return (back - back.mean(-1, keepdim=True) if self.centered else back), None
+
+
+@dataclass(frozen=True)
+class FrozenFeedForward:
+    """``sum_k (c_ki * (x W_k)) W_2``: the gates c are those of integrated gradients (or as asked for)."""
+
+    units: tuple[GatedUnit, ...]
+    constant: Tensor | None  # (n, d)
+
+    def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor:
+        out = torch.zeros_like(X)
+        for unit in self.units:
+            rows = slice(None) if unit.chosen is None else unit.chosen[0]
+            x = X[rows]
+            gated = [c[0][rows][:, None] * (x @ w) for w, c in zip(unit.weights, unit.coefficients, strict=True)]
+            out[rows] += sum(gated[1:], gated[0]) @ unit.out
+        return out
+
+    def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
+        back = torch.zeros_like(G)
+        for unit in self.units:
+            hidden = G @ unit.out.t()
+            for weight, c in zip(unit.weights, unit.coefficients, strict=True):
+                back += (c[0] * hidden) @ weight.t()
+        return back, None
+
+
+@dataclass(frozen=True)
+class FrozenScale:
+    """``gain * x``: LayerScale, a multiplier, or an activation held at ``g(a) / a``."""
+
+    gain: Tensor  # (d,) or (n, d)
+    constant: Tensor | None = None
+
+    def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor:
+        return X * (self.gain if self.gain.dim() == 1 else self.gain[:, None])
+
+    def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
+        return G * self.gain, None
+
+
+@dataclass(frozen=True)
+class FrozenLinear:
+    """``x W + b``."""
+
+    weight: Tensor  # (d, d')
+    constant: Tensor | None  # (d',)
+
+    def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor:
+        return X @ self.weight
+
+    def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
+        return G @ self.weight.t(), None
+
+
+@dataclass(frozen=True)
+class FrozenPool:
+    """One vector made of all tokens': weighted sums of their rows, side by side. What a pooler or a head reads."""
+
+    weights: Tensor  # (sums, n)
+    constant: Tensor | None = None
+
+    def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor:
+        return torch.einsum("sn,nkd->ksd", self.weights, X).flatten(1)[None]
+
+    def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.weights.t() @ G[0].view(len(self.weights), -1), None
+
+
+@dataclass(frozen=True)
+class FrozenBlock:
+    """``y = after(x + sum over branches of their maps one after the other)``."""
+
+    branches: tuple[tuple[Map, ...], ...]
+    after: Map | None
+    residual: bool = True  # False: a chain behind the last layer
+
+
+@dataclass(frozen=True)
+class FrozenLayer:
+    blocks: tuple[FrozenBlock, ...]
+
+
+def frozen_layer(
+    record: LayerRecord, steps: Sequence[Step], values: Sequence[tuple[Tensor, Tensor | None]], gate: Gate
+) -> FrozenLayer:
+    """The layer of a record of one item. `values` are W_V (H, d, d_h) and b_V (H, d_h) of its attentions, in order."""
+    blocks: list[FrozenBlock] = []
+    branches: list[tuple[Map, ...]] = []
+    chain: list[Map] = []
+    given = iter(values)
+    for step, part in zip(steps, record.parts, strict=True):
+        if step.starts and chain:
+            branches.append(tuple(chain))
+            chain = []
+        if step.role == "sum":
+            blocks.append(FrozenBlock((*branches, tuple(chain)), None))
+            branches, chain = [], []
+        elif isinstance(part, AttentionRecord):
+            chain.append(_attention(part, *next(given)))
+        elif isinstance(part, NormRecord):
+            norm = FrozenNorm(part.kind == "layer", part.inverse[0], part.gain, part.shift)
+            if step.role == "after":
+                blocks[-1] = replace(blocks[-1], after=norm)
+            else:
+                chain.append(norm)
+        elif isinstance(part, FeedForwardRecord):
+            chain.append(_feed_forward(part, gate))
+        elif isinstance(part, ScaleRecord):
+            chain.append(FrozenScale(part.gain))
+    return FrozenLayer(tuple(blocks))
+
+
+def _attention(part: AttentionRecord, value: Tensor, bias: Tensor | None) -> FrozenAttention:
+    weights = part.weights[0].clone(memory_format=torch.contiguous_format)
+    constant = part.bias
+    if bias is not None:  # (H, d): attention rows sum to one, but for sinks
+        through = torch.bmm(bias[:, None], part.matrix)[:, 0]
+        spread = weights.sum(-1).t() @ through
+        constant = spread if constant is None else spread + constant
+    return FrozenAttention(weights, value, part.matrix, constant, part.cross)
+
+
+def _feed_forward(part: FeedForwardRecord, gate: Gate) -> FrozenFeedForward:
+    units, constant = [], torch.zeros_like(part.output)
+    for unit in part.units:
+        made = gated_unit(unit, gate)
+        units.append(made)
+        constant = constant + constant_of(unit, made, torch.zeros_like(part.output))
+    return FrozenFeedForward(tuple(units), constant[0])

@@ -1,0 +1,114 @@
+"""What a flow leads to: a logit of a class or token, or the difference of two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normscope.analyzer import Analyzer
+from normscope.errors import NormscopeError, nearest
+from normscope.flow.freezing import FrozenModel
+
+Target = int | str | tuple[int | str, int | str]
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A direction in the logits."""
+
+    row: int
+    indices: tuple[int, ...]  # one, or two whose difference it is
+    words: str
+
+    def direction(self, logits: Tensor) -> Tensor:
+        made = torch.zeros_like(logits)
+        for sign, index in zip((1, -1), self.indices, strict=False):
+            made[self.row, index] += sign
+        return made
+
+    def value(self, logits: Tensor) -> float:
+        return float((self.direction(logits).double() * logits.double()).sum())
+
+
+def aim(lens: Analyzer, model: FrozenModel, names: tuple[str, ...], target: Any, position: int | None) -> Aim:
+    """The target as given, checked: an index, a label or token, "top", or two of these to be told apart."""
+    if model.logits is None:
+        raise NormscopeError(
+            f"{type(lens.model).__name__} has no head, so there is no logit to explain. Load the model with its head, "
+            "such as AutoModelForCausalLM or AutoModelForSequenceClassification, or leave the target out."
+        )
+    row = _row(lens, model.logits, names, position)
+    wanted = target if isinstance(target, tuple) else (target,)
+    if len(wanted) not in (1, 2):
+        raise NormscopeError(f"A target is one class or token, or two to be told apart, not {len(wanted)}.")
+    indices = tuple(_index(lens, model.logits, row, one) for one in wanted)
+    if len(indices) == 2 and indices[0] == indices[1]:
+        raise NormscopeError("The two targets are the same: their difference is nothing.")
+    named = " minus ".join(_named(lens, model.logits, index) for index in indices)
+    return Aim(row, indices, f"logit of {named}" + (f" at position {row}" if len(model.logits) > 1 else ""))
+
+
+def _row(lens: Analyzer, logits: Tensor, names: tuple[str, ...], position: Any) -> int:
+    size = len(logits)
+    if position is not None:
+        if isinstance(position, bool) or not isinstance(position, int):
+            raise NormscopeError(f"A position is an integer, not {type(position).__name__} {position!r}.")
+        if not -size <= position < size:
+            raise NormscopeError(f"There is no position {position!r} in the logits: valid are {-size} to {size - 1}.")
+        return position % size
+    if size == 1 or lens.stacks[-1].side == "decoder":
+        return size - 1
+    mask = getattr(lens.tokenizer, "mask_token", None)
+    if mask in names:
+        return names.index(mask)
+    raise NormscopeError("This model has logits at every token: say at which, position=, or mask one in the text.")
+
+
+def _index(lens: Analyzer, logits: Tensor, row: int, target: Any) -> int:
+    size = logits.shape[1]
+    if isinstance(target, str):
+        if target == "top":
+            return int(logits[row].argmax())
+        return _named_index(lens, size, target)
+    if isinstance(target, bool) or not isinstance(target, int):
+        raise NormscopeError(f"A target is an index, a label or a token, not {type(target).__name__} {target!r}.")
+    if not -size <= target < size:
+        raise NormscopeError(f"There is no logit {target}: valid are 0 to {size - 1}.")
+    return target % size
+
+
+def _named_index(lens: Analyzer, size: int, target: str) -> int:
+    if not _is_language_model(lens, size):
+        labels = {name.lower(): index for index, name in _labels(lens).items()}
+        if target.lower() not in labels:
+            raise NormscopeError(f"There is no class {target!r}.{nearest(target, labels)} Known: {', '.join(labels)}.")
+        return labels[target.lower()]
+    if lens.tokenizer is None:
+        raise NormscopeError("This Analyzer has no tokenizer: give the target as a token's id.")
+    vocabulary = lens.tokenizer.get_vocab()
+    # A word in running text is what a language model predicts: with the mark of a word's start where there is one.
+    for form in (f"\u2581{target.strip()}", f"\u0120{target.strip()}", target, target.strip()):
+        if form in vocabulary:
+            return int(vocabulary[form])
+    pieces = lens.tokenizer.tokenize(target)
+    raise NormscopeError(f"{target!r} is no single token here, but {pieces}: choose one of them.")
+
+
+def _is_language_model(lens: Analyzer, size: int) -> bool:
+    return size >= int(getattr(lens.model.config, "vocab_size", 2**62))
+
+
+def _labels(lens: Analyzer) -> dict[int, str]:
+    """The classes by index, as the config names them."""
+    found: Any = lens.model.config.id2label or {}
+    return {int(index): str(name) for index, name in found.items()}
+
+
+def _named(lens: Analyzer, logits: Tensor, index: int) -> str:
+    if _is_language_model(lens, logits.shape[1]):
+        token = lens.tokenizer.convert_ids_to_tokens(index) if lens.tokenizer is not None else index
+        return repr(token)
+    return repr(_labels(lens).get(index, index))

@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 from normscope._version import __version__
 from normscope.corpus.command import corpus
 from normscope.errors import NormscopeError, nearest
+from normscope.papers.command import paper
 
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
@@ -75,6 +76,7 @@ app = typer.Typer(
 )
 
 app.command()(corpus)
+app.command()(paper)
 
 Model = Annotated[
     str,

@@ -13,8 +13,15 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from normscope.errors import NormscopeError
 from normscope.models import families
 
-# Heads that generate come along; analyses use the base model inside.
+# Heads come along, for flows to their logits, losses and generation; analyses use the base model inside.
 HEADS = {"causal": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM", "audio": "AutoModelForSpeechSeq2Seq"}
+TASKS = {
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForPreTraining": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForImageClassification": "AutoModelForImageClassification",
+}
 
 
 def load(name: str, device: str | torch.device | None, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Any]:
@@ -22,17 +29,15 @@ def load(name: str, device: str | torch.device | None, dtype: torch.dtype | None
     pickle is read."""
     try:
         config = AutoConfig.from_pretrained(name)
-        auto = getattr(transformers, _auto_class(config))
-        model, loading = auto.from_pretrained(
-            name, config=config, dtype=dtype or torch.float32, use_safetensors=True, output_loading_info=True
-        )
+        model, missing = _loaded(name, config, _auto_class(config), dtype)
+        if missing and type(model).base_model_prefix and model.base_model is not model:
+            model, missing = _loaded(name, config, "AutoModel", dtype)  # the head may be what is not there
         tokenizer = _processor(name, config)
     except Exception as error:  # transformers, huggingface_hub, safetensors and tokenizers each have their own
         raise NormscopeError(
             f"Cannot load a model from {name!r}: {(str(error).strip() or type(error).__name__).splitlines()[0]} "
             "Give a hub name or the path of a folder with config.json, model.safetensors and a tokenizer."
         ) from error
-    missing = sorted(key for key in loading["missing_keys"] if "pooler." not in key)
     if missing:
         raise NormscopeError(
             f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}: they would "
@@ -46,8 +51,16 @@ def load(name: str, device: str | torch.device | None, dtype: torch.dtype | None
         raise NormscopeError(f"Cannot move the model to {device!r}: {str(error).splitlines()[0]}") from error
 
 
+def _loaded(name: str, config: Any, auto: str, dtype: torch.dtype | None) -> tuple[Any, list[str]]:
+    """The model, and what the checkpoint lacks of it, the pooler aside."""
+    model, loading = getattr(transformers, auto).from_pretrained(
+        name, config=config, dtype=dtype or torch.float32, use_safetensors=True, output_loading_info=True
+    )
+    return model, sorted(key for key in loading["missing_keys"] if "pooler." not in key)
+
+
 def _auto_class(config: Any) -> str:
-    """With the head that generates, where the checkpoint has one; else the base model."""
+    """With the head that the checkpoint has, where it is one that is known; else the base model."""
     heads = " ".join(config.architectures or ())
     for family in families():
         if config.model_type in family.model_types:
@@ -56,6 +69,8 @@ def _auto_class(config: Any) -> str:
                 return HEADS["causal"]
             if sides == ["encoder", "decoder"] and any(h in heads for h in ("ConditionalGeneration", "MTModel")):
                 return HEADS["audio" if family.input == "audio" else "seq2seq"]
+            if len(sides) == 1:
+                return next((auto for task, auto in TASKS.items() if task in heads), "AutoModel")
     return "AutoModel"
 
 

@@ -6,12 +6,22 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from normscope.corpus.readers import FORMATS
@@ -74,18 +84,18 @@ def corpus(
         for name, about in known().items():
             typer.echo(f"{name:14} {about}")
         return
-    _quieten()
-    with _bar() as progress:
+    quieten()
+    with bars() as show:
         summary = run(
             data,
-            _model(model),
+            model_path(model),
             out,
             measures=[name.strip() for name in measures.split(",") if name.strip()],
             maps=maps or (),
             scopes=scope or None,
             layers=[number - 1 for number in layer] if layer else None,
             format=format,
-            reader=_options(option or []),
+            reader=reader_options(option or []),
             mask_seed=mask,
             truncation=truncate,
             batch_size=batch_size,
@@ -96,7 +106,7 @@ def corpus(
             address=address,
             strict=strict,
             limit=limit,
-            progress=progress,
+            progress=None if show is None else partial(show, "entries"),
         )
     typer.echo(str(summary))
     if not summary.finished:
@@ -106,7 +116,7 @@ def corpus(
         raise typer.Exit(FAULTY)
 
 
-def _quieten() -> None:
+def quieten() -> None:
     """Without the bars that transformers draws while it loads."""
     from transformers.utils import logging
 
@@ -114,13 +124,13 @@ def _quieten() -> None:
     logging.set_verbosity_error()
 
 
-def _model(name: str) -> str:
+def model_path(name: str) -> str:
     from normscope import default_model
 
     return str(default_model.find()) if name == "default" else name
 
 
-def _options(given: list[str]) -> dict[str, Any]:
+def reader_options(given: list[str]) -> dict[str, Any]:
     """KEY=VALUE as options of a reader; numbers, true and false are what they look like."""
     found: dict[str, Any] = {}
     for entry in given:
@@ -138,13 +148,19 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[int, int], None] | None]:
-    """Entries done, rate and time left, on standard error where that is a terminal."""
+def bars() -> Iterator[Callable[[str, int, int], None] | None]:
+    """How much of what is done, its rate and the time left, on standard error where that is a terminal."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("entries"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as shown:
+        tasks: dict[str, TaskID] = {}
+
+        def update(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = shown.add_task(what)
+            shown.update(tasks[what], completed=done, total=total)
+
+        yield update

@@ -31,8 +31,12 @@ if TYPE_CHECKING:
 
 Columns = Mapping[str, Any]  # name -> array or list; all of one length
 
-# Measures that only the papers' experiments need: name -> the module that registers it, loaded at its first use.
-EXTRA: dict[str, str] = {}
+# Modules with the measures of the papers' experiments, loaded when a name is not known without them.
+EXTRA = (
+    "normscope.papers.emnlp2020_measures",
+    "normscope.papers.emnlp2021_measures",
+    "normscope.papers.feed_forward_measures",
+)
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,10 @@ def register(
 
 def measures_of(names: Sequence[str]) -> list[Measure]:
     """The measures of these names, each once."""
+    if not all(name in _measures for name in names):
+        for module in EXTRA:
+            import_module(module)
     for name in names:
-        if name not in _measures and name in EXTRA:
-            import_module(EXTRA[name])
         if name not in _measures:
             raise NormscopeError(f"Unknown measure {name!r}.{nearest(name, _measures)} Known: {', '.join(_measures)}.")
     return [_measures[name] for name in dict.fromkeys(names)]

@@ -203,10 +203,12 @@ def _manifest(
 
 
 def model_fingerprint(lens: Analyzer) -> str:
-    """Of all weights, by name."""
+    """Of all weights that an analysis reads, by name: a pooler is none of them, and may be random where the checkpoint
+    has none."""
+    weights = {name: tensor for name, tensor in lens.base.state_dict().items() if "pooler." not in name}
 
     def parts() -> Iterator[bytes]:
-        for name, tensor in sorted(lens.base.state_dict().items()):
+        for name, tensor in sorted(weights.items()):
             yield name.encode()
             yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 

@@ -202,13 +202,15 @@ class Sums:
         self.summed = list(summed)
         self.waiting: list[Any] = []
         self.rows = 0
+        self.most = self.AT_ONCE
 
     def add(self, columns: Mapping[str, Any]) -> None:
         self.waiting.append(_polars().DataFrame(dict(columns)))
         self.rows += len(self.waiting[-1])
-        if self.rows > self.AT_ONCE:
+        if self.rows > self.most:
             self.waiting = [self._added()]
             self.rows = len(self.waiting[0])
+            self.most = max(self.AT_ONCE, 4 * self.rows)  # not at every entry, however many rows stay
 
     def table(self) -> dict[str, Any]:
         return {column.name: column for column in self._added().get_columns()}

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
 def ranks(values: Tensor) -> Tensor:
     """(..., N): ranks from 1 along the last dimension, ties at their mean, in float64."""
-    ordered, order = values.sort(-1)
-    size = values.shape[-1]
-    place = torch.arange(1, size + 1, dtype=torch.float64, device=values.device).expand(values.shape)
-    fresh = torch.ones_like(ordered, dtype=torch.bool)
-    fresh[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    group = fresh.cumsum(-1) - 1  # which run of equal values
-    sums = torch.zeros_like(place).scatter_add_(-1, group, place)
-    counts = torch.zeros_like(place).scatter_add_(-1, group, torch.ones_like(place))
-    mean = (sums / counts.clamp_min(1)).gather(-1, group)
-    return torch.empty_like(mean).scatter_(-1, order, mean)
+    given = values.detach().cpu().numpy()  # whose sort is several times faster than torch's
+    found = np.empty(given.shape)
+    rows = given.shape[-1]
+    for row, into in zip(given.reshape(-1, rows), found.reshape(-1, rows), strict=True):
+        order = np.argsort(row)
+        into[order] = _places(row[order])
+    return torch.from_numpy(found).to(values.device)
+
+
+def _places(ordered: NDArray[Any]) -> NDArray[np.float64]:
+    """1, 2, 3, ... of sorted values, the mean of these for equal ones."""
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    counts = np.diff(np.append(starts, len(ordered)))
+    found: NDArray[np.float64] = np.repeat(starts + (counts + 1) / 2, counts)
+    return found
 
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:

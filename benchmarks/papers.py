@@ -1,0 +1,86 @@
+"""The papers' experiments against the naive way to do them."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+
+from benchmarks.measures import Row
+from benchmarks.published import Published
+from normscope import Analyzer, corpus, default_model
+from normscope.corpus.paragraph_pairs import read_pairs
+
+NAME = "MiniLM"
+SCOPES = ("ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N", "ATTNRESLNFFRES-N", "ATTNRESLNFFRESLN-N")
+
+
+def similarity_of_all_scopes(data: Path, entries: int = 100) -> Row:
+    """All of the FF paper's Fig. 12 and Table 1: a corpus run, over every vector materialised and every pair of maps
+    given to scipy. Both on the first pairs of paragraphs of `data`, of at most 128 tokens."""
+    lens = Analyzer.from_pretrained(default_model.find())
+    texts = [entry.given for entry in corpus.strict(read_pairs(data, tokenizer=lens.tokenizer))][:entries]
+    begin = time.perf_counter()
+    expected = _naive(lens, texts)
+    naive = time.perf_counter() - begin
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        corpus.run(
+            data, lens, Path(folder) / "run", format="pairs", measures=["similarity"], scopes=SCOPES, limit=entries
+        )
+        found = corpus.open(Path(folder) / "run").scan("similarity").collect()
+        means = dict(found.group_by("scope", "other").mean().select("scope", "other", "spearman").rows_by_key(
+            ["scope", "other"], unique=True
+        ))  # fmt: skip
+        ours = time.perf_counter() - begin
+    worst = max(abs(means[pair] - expected[pair]) for pair in expected)
+    if not worst < 1e-3:
+        raise AssertionError(f"The two ways differ by {worst:.1e}: the measurement would mean nothing.")
+    return Row(
+        "naive / similarity of all scopes",
+        NAME,
+        f"{len(texts)} pairs of up to 128 tokens",
+        naive / ours,
+        2.3,
+        True,
+        seconds={"naive": [naive], "ours": [ours]},
+        note=f"they differ by {worst:.0e}",
+    )
+
+
+def _naive(lens: Analyzer, texts: Sequence[object]) -> dict[tuple[str, str], float]:
+    """(scope, other) -> the mean over entries and layers."""
+    published = Published(lens.base, feed_forward=True)
+    found: dict[tuple[str, str], list[float]] = {pair: [] for pair in combinations(SCOPES, 2)}
+    for text in texts:
+        (item,) = lens.items(text)
+        batch = {key: value[None] for key, value in item.tensors.items()}
+        for layer in published(batch):
+            for a, b in found:
+                one, other = (layer[scope][0].flatten().numpy() for scope in (a, b))
+                found[a, b].append(float(spearmanr(one, other).statistic))
+    return {pair: float(np.mean(values)) for pair, values in found.items()}
+
+
+def bootstrap_of_a_layer(instances: int = 200_000) -> Row:
+    """Seconds for 10,000 resamples of the difference of two means."""
+    from normscope.measures.bootstrap import difference_of_means
+
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randn(instances, generator=generator, dtype=torch.float64).numpy()
+    others = torch.randn(instances, generator=generator, dtype=torch.float64).numpy()
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        difference_of_means(targets, others, resamples=10_000, seed=0)
+        seconds.append(time.perf_counter() - begin)
+    return Row(
+        "bootstrap, 10,000 resamples", "", f"{instances:,} + {instances:,} instances", min(seconds), 2.0,
+        unit=" s", seconds={"ours": seconds},
+    )  # fmt: skip

@@ -1,0 +1,474 @@
+"""Charts of the reports: one style, colours that the colour-blind can tell apart, no text taken for mathematics."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from normscope.errors import NormscopeError
+from normscope.view.figure import GREY, style
+from normscope.view.labels import shorten, visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+
+# The palette of Okabe and Ito without its yellow, which is too pale for a line.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+WIDTH = 5.8  # inches: a report's column
+HEIGHT = 2.7
+LYING = 3  # characters of a label below a chart up to which it lies
+ABSENT = "#e3e5e8"  # cells without a value
+VECTOR_CELLS = 3_000  # above, cells are an image: a page with that many rectangles opens slowly
+VECTOR_POINTS = 3_000  # above, points are an image
+PUBLISHED = "published"
+
+Values = NDArray[np.float64]
+
+
+def line_chart(
+    series: Mapping[str, Sequence[float]],
+    *,
+    x: Sequence[float],
+    xlabel: str = "layer",
+    ylabel: str = "",
+    reference: Mapping[str, Sequence[float]] | None = None,
+    reference_label: str = PUBLISHED,
+    ylim: tuple[float, float] | None = None,
+) -> Figure:
+    """A line per series; `reference` (published ones) dashed, in the colour of the series of the same name.
+
+    A layer axis counts from 1: x=range(1, layers + 1). A reference of another length than x goes on from x[0] by ones.
+    """
+    _same_length(series, x)
+    given = dict(reference or {})
+    with style():
+        figure, axes = _axes(WIDTH, HEIGHT)
+        for n, (name, values) in enumerate(series.items()):
+            axes.plot(list(x), _floats(values), label=name, **_line(n))
+        for n, (name, values) in enumerate(given.items()):
+            at = list(x) if len(values) == len(x) else [x[0] + k for k in range(len(values))]
+            place = list(series).index(name) if name in series else len(series) + n
+            label = None if name in series else f"{name} ({reference_label})"
+            axes.plot(at, _floats(values), label=label, color=_colour(place), **DASHED)
+        if any(name in series for name in given):
+            axes.plot([], [], color=GREY, label=reference_label, **DASHED)
+        if ylim is not None:
+            axes.set_ylim(*ylim)
+        _whole_numbers(axes, x, given)
+        _finish(figure, axes, xlabel, ylabel)
+        return figure
+
+
+def bars_with_errors(
+    groups: Mapping[str, Sequence[float]],
+    *,
+    x: Sequence[Any],
+    xlabel: str = "layer",
+    ylabel: str = "",
+    errors: Mapping[str, Sequence[float]] | None = None,
+    marks: Sequence[str] | None = None,
+) -> Figure:
+    """Bars of every group side by side at each x.
+
+    `errors`: half the length of each error bar, by group. `marks`: a text above each x, as "*" for what is significant.
+    """
+    _same_length(groups, x)
+    with style():
+        figure, axes = _axes(WIDTH, HEIGHT)
+        places, width = np.arange(len(x)), 0.8 / max(len(groups), 1)
+        for n, (name, values) in enumerate(groups.items()):
+            at = places + (n - (len(groups) - 1) / 2) * width
+            spread = None if errors is None or name not in errors else _floats(errors[name])
+            axes.bar(
+                at, _floats(values), width * 0.92, label=name, color=_colour(n), yerr=spread,
+                error_kw={"elinewidth": 0.7, "capsize": 1.5, "capthick": 0.7, "ecolor": "#333333"},
+            )  # fmt: skip
+        axes.axhline(0, color="#333333", linewidth=0.5)
+        if marks is not None:
+            _write_marks(axes, groups, errors or {}, marks)
+        _ticks(axes.xaxis, x, 7.5, WIDTH - 0.6)
+        axes.set_xlim(-0.6, len(x) - 0.4)
+        _finish(figure, axes, xlabel, ylabel)
+        return figure
+
+
+def histogram(
+    groups: Mapping[str, ArrayLike],
+    *,
+    xlabel: str,
+    ylabel: str = "share",
+    bins: int = 50,
+    edges: Sequence[float] | None = None,
+    limits: tuple[float, float] | None = None,
+) -> Figure:
+    """How each group is distributed, as shares of the group in common bins.
+
+    `edges`: the groups are counts, one for each bin between two edges. `limits`: ends of the first and the last bin,
+    which also count what lies outside.
+    """
+    with style():
+        figure, axes = _axes(WIDTH, HEIGHT)
+        sides, counts = _counted(groups, bins, edges, limits)
+        for n, (name, found) in enumerate(counts.items()):
+            shares = found / max(float(found.sum()), 1.0)
+            axes.stairs(shares, sides, fill=True, color=_colour(n), alpha=0.28)
+            axes.stairs(shares, sides, color=_colour(n), linewidth=1.1, label=name)
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.01)
+        _finish(figure, axes, xlabel, ylabel)
+        return figure
+
+
+def scatter(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    xlabel: str,
+    ylabel: str,
+    labels: Sequence[str] | None = None,
+    groups: Sequence[str] | None = None,
+) -> Figure:
+    """A point per pair; `labels` (empty ones too) are written beside the points, `groups` colour them."""
+    across, up = _floats(x), _floats(y)
+    if not len(across) == len(up) == len(labels or up) == len(groups or up):
+        raise NormscopeError("A scatter chart needs as many x as y, labels and groups.")
+    kinds = list(dict.fromkeys(groups or [""]))
+    of = np.array([kinds.index(kind) for kind in groups]) if groups else np.zeros(len(across), int)
+    look: dict[str, Any] = {"linewidths": 0, "rasterized": len(across) > VECTOR_POINTS}
+    look |= {"s": 14, "alpha": 0.85} if len(across) <= 200 else {"s": 6, "alpha": 0.45}
+    with style():
+        figure, axes = _axes(WIDTH * 0.8, HEIGHT * 1.15)
+        for n, kind in enumerate(kinds):
+            axes.scatter(across[of == n], up[of == n], color=_colour(n), marker=_mark(n), **look)
+            if kind:
+                axes.scatter(
+                    [], [], s=16, color=_colour(n), marker=_mark(n), linewidths=0, label=kind
+                )  # for the legend
+        for a, b, text in zip(across, up, labels or (), strict=False):
+            if text and math.isfinite(a) and math.isfinite(b):
+                axes.annotate(shorten(visible(text), 18), (a, b), (3, 2), textcoords="offset points", fontsize=6)
+        _finish(figure, axes, xlabel, ylabel)
+        return figure
+
+
+def heat_map(
+    values: ArrayLike,
+    *,
+    rows: Sequence[Any],
+    columns: Sequence[Any],
+    label: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
+    diverging: bool = False,
+    annotate: bool = False,
+    decimals: int = 2,
+    limits: tuple[float, float] | None = None,
+) -> Figure:
+    """A matrix in colours; `label` says what they mean, `limits` are the ends of their scale. Tokens may be labels."""
+    return heat_maps(
+        {"": values},
+        rows=rows,
+        columns=columns,
+        label=label,
+        xlabel=xlabel,
+        ylabel=ylabel,
+        diverging=diverging,
+        annotate=annotate,
+        decimals=decimals,
+        limits=limits,
+    )
+
+
+def heat_maps(
+    panels: Mapping[str, ArrayLike],
+    *,
+    rows: Sequence[Any],
+    columns: Sequence[Any],
+    label: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
+    diverging: bool = False,
+    annotate: bool = False,
+    decimals: int = 2,
+    limits: tuple[float, float] | None = None,
+    shared: bool = True,
+) -> Figure:
+    """Matrices side by side under their titles, with one colour scale or (shared=False) each with its own."""
+    maps = {title: np.atleast_2d(_floats(values)) for title, values in panels.items()}
+    for title, values in maps.items():
+        if values.shape != (len(rows), len(columns)):
+            raise NormscopeError(
+                f"The heat map {title!r} is of shape {values.shape}, but its labels are for {len(rows)} rows and "
+                f"{len(columns)} columns."
+            )
+    across = min(len(maps), 3 if len(maps) != 4 else 2)
+    down = math.ceil(len(maps) / across)
+    own = not shared and len(maps) > 1
+    wide, high = _panel(len(rows), len(columns), across, annotate)
+    size = min(max(min(wide / len(columns), high / len(rows)) * 72 * 0.8, 4.5), 7.0)
+    with style():
+        left, under = _room(rows, size), _room(columns, size, lying=all(len(str(c)) <= LYING for c in columns))
+        figure = _blank(
+            left + across * (wide + (0.55 if own else 0.12)) + (0 if own else 0.75) + 0.2,
+            under + down * (high + 0.25) + 0.3,
+            "compressed",  # bars as high as the maps
+        )
+        grid = figure.subplots(down, across, squeeze=False)
+        every = _scale(list(maps.values()), diverging, limits)
+        for n, (axes, (title, values)) in enumerate(zip(grid.flat, maps.items(), strict=False)):
+            scale = _scale([values], diverging, limits) if own else every
+            image = _paint(axes, values, scale, diverging, wide / len(columns) / (high / len(rows)), len(maps))
+            axes.set_title(title, fontsize=7.5, pad=3)
+            _ticks(axes.yaxis, rows if n % across == 0 else [], size, high)
+            _ticks(axes.xaxis, columns if n + across >= len(maps) else [], size, wide)
+            if n % across == 0:
+                axes.set_ylabel(ylabel)
+            if n + across >= len(maps):
+                axes.set_xlabel(xlabel)
+            if annotate:
+                _write_values(axes, values, image, decimals, size)
+            if own:
+                _bar(figure, image, axes, "" if n % across < across - 1 else label)
+        for axes in grid.flat[len(maps) :]:
+            axes.set_axis_off()
+        if not own:
+            _bar(figure, image, grid, label)
+        _settle(figure)
+        return figure
+
+
+def svg(figure: Figure, salt: str) -> str:
+    """The figure as the text of an SVG file: the same for the same figure; ids made from `salt`."""
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with style(), matplotlib.rc_context({"svg.hashsalt": salt}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "normscope"})
+    return buffer.getvalue().decode()
+
+
+def pdf(figure: Figure) -> bytes:
+    """The figure as a PDF file, the same for the same figure."""
+    buffer = io.BytesIO()
+    with style():
+        figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": "normscope", "Producer": None})
+    return buffer.getvalue()
+
+
+DASHED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "alpha": 0.75}
+
+
+def _line(n: int) -> dict[str, Any]:
+    return {"color": _colour(n), "marker": _mark(n), "markersize": 3.2, "linewidth": 1.3, "markeredgewidth": 0}
+
+
+def _colour(n: int) -> str:
+    return COLOURS[n % len(COLOURS)]
+
+
+def _mark(n: int) -> str:
+    return MARKS[(n + n // len(COLOURS)) % len(MARKS)]  # a colour that comes again comes with another mark
+
+
+def _floats(values: ArrayLike) -> Values:
+    found: Values = np.asarray(values, dtype=np.float64)
+    return found
+
+
+def _same_length(series: Mapping[str, Sequence[float]], x: Sequence[Any]) -> None:
+    if not series or not len(x):
+        raise NormscopeError("A chart needs at least one series of at least one value.")
+    for name, values in series.items():
+        if len(values) != len(x):
+            raise NormscopeError(f"The series {name!r} has {len(values)} values for {len(x)} places.")
+
+
+def _blank(width: float, height: float, layout: Literal["constrained", "compressed"]) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout=layout)
+
+
+def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = _blank(width, height, "constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e8eb", linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=7.5)
+    return figure, axes
+
+
+def _finish(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
+    """Names of the axes, a legend above where there are several things to tell apart."""
+    axes.set_xlabel(xlabel, fontsize=8)
+    axes.set_ylabel(ylabel, fontsize=8)
+    handles, names = axes.get_legend_handles_labels()
+    if len(names) > 1:
+        columns = _legend_columns(names, figure.get_figwidth())
+        by_row = [n for first in range(columns) for n in range(first, len(names), columns)]  # it fills by columns
+        figure.legend(
+            [handles[n] for n in by_row],
+            [names[n] for n in by_row],
+            loc="outside upper left",
+            ncols=columns,
+            fontsize=7.5,
+            frameon=False,
+            handlelength=2.2,
+            columnspacing=1.4,
+            borderaxespad=0.1,
+        )
+    _settle(figure)
+
+
+def _legend_columns(names: Sequence[str], width: float) -> int:
+    """As few rows as there is room for, as even as they can be."""
+    room = width * 14.5  # characters of its size in a line
+    if sum(len(name) + 5 for name in names) <= room:
+        return len(names)
+    most = max(1, int(room // (max(map(len, names)) + 5)))
+    return math.ceil(len(names) / math.ceil(len(names) / most))
+
+
+def _settle(figure: Figure) -> None:
+    """Make every tick label now, in this style, and keep the layout: saving need not find it again."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
+def _whole_numbers(axes: Axes, x: Sequence[float], reference: Mapping[str, Sequence[float]]) -> None:
+    """Ticks at whole numbers where x is made of them, as layers are."""
+    if not all(float(place).is_integer() for place in x):
+        return
+    last = max([x[-1], *(x[0] + len(values) - 1 for values in reference.values())])
+    step = max(1, math.ceil((last - x[0] + 1) / 16))
+    axes.set_xticks(np.arange(x[0], last + 1, step))
+
+
+def _write_marks(
+    axes: Axes, groups: Mapping[str, Sequence[float]], errors: Mapping[str, Sequence[float]], marks: Sequence[str]
+) -> None:
+    for n, mark in enumerate(marks):
+        tops = [
+            float(values[n]) + (float(errors[name][n]) if name in errors else 0.0) for name, values in groups.items()
+        ]
+        top = max([0.0, *(value for value in tops if math.isfinite(value))])
+        axes.annotate(mark, (n, top), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+    axes.margins(y=0.12)
+
+
+def _counted(
+    groups: Mapping[str, ArrayLike], bins: int, edges: Sequence[float] | None, limits: tuple[float, float] | None
+) -> tuple[Values, dict[str, Values]]:
+    found = {name: _floats(values) for name, values in groups.items()}
+    if edges is not None:
+        if any(len(counts) != len(edges) - 1 for counts in found.values()):
+            raise NormscopeError("A histogram of counts needs one edge more than counts.")
+        return _floats(edges), found
+    found = {name: values[np.isfinite(values)] for name, values in found.items()}
+    if limits is None:
+        everything = np.concatenate([values.ravel() for values in found.values()])
+        limits = (float(everything.min()), float(everything.max())) if everything.size else (0.0, 1.0)
+    if limits[0] == limits[1]:
+        limits = (limits[0] - 0.5, limits[1] + 0.5)
+    sides = np.linspace(*limits, bins + 1)
+    return sides, {name: np.histogram(np.clip(values, *limits), sides)[0] * 1.0 for name, values in found.items()}
+
+
+def _panel(rows: int, columns: int, across: int, annotate: bool) -> tuple[float, float]:
+    """Width and height in inches of one map: square cells, unless one side is much longer."""
+    wide = (WIDTH - 1.3) / across
+    cell = min(0.36 if annotate else 0.24, wide / columns, 7 / rows)
+    if cell < 0.1 and max(rows, columns) > 4 * min(rows, columns):
+        return min(wide, columns * 0.24), min(7, rows * 0.16)
+    return max(cell * columns, 0.5), max(cell * rows, 0.3)
+
+
+def _room(labels: Sequence[Any], size: float, lying: bool = False) -> float:
+    """Inches that labels take beside a map."""
+    longest = 1 if lying else min(max((len(visible(str(label))) for label in labels), default=1), 20)
+    return 0.25 + longest * size / 72 * 0.6
+
+
+def _scale(maps: Sequence[Values], diverging: bool, limits: tuple[float, float] | None) -> tuple[float, float]:
+    if limits is not None:
+        return limits
+    values = np.concatenate([values[np.isfinite(values)] for values in maps])
+    if not values.size:
+        return (0.0, 1.0)
+    if diverging:
+        end = float(np.abs(values).max()) or 1.0
+        return (-end, end)
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high > low else (low, low + 1.0)
+
+
+def _paint(
+    axes: Axes, values: Values, scale: tuple[float, float], diverging: bool, aspect: float, maps: int
+) -> ScalarMappable:
+    from matplotlib import colormaps
+
+    rows, columns = values.shape
+    colours = colormaps["PuOr_r" if diverging else "cividis"].with_extremes(bad=ABSENT)
+    options: dict[str, Any] = {"cmap": colours, "vmin": scale[0], "vmax": scale[1]}
+    seen = np.ma.masked_invalid(values)
+    image: ScalarMappable
+    if values.size * maps <= VECTOR_CELLS:
+        sides = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
+        # Edges in the colour of the face close the hairlines that viewers draw between rectangles.
+        image = axes.pcolormesh(*sides, seen, edgecolors="face", linewidth=0.15, **options)
+    else:
+        image = axes.imshow(seen, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5), **options)
+    axes.set_xlim(-0.5, columns - 0.5)
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.set_aspect(1 / aspect)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, pad=2)
+    if not np.isfinite(values).all():
+        axes.set_facecolor(ABSENT)  # masked cells are not drawn
+    return image
+
+
+def _write_values(axes: Axes, values: Values, image: ScalarMappable, decimals: int, size: float) -> None:
+    for (i, j), value in np.ndenumerate(values):
+        if not math.isfinite(value):
+            continue
+        red, green, blue, _ = image.to_rgba(np.array([value]))[0]
+        ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
+        axes.text(j, i, f"{value:.{decimals}f}", ha="center", va="center", color=ink, fontsize=min(size * 0.9, 6.5))
+
+
+def _ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
+    """A label at each place; where `room` (in inches) is too small for all, at every second, fifth, tenth, ..."""
+    texts = [shorten(visible(str(label)), 20) if str(label) else "" for label in labels]
+    longest = max(map(len, texts), default=0)
+    across = axis.axis_name == "x"
+    lies = not across or longest <= LYING
+    each = (longest * 0.62 + 1 if across and lies else 1.05) * size / 72
+    step = next(step for step in _steps() if step * room >= each * len(labels) or step >= max(len(labels), 1))
+    places = range(0, len(labels), step)
+    axis.set_ticks(places, [texts[k] for k in places], fontsize=size)
+    if not lies:
+        # Set by their ends, so that they end at the axis in whatever font they are shown.
+        for label in axis.get_ticklabels():
+            label.set(rotation=90, rotation_mode="anchor", ha="right", va="center")
+
+
+def _steps() -> Iterator[int]:
+    return (factor * 10**power for power in count() for factor in (1, 2, 5))
+
+
+def _bar(figure: Figure, image: ScalarMappable, axes: Any, label: str) -> None:
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=26)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=6, length=1.5, width=0.3, pad=1.5, color=GREY)
+    bar.set_label(label, fontsize=7)

@@ -1,0 +1,162 @@
+"""`normscope paper`: a paper's experiments from the command line."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from normscope.corpus.command import Engine, bars, model_path, quieten, reader_options
+from normscope.corpus.readers import FORMATS
+from normscope.errors import NormscopeError
+
+if TYPE_CHECKING:
+    from normscope.papers.experiments import Paper
+    from normscope.papers.report import Report
+    from normscope.papers.verify import Check
+
+
+class Name(StrEnum):
+    """The papers."""
+
+    emnlp2020 = "emnlp2020"
+    emnlp2021 = "emnlp2021"
+    ff = "ff"
+
+
+def paper(
+    name: Annotated[Name, typer.Argument(metavar="NAME", help="emnlp2020, emnlp2021 or ff.", show_default=False)],
+    model: Annotated[str, typer.Option("--model", "-m", metavar="M", help="Hub name or folder.")] = "default",
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="DATA", help="A file, or the name of a Hugging Face dataset.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of the report.")] = None,
+    format: Annotated[
+        str | None, typer.Option("--format", metavar="F", help=f"Format of the data: {', '.join(FORMATS)}.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--reader", metavar="KEY=VALUE", help="Option of the format's reader, such as text=sentence."),
+    ] = None,
+    reading: Annotated[
+        list[str] | None,
+        typer.Option("--reading", metavar="KEY=VALUE", help="How to read what the paper leaves open; repeatable."),
+    ] = None,
+    experiment: Annotated[
+        list[str] | None, typer.Option("--experiment", metavar="NAME", help="This experiment only; repeatable.")
+    ] = None,
+    frequencies: Annotated[
+        Path | None, typer.Option("--frequencies", metavar="FILE", help="Word frequencies; else counted in the data.")
+    ] = None,
+    example: Annotated[
+        str | None, typer.Option("--example", metavar="TEXT", help="A text whose maps are drawn.", show_default=False)
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="The first N entries only.")] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Entries in a forward pass.")] = 16,
+    engine: Annotated[Engine, typer.Option("--engine", help="Where to compute.")] = Engine.local,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Ray workers, each with a model of its own.")] = 2,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each Ray worker.")] = 1,
+    address: Annotated[str | None, typer.Option("--address", help="An existing Ray cluster.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare with the published numbers; exit code 1 if one is off.")
+    ] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the paper's experiments and readings.")] = False,
+) -> None:
+    """Run a paper's experiments on a model and a corpus, and write one report. The same command resumes.
+
+    Example: normscope paper emnlp2021 --data wiki.txt --format pairs -o report
+    """
+    from normscope.papers.experiments import StoppedError, find, reproduce
+
+    chosen = find(name.value)
+    if listing:
+        print_list(chosen)
+        return
+    if out is None:
+        raise NormscopeError("Say where the report goes: --out DIR.")
+    quieten()
+    try:
+        with bars() as progress:
+            report, path = reproduce(
+                chosen,
+                model_path(model),
+                data,
+                out,
+                format=format,
+                reader=reader_options(option or []),
+                readings=reading or (),
+                experiments=experiment or None,
+                frequencies=frequencies,
+                example=example,
+                limit=limit,
+                engine=engine.value,
+                workers=workers,
+                threads=threads,
+                address=address,
+                batch_size=batch_size,
+                verify=verify,
+                progress=progress,
+            )
+    except StoppedError as stopped:
+        typer.echo(f"{stopped} The same command goes on from here.", err=True)
+        raise typer.Exit(130) from stopped
+    print_result(report, path)
+    if verify and not print_checks(report.checks):
+        raise typer.Exit(1)
+
+
+def print_list(chosen: Paper) -> None:
+    """The paper's experiments with what they need, and its readings with their defaults."""
+    from normscope.papers.readings import describe
+
+    console = Console(highlight=False)
+    console.print(Text(f"{chosen.title}\n{chosen.citation}\n"), soft_wrap=True)
+    experiments = _plain_table("experiment", "", "needs")
+    for entry in chosen.experiments:
+        experiments.add_row(Text(entry.name), Text(entry.title), Text(entry.needs))
+    console.print(experiments, "")
+    readings = _plain_table("reading", "default", "meaning")
+    for name, value, meaning in describe(chosen.readings()):
+        readings.add_row(Text(name), Text(value), Text(meaning))
+    console.print(readings)
+
+
+def print_result(report: Report, path: Path) -> None:
+    """Where the report is, and what it came to."""
+    from normscope.papers.report import tally
+
+    said = f" {tally(report.claims)}" if report.claims else ""
+    typer.echo(f"{path}: {len(report.sections)} experiments.{said}")
+    for title, why in report.skipped:
+        typer.echo(f"not run: {title}: {why}", err=True)
+
+
+def print_checks(checks: tuple[Check, ...]) -> bool:
+    """The published numbers beside ours; whether none is off."""
+    from normscope.papers.report import shown
+    from normscope.papers.verify import failures, verdict
+
+    table = Table(title="published against ours", title_justify="left")
+    for column in ("number", "published", "ours", "tolerance", ""):
+        table.add_column(column, justify="left" if column in ("number", "") else "right", no_wrap=True)
+    styles = {True: "green", False: "bold red", None: ""}
+    for check in checks:
+        numbers = (shown(check.published), shown(check.ours), shown(check.tolerance))
+        table.add_row(Text(check.key), *numbers, Text(verdict(check), style=styles[check.passed]))
+    console = Console(highlight=False)
+    console.print(table)
+    failed, counted = failures(checks), sum(check.passed is not None for check in checks)
+    console.print(f"{counted - failed} of {counted} within tolerance, {len(checks) - counted} more do not count.")
+    return failed == 0
+
+
+def _plain_table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
+    for number, column in enumerate(columns):
+        table.add_column(column, no_wrap=number == 0)
+    return table

@@ -1,0 +1,228 @@
+"""Corpus measures of EMNLP 2020: ||f(x)||, the weights alpha and their product, by layer, head and kind of token.
+
+Of an encoder-decoder they read the encoder, but for the alignments, which read the decoder's cross-attention.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from normscope.analysis import Analysis
+from normscope.corpus.measuring import Columns, Sample, reachable, register
+from normscope.errors import NormscopeError
+from normscope.measures import alignment
+from normscope.measures.categories import category
+from normscope.measures.dispersion import moments
+from normscope.measures.grouped import log_bins
+from normscope.papers.word_ids import Words, word_ids
+
+# As measures.categories has them, with the punctuation marks other than comma and period apart, so that either
+# reading of "punctuation" can be had from one run.
+KINDS = ("first", "separator", "mask", "punctuation", "symbol", "other")
+WEIGHT_BINS = 8  # an octave; weights spread over many octaves,
+NORM_BINS = 32  # norms over few
+LAYER_LEVEL = -1  # in the place of a head
+
+
+def kind(token: str) -> str:
+    """The papers' category, or "symbol" for a punctuation mark that is neither comma nor period."""
+    found = category(token)
+    plain = token.removeprefix("##").removeprefix("\u2581").removeprefix("\u0120")
+    if found == "other" and plain and all(unicodedata.category(sign).startswith("P") for sign in plain):
+        return "symbol"
+    return found
+
+
+@register("norm_moments", scopes=("attention",), heads=True)
+def norm_moments(analysis: Analysis) -> Columns:
+    """layer, head, kind of token -> how many ||f(x)||, their mean, sum of squared deviations, largest, smallest"""
+    columns = ("layer", "head", "kind", "count", "mean", "deviations", "largest", "smallest")
+    rows: list[tuple[Any, ...]] = []
+    if _reads_itself(analysis):
+        norms = _value_norms(analysis)
+        for code in np.unique(codes := _codes(analysis)):
+            chosen = norms[:, :, codes == code]
+            for n, layer in enumerate(analysis.layers):
+                for m, head in enumerate(analysis.head_indices):
+                    found = moments(chosen[n, m])
+                    rows.append((layer, head, KINDS[code], *vars(found).values()))
+    types = (np.int16, np.int16, object, np.int64, np.float64, np.float64, np.float64, np.float64)
+    return _transposed(columns, rows, types)
+
+
+@register("category_shares", scopes=("weights", "attention"), heads=True)
+def category_shares(analysis: Analysis) -> Columns:
+    """layer, kind of token -> how many keys, and the sum over them of alpha (mean over heads), of alpha ||f|| (mean
+    over heads) and of the layer's ||sum alpha f||; each the mean over queries"""
+    columns = ("layer", "kind", "keys", "weight", "norm", "layer_norm")
+    rows: list[tuple[Any, ...]] = []
+    if _reads_itself(analysis):
+        codes = _codes(analysis)
+        head_norms = analysis.heads["attention"].mean((1, 2)).double()  # (layers, columns): over heads and queries
+        maps = (analysis["weights"].mean(1).double(), head_norms, analysis["attention"].mean(1).double())
+        for code, name in enumerate(KINDS):
+            chosen = torch.from_numpy(codes == code)
+            sums = [found[:, chosen].sum(-1).tolist() for found in maps]
+            rows += [(layer, name, int(chosen.sum()), *(s[n] for s in sums)) for n, layer in enumerate(analysis.layers)]
+    return _transposed(columns, rows, (np.int16, object, np.int32, np.float64, np.float64, np.float64))
+
+
+@register("weight_norm_counts", scopes=("attention",), heads=True, summed=("count",))
+def weight_norm_counts(analysis: Analysis) -> Columns:
+    """layer, kind of token (its place in KINDS), bins of alpha and of ||f|| -> how many pairs of a query and a key;
+    bins are logarithmic, 8 of alpha and 32 of ||f|| an octave"""
+    names = ("layer", "kind", "weight_bin", "norm_bin", "count")
+    types = (np.int16, np.int8, np.int16, np.int16, np.int64)
+    if not _reads_itself(analysis):
+        return _transposed(names, [], types)
+    kinds = _codes(analysis)
+    norm_bins = log_bins(_value_norms(analysis), NORM_BINS)
+    weights = analysis.heads["weights"]
+    cells = reachable(analysis).numpy()
+    # Layer by layer: only one layer's cells are held.
+    found = [_joint(layer, weights[n], norm_bins[n], kinds, cells) for n, layer in enumerate(analysis.layers)]
+    joined = [np.concatenate(column) for column in zip(*found, strict=True)]
+    return {name: column.astype(type) for name, column, type in zip(names, joined, types, strict=True)}
+
+
+def _joint(
+    layer: int, weights: Tensor, norm_bins: NDArray[np.int16], kinds: NDArray[np.int32], cells: NDArray[np.bool_]
+) -> tuple[NDArray[Any], ...]:
+    """The joint histogram of one layer: weights (heads, rows, columns), norm bins (heads, columns)."""
+    weight_bins, by_weight = _numbered(log_bins(weights.numpy(), WEIGHT_BINS))
+    norm_bins, by_norm = _numbered(norm_bins)
+    place = (kinds * len(weight_bins) + by_weight) * len(norm_bins) + by_norm[:, None]
+    counts = np.bincount((place if cells.all() else place[:, cells]).ravel())
+    occupied = np.flatnonzero(counts)
+    rest, norm = np.divmod(occupied, len(norm_bins))
+    kind, weight = np.divmod(rest, len(weight_bins))
+    return np.full(len(occupied), layer), kind, weight_bins[weight], norm_bins[norm], counts[occupied]
+
+
+def _numbered(bins: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
+    """The bins that occur, in order, and the place of each value's bin among them."""
+    least = int(bins.min())
+    shifted = bins.astype(np.int32) - least
+    there = np.bincount(shifted.ravel()) > 0
+    places = np.cumsum(there, dtype=np.int32) - 1
+    return (np.flatnonzero(there) + least).astype(np.int16), places[shifted]
+
+
+@register("token_means", scopes=("attention",), heads=True, whole=True)
+def token_means(sample: Sample) -> Columns:
+    """position, token, token id, kind -> attention received (mean of alpha over layers, heads and the queries that can
+    see the token), ||f|| (mean over layers and heads)"""
+    analysis = sample.analysis
+    columns = ("position", "token", "token_id", "kind", "weight", "norm")
+    types = (np.int32, object, np.int64, object, np.float64, np.float64)
+    if not _reads_itself(analysis):
+        return _transposed(columns, [], types)
+    if "input_ids" not in sample.item.tensors:
+        raise NormscopeError("Word frequencies need text: this model reads none.")
+    ids = sample.item.tensors["input_ids"].tolist()
+    seen = reachable(analysis).sum(0)  # of each column, the rows that can see it
+    received = analysis.heads["weights"].mean((0, 1)).double().sum(0) / seen
+    norms = _value_norms(analysis).astype(np.float64).mean((0, 1))
+    rows = [
+        (label.position, label.token, ids[label.position], kind(label.token), weight, norm)
+        for label, weight, norm in zip(analysis.columns, received.tolist(), norms.tolist(), strict=True)
+    ]
+    return _transposed(columns, rows, types)
+
+
+@register("alignment_hits", scopes=("XATTN-W", "XATTN-N"), heads=True, whole=True)
+def alignment_hits(sample: Sample) -> Columns:
+    """setting (AWO, AWI), method (weight, norm), layer, head (-1: the layer) -> sure gold links, links drawn, those
+    of target words that have a gold link, those that are sure, those that are possible"""
+    columns = ("setting", "method", "layer", "head", "sure", "links", "linked", "in_sure", "in_possible")
+    types = (object, object, np.int16, np.int16, *[np.int32] * 5)
+    analysis, entry = sample.analysis, sample.entry
+    if not analysis.has("XATTN-N"):
+        return _transposed(columns, [], types)
+    source, target = words_of(sample)
+    rows: list[tuple[Any, ...]] = []
+    heads = (LAYER_LEVEL, *analysis.head_indices)
+    for method, maps in cross_maps(analysis).items():
+        for setting in alignment.SETTINGS:
+            words = alignment.word_maps(maps, source, target, setting)
+            best = alignment.argmax_links(words, len(entry.words or ()))
+            found = alignment.hits(best, len(entry.words or ()), entry.sure, entry.possible)
+            counts = torch.stack([found[name] for name in columns[5:]], -1).tolist()
+            rows += [
+                (setting, method, layer, head, len(entry.sure), *counts[n][m])
+                for n, layer in enumerate(analysis.layers)
+                for m, head in enumerate(heads)
+            ]
+    return _transposed(columns, rows, types)
+
+
+@register("cross_norms", scopes=("XATTN-N",), heads=True)
+def cross_norms(analysis: Analysis) -> Columns:
+    """layer, head -> how many cells of the cross-attention, and the sum of alpha ||f|| over them"""
+    columns = ("layer", "head", "cells", "sum")
+    rows: list[tuple[Any, ...]] = []
+    if analysis.has("XATTN-N"):
+        maps = _encoder_columns(analysis, analysis.heads["XATTN-N"]).double()
+        cells, sums = maps.shape[-2] * maps.shape[-1], maps.sum((-2, -1)).tolist()
+        rows = [
+            (layer, head, cells, sums[n][m])
+            for n, layer in enumerate(analysis.layers)
+            for m, head in enumerate(analysis.head_indices)
+        ]
+    return _transposed(columns, rows, (np.int16, np.int16, np.int64, np.float64))
+
+
+def words_of(sample: Sample) -> tuple[Words, Words]:
+    """The word of each source token, and of each decoder input."""
+    entry, tensors = sample.entry, sample.item.tensors
+    if entry.words is None or not isinstance(entry.target, tuple):
+        raise NormscopeError("An alignment needs words on both sides.")
+    source = word_ids(entry.words, tensors["input_ids"].tolist(), sample.lens.tokenizer)
+    target = word_ids(entry.target, tensors["decoder_input_ids"].tolist(), sample.lens.tokenizer, target=True)
+    return source, target
+
+
+def cross_maps(decoder: Analysis) -> dict[str, Tensor]:
+    """method -> (layers, 1 + heads, rows, source tokens): the layer's map (mean of alpha over heads; norm of the sum
+    over heads), then the head's."""
+    found = {}
+    for method, scope in (("weight", "XATTN-W"), ("norm", "XATTN-N")):
+        both = torch.cat([decoder[scope][:, None], decoder.heads[scope]], 1)
+        found[method] = _encoder_columns(decoder, both)
+    return found
+
+
+def _encoder_columns(decoder: Analysis, maps: Tensor) -> Tensor:
+    return maps[..., [label.side == "encoder" for label in decoder.columns]]
+
+
+def _reads_itself(analysis: Analysis) -> bool:
+    """Whether this is not the decoder of an encoder-decoder, which reads the encoder too."""
+    side = analysis.info["side"]
+    return all(label.side == side for label in analysis.columns)
+
+
+def _value_norms(analysis: Analysis) -> NDArray[Any]:
+    assert analysis.value_norms is not None
+    return analysis.value_norms.numpy()
+
+
+def _codes(analysis: Analysis) -> NDArray[np.int32]:
+    """The kind of each column, by its place in KINDS."""
+    return np.array([KINDS.index(kind(label.token)) for label in analysis.columns], dtype=np.int32)
+
+
+def _transposed(columns: Sequence[str], rows: Sequence[Sequence[Any]], types: Sequence[Any]) -> Columns:
+    """Rows as typed columns; text as lists, since an empty array of objects cannot be written."""
+    values = list(zip(*rows, strict=True)) or [()] * len(columns)
+    return {
+        name: list(column) if type is object else np.array(column, dtype=type)
+        for name, column, type in zip(columns, values, types, strict=True)
+    }

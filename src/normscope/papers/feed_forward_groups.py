@@ -1,0 +1,210 @@
+"""Pairs of one kind against others of the same distances (FF paper, Fig. 7): subwords of one word, of one entity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from normscope.measures.amplification import AXES, Axis
+from normscope.measures.bootstrap import Difference, Sided, clustered, difference_of_means
+from normscope.measures.matching import matched
+from normscope.papers.feed_forward_maps import Numbers, Texts, Values, cells_of, each, ff_amp
+from normscope.papers.feed_forward_measures import SPECIAL
+from normscope.papers.feed_forward_shared import Layout
+
+if TYPE_CHECKING:
+    from normscope.corpus.store import Run
+
+Units = Callable[[int], Sequence[Numbers]]  # entry -> for each unit (word, entity) the positions of its tokens
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells of several maps, in order."""
+
+    entries: Numbers
+    cells: Numbers  # i n + j in the map of its entry
+    distances: Numbers  # i - j, or |i - j|
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def at(self, places: Numbers) -> Cells:
+        return Cells(self.entries[places], self.cells[places], self.distances[places])
+
+    def of(self, entry: int) -> slice:
+        """Where the cells of an entry are."""
+        return slice(*np.searchsorted(self.entries, [entry, entry + 1]))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """As many others as targets, at the same distances."""
+
+    targets: Cells
+    others: Cells
+    dropped: int  # targets without a partner
+    found: int  # targets in all
+
+
+@dataclass(frozen=True)
+class Amplified:
+    """FF-amp of both groups under either normalisation: axis -> (layers, pairs)."""
+
+    targets: dict[str, Values]
+    others: dict[str, Values]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What the bootstrap says of one layer."""
+
+    instances: Difference
+    types: Difference
+    sequences: Difference
+    other_axis: Difference
+
+
+def words_in(given: Texts) -> Units:
+    """The tokens of each word of several."""
+
+    def units(entry: int) -> list[Numbers]:
+        words = given.words[entry]
+        counts = np.bincount(words[words != SPECIAL]) if (words != SPECIAL).any() else np.zeros(0, int)
+        return [np.flatnonzero(words == word) for word in np.flatnonzero(counts > 1)]
+
+    return units
+
+
+def entities_in(given: Texts, run: Run, scopes: Layout) -> Units:
+    """The tokens of each named entity."""
+    import polars as pl
+
+    spans: dict[str, list[Numbers]] = {}
+    frame = run.scan("entity_spans").filter(pl.col("side") == scopes.side).select("id", "start", "end").collect()
+    for id, start, end in frame.iter_rows():
+        spans.setdefault(id, []).append(np.arange(start, end))
+    return lambda entry: spans.get(given.ids[entry], [])
+
+
+def matched_groups(given: Texts, units: Units, *, causal: bool, specials: bool, distance: str, seed: int) -> Groups:
+    """All pairs inside a unit, and as many of the rest drawn at the same distances."""
+    targets = _collected(given, lambda entry: _inside(given, units(entry), entry, causal), distance)
+    near = np.unique(targets.distances)
+
+    def rest(entry: int) -> Numbers:
+        cells = cells_of(given, entry, causal=causal, specials=specials)
+        cells = cells[np.isin(_distances(cells, len(given.types[entry]), distance), near)]
+        mine = targets.cells[targets.of(entry)]
+        return cells[~np.isin(cells, mine)]
+
+    others = _collected(given, rest, distance)
+    found = matched(targets.distances, others.distances, seed)
+    return Groups(targets.at(found.targets), others.at(found.others), found.dropped, len(targets))
+
+
+def amplified(run: Run, scopes: Layout, given: Texts, groups: Groups) -> Amplified:
+    """FF-amp of every pair of both groups, one entry's maps at a time."""
+    both = (groups.targets, groups.others)
+    found: list[dict[str, list[Values]]] = [{axis: [] for axis in AXES} for _ in both]
+    for entry, id in each(given):
+        parts = [cells.cells[cells.of(entry)] for cells in both]
+        if not any(map(len, parts)):
+            continue
+        for axis in AXES:
+            values = ff_amp(run, scopes, id, axis)  # type: ignore[arg-type]
+            for into, cells in zip(found, parts, strict=True):
+                into[axis].append(values[:, cells])
+    joined = [{axis: np.concatenate(some, 1) for axis, some in one.items() if some} for one in found]
+    return Amplified(joined[0], joined[1])
+
+
+def tests(
+    given: Texts,
+    groups: Groups,
+    values: Amplified,
+    *,
+    axis: Axis,
+    resamples: int,
+    sided: Sided,
+    alpha: float,
+    seed: int,
+) -> list[Tested]:
+    """The bootstrap of every layer: over instances, over types of pairs, over whole sequences, and over instances
+    with maps normalised the other way."""
+    options: dict[str, Any] = {"resamples": resamples, "sided": sided, "alpha": alpha}
+    targets, others = values.targets[axis], values.others[axis]
+    other = next(name for name in AXES if name != axis)
+    kinds = [_by_type(keys_of(given, cells)) for cells in (groups.targets, groups.others)]
+    by_sequence = _sequence_tests(given, groups, targets, others, options, seed)
+    return [
+        Tested(
+            difference_of_means(targets[n], others[n], seed=(seed, n, 0), **options),
+            difference_of_means(kinds[0](targets[n]), kinds[1](others[n]), seed=(seed, n, 1), **options),
+            by_sequence[n],
+            difference_of_means(values.targets[other][n], values.others[other][n], seed=(seed, n, 2), **options),
+        )
+        for n in range(len(targets))
+    ]
+
+
+def keys_of(given: Texts, cells: Cells) -> Numbers:
+    """The ordered pair of types of every cell."""
+    found = [given.keys(entry, cells.cells[cells.of(entry)]) for entry, _ in each(given)]
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def _by_type(keys: Numbers) -> Callable[[Values], Values]:
+    """Values of instances -> the mean of every type."""
+    _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
+
+    def means(values: Values) -> Values:
+        found: Values = np.bincount(place, weights=values) / counts
+        return found
+
+    return means
+
+
+def _sequence_tests(
+    given: Texts, groups: Groups, targets: Values, others: Values, options: dict[str, Any], seed: int
+) -> tuple[Difference, ...]:
+    size = len(given)
+    counts = np.stack([np.bincount(cells.entries, minlength=size) for cells in (groups.targets, groups.others)], 1)
+    sums = np.stack(
+        [
+            np.stack([np.bincount(cells.entries, weights=row, minlength=size) for row in values])
+            for cells, values in ((groups.targets, targets), (groups.others, others))
+        ],
+        2,
+    )
+    some = counts.sum(1) > 0  # sequences without any such pair say nothing
+    return clustered(sums[:, some], counts[some], seed=(seed, 3), **options)
+
+
+def _inside(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
+    """The cells of two different tokens of one unit."""
+    size = len(given.types[entry])
+    found = []
+    for unit in units:
+        output, input = np.repeat(unit, len(unit)), np.tile(unit, len(unit))
+        apart = input < output if causal else input != output
+        found.append(output[apart] * size + input[apart])
+    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+
+def _collected(given: Texts, cells: Callable[[int], Numbers], distance: str) -> Cells:
+    pieces = [cells(entry) for entry, _ in each(given)]
+    sizes = [len(piece) for piece in pieces]
+    distances = [_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)]
+    empty = [np.zeros(0, np.int64)]
+    return Cells(
+        np.repeat(np.arange(len(sizes)), sizes), np.concatenate(pieces or empty), np.concatenate(distances or empty)
+    )
+
+
+def _distances(cells: Numbers, size: int, distance: str) -> Numbers:
+    output, input = np.divmod(cells, size)
+    return np.abs(output - input) if distance == "absolute" else output - input

@@ -1,0 +1,90 @@
+"""The maps that a run kept, entry by entry, as FF-amp (FF paper, section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.measures.amplification import Axis, amplification
+from normscope.papers.feed_forward_measures import SPECIAL
+from normscope.papers.feed_forward_shared import Layout
+
+if TYPE_CHECKING:
+    from normscope.corpus.store import Run
+
+Values = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The entries of a run, without their maps: token types and words as numbers."""
+
+    ids: tuple[str, ...]
+    types: tuple[Numbers, ...]  # of each entry, the number of each token's type
+    words: tuple[Numbers, ...]  # the number of its word, SPECIAL for special tokens
+    vocabulary: tuple[str, ...]  # the token of each type
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def keys(self, entry: int, cells: Numbers) -> Numbers:
+        """The ordered pair of types (input j, output i) of each cell i n + j, as one number."""
+        types = self.types[entry]
+        output, input = np.divmod(cells, len(types))
+        return types[input] * len(self.vocabulary) + types[output]
+
+    def pair(self, key: int) -> tuple[str, str]:
+        """The tokens (input, output) of a key."""
+        input, output = divmod(int(key), len(self.vocabulary))
+        return self.vocabulary[input], self.vocabulary[output]
+
+
+def texts(run: Run, scopes: Layout) -> Texts:
+    """All entries of a run, in the corpus's order."""
+    import polars as pl
+
+    mine = pl.col("side") == scopes.side
+    words_of = dict(run.scan("token_words").filter(mine).select("id", "words").collect().iter_rows())
+    numbers: dict[str, int] = {}
+    ids, types, words = [], [], []
+    for id, tokens in run.scan("items").filter(mine).select("id", "tokens").collect().iter_rows():
+        ids.append(id)
+        types.append(np.array([numbers.setdefault(token, len(numbers)) for token in tokens], dtype=np.int64))
+        words.append(np.array(words_of[id], dtype=np.int64))
+    return Texts(tuple(ids), tuple(types), tuple(words), tuple(numbers))
+
+
+def cells_of(given: Texts, entry: int, *, causal: bool, specials: bool) -> Numbers:
+    """The cells i n + j of two different positions: of a causal model j < i, without special tokens unless wanted."""
+    size = len(given.types[entry])
+    output, input = np.divmod(np.arange(size * size), size)
+    chosen = input < output if causal else input != output
+    if not specials:
+        usual = given.words[entry] != SPECIAL
+        chosen &= usual[input] & usual[output]
+    return np.flatnonzero(chosen)
+
+
+def ff_amp(run: Run, scopes: Layout, id: str, axis: Axis) -> Values:
+    """(layers, n n): what the feed-forward itself amplifies."""
+    return _amp(run, id, scopes.input, scopes.ff, scopes.side, axis)
+
+
+def block_amp(run: Run, scopes: Layout, id: str, axis: Axis) -> Values:
+    """(layers, n n): what all from the attention's residual to the layer's end amplifies, LN FF RES LN."""
+    return _amp(run, id, scopes.residual, scopes.layer, scopes.side, axis)
+
+
+def each(given: Texts) -> Iterator[tuple[int, str]]:
+    yield from enumerate(given.ids)
+
+
+def _amp(run: Run, id: str, before: str, after: str, side: str, axis: Axis) -> Values:
+    found = amplification(run.map(id, before, side), run.map(id, after, side), axis)
+    values: Values = found.flatten(1).numpy()
+    return values

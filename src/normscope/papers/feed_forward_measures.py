@@ -1,0 +1,175 @@
+"""Corpus measures of the feed-forward paper. Of an encoder-decoder they read the encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import ceil, floor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normscope import probing
+from normscope.analysis import Analysis
+from normscope.corpus.items import subword_spans
+from normscope.corpus.measuring import Columns, Sample, reachable, register
+from normscope.errors import NormscopeError
+from normscope.measures.amplification import shares
+from normscope.measures.similarity import correlation, ranks
+from normscope.measures.words import words_of
+from normscope.papers.feed_forward_shared import layout
+
+NORM = -1  # in the place of a dimension: the norm of the whole vector
+SPECIAL = -1  # in the place of a word
+SHARES = (0.005, 0.01, 0.02, 0.05)  # of the dimensions, that can be removed
+ROUNDINGS: Mapping[str, Callable[[float], int]] = {
+    "floor": floor,
+    "round": lambda count: floor(count + 0.5),
+    "ceil": ceil,
+}
+
+
+@register("similarity_normalised")
+def similarity_normalised(analysis: Analysis) -> Columns:
+    """normalised (row, column), scope, other, layer -> Spearman's correlation of the maps of neighbouring scopes, after
+    every row, or every column, was divided by its sum"""
+    names: list[tuple[str, str, str]] = []
+    values: list[Tensor] = []
+    if _reads_itself(analysis):
+        cells = reachable(analysis)
+        for normalised, axis in (("row", "output"), ("column", "input")):
+            before: Tensor | None = None
+            for n, scope in enumerate(analysis.scopes):
+                ranked = ranks(shares(analysis[scope], axis)[:, cells])  # type: ignore[arg-type]
+                if before is not None:
+                    names.append((normalised, analysis.scopes[n - 1], scope))
+                    values.append(correlation(before, ranked))
+                before = ranked
+    layers = len(analysis.layers)
+    return {
+        "normalised": [name for name, _, _ in names for _ in range(layers)],
+        "scope": [scope for _, scope, _ in names for _ in range(layers)],
+        "other": [other for _, _, other in names for _ in range(layers)],
+        "layer": np.tile(np.array(analysis.layers, dtype=np.int16), len(names)),
+        "spearman": torch.cat(values).numpy() if values else np.zeros(0),
+    }
+
+
+@register("ff_magnitudes", scopes=("weights",), whole=True, summed=("tokens", "bypass", "input", "output"))
+def ff_magnitudes(sample: Sample) -> Columns:
+    """layer, dimension (-1: the norm of the vector) -> how many tokens, and sums over them of |value| in what passes
+    by the feed-forward, in its input and in what it adds"""
+    scopes = layout(sample.lens)
+    if scopes is None:
+        raise NormscopeError("This model's feed-forward has no scope of its own.")
+    if sample.analysis.info["side"] != scopes.side:
+        return {name: np.zeros(0, dtype) for name, dtype in _MAGNITUDES.items()}
+    wanted = {"bypass": scopes.block, "input": scopes.input, "output": scopes.added}
+    vectors = probing.outputs(sample.lens, sample.item, list(dict.fromkeys(wanted.values())))
+    depth, tokens, width = vectors[scopes.block].shape
+    found: dict[str, Any] = {
+        "layer": np.repeat(np.arange(depth), width + 1),
+        "dimension": np.tile(np.arange(NORM, width), depth),
+        "tokens": np.full(depth * (width + 1), tokens),
+    }
+    for name, scope in wanted.items():
+        given = vectors[scope].double()
+        norms = torch.linalg.vector_norm(given, dim=-1).sum(1, keepdim=True)
+        found[name] = torch.cat([norms, given.abs().sum(1)], 1).flatten().cpu().numpy()
+    return {name: np.asarray(found[name], dtype) for name, dtype in _MAGNITUDES.items()}
+
+
+_MAGNITUDES: Mapping[str, Any] = {
+    "layer": np.int16, "dimension": np.int32, "tokens": np.int64,
+    "bypass": np.float64, "input": np.float64, "output": np.float64,
+}  # fmt: skip
+
+
+@register("token_words", scopes=("weights",), whole=True)
+def token_words(sample: Sample) -> Columns:
+    """-> the word of each token, counted from 0; -1 for special tokens"""
+    side = sample.analysis.info["side"]
+    tokens, tensors = sample.original.sides[side], sample.original.tensors
+    ids = tensors["input_ids" if side == sample.lens.stacks[0].side else "decoder_input_ids"].tolist()
+    special = _special_ids(sample.lens.tokenizer)
+    marks = [id in special or (tokens.word_ids is not None and tokens.word_ids[n] is None) for n, id in enumerate(ids)]
+    words = words_of(tokens.names, marks, tokens.word_ids)
+    chosen = [words[label.position] for label in sample.analysis.rows]
+    return {"words": [[SPECIAL if word is None else word for word in chosen]]}
+
+
+@register("entity_spans", scopes=("weights",), whole=True)
+def entity_spans(sample: Sample) -> Columns:
+    """start, end (not included), label of every named entity, in tokens"""
+    side = sample.lens.stacks[0].side
+    spans = []
+    if sample.entry.entities and sample.analysis.info["side"] == side:
+        word_ids = sample.original.sides[side].word_ids
+        if word_ids is None:
+            raise NormscopeError("The tokenizer does not say which word a token belongs to: entities have no place.")
+        spans = list(subword_spans(sample.entry, word_ids))
+    return {
+        "start": np.array([span.start for span in spans], dtype=np.int32),
+        "end": np.array([span.end for span in spans], dtype=np.int32),
+        "label": [span.label for span in spans],
+    }
+
+
+def removed_name(share: float, rounding: str) -> str:
+    """The measure that removes this share of the dimensions: `lowest_gains_10_floor` for 1 %."""
+    return f"lowest_gains_{round(1000 * share)}_{rounding}"
+
+
+def removed_count(width: int, share: float, rounding: str) -> int:
+    """How many dimensions that is: 768 x 1 % = 7.68 is 7 or 8; at least 1."""
+    return max(1, ROUNDINGS[rounding](round(width * share, 9)))
+
+
+def lowest(gains: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The dimensions of the lowest (signed) gains, and all others, both in order."""
+    order = gains.argsort(stable=True)
+    return order[:count].sort().values, order[count:].sort().values
+
+
+def _removed(share: float, rounding: str) -> Callable[[Sample], Columns]:
+    def measure(sample: Sample) -> Columns:
+        """layer -> how many dimensions of the lowest gain of the last norm were removed from the feed-forward's
+        contributions, and Spearman's correlation of its map with the one before it, with and without them"""
+        analysis, lens = sample.analysis, sample.lens
+        if analysis.info["side"] != lens.stacks[0].side:
+            empty = np.zeros(0)
+            return {"layer": empty.astype(np.int16), "removed": empty.astype(np.int32), "whole": empty, "rest": empty}
+        gains = probing.gains(lens, "layer")
+        count = removed_count(gains.shape[1], share, rounding)
+        rest = {layer: lowest(gains[layer], count)[1] for layer in range(len(gains))}
+        cells = reachable(analysis)
+        before = ranks(analysis["attention-block"][:, cells])
+        maps = probing.map_within(lens, sample.item, rest)
+        return {
+            "layer": np.array(analysis.layers, dtype=np.int16),
+            "removed": np.full(len(analysis.layers), count, dtype=np.int32),
+            "whole": correlation(before, ranks(analysis["ff"][:, cells])).numpy(),
+            "rest": correlation(before, ranks(maps[list(analysis.layers)][:, cells])).numpy(),
+        }
+
+    return measure
+
+
+for _share in SHARES:
+    for _rounding in ROUNDINGS:
+        register(removed_name(_share, _rounding), scopes=("attention-block", "ff"), whole=True)(
+            _removed(_share, _rounding)
+        )
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    """The tokenizer's special tokens; what it does not know is a word all the same."""
+    if tokenizer is None:
+        return set()
+    return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+
+
+def _reads_itself(analysis: Analysis) -> bool:
+    """Whether this is not the decoder of an encoder-decoder, which reads the encoder too."""
+    return all(label.side == analysis.info["side"] for label in analysis.columns)

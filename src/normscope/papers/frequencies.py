@@ -1,0 +1,213 @@
+"""How often every token of a vocabulary occurs: from a file, or counted in the corpus itself.
+
+Files: the authors' (three columns of whole numbers, `rank count id`, any spaces between them), or two columns
+`token count` with a tab (.tsv) or a comma (.csv) between them, with or without a header.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normscope.corpus.items import Entry
+from normscope.corpus.text_lines import text_lines
+from normscope.errors import NormscopeError
+from normscope.measures.frequency import Ranks, ranks, spearman
+
+if TYPE_CHECKING:
+    from normscope.analyzer import Analyzer
+
+COVERED = 0.5  # of a corpus's tokens, at the least, must be in a file that is of its vocabulary
+COMMON = 0.1  # and so many among the most frequent that hold half of the file's counts: about 0.5, 0.2 in a foreign
+# language; the right counts under ids that are off by a hundred have 0.05, shuffled ones 0.01
+ENOUGH = 50  # tokens of a corpus that can tell
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """Counts by token id, and where they are from."""
+
+    counts: Mapping[int, int]
+    source: str
+
+    @cached_property
+    def ranks(self) -> Ranks[int]:
+        """Competition ranks: 1 for the most frequent, ties at the best, unseen tokens one below the last."""
+        return ranks(self.counts)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well the counts of a file agree with those of a corpus, special tokens aside."""
+
+    tokens: int  # in the corpus
+    covered: float  # share of these whose id is in the file
+    common: float  # share of these that are among the file's most frequent types, those that hold half of its counts
+    types: int  # that occur in both
+    correlation: float  # Spearman's, of their counts
+
+    @property
+    def good(self) -> bool:
+        return self.tokens < ENOUGH or (self.covered >= COVERED and self.common >= COMMON)
+
+
+def counted(ids: Iterable[int], source: str = "the corpus itself") -> Frequencies:
+    """The frequencies of token ids in the order of their first occurrence."""
+    found: dict[int, int] = {}
+    for id in ids:
+        found[id] = found.get(id, 0) + 1
+    return Frequencies(found, source)
+
+
+def read(path: str | Path, tokenizer: Any, vocabulary: int) -> Frequencies:
+    """The frequencies in a file; what is outside the vocabulary, or there twice, is refused."""
+    file = Path(path)
+    suffix = file.suffix.lower()
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(suffix)
+    rows = _by_id(file) if delimiter is None else _by_token(file, delimiter, tokenizer)
+    found: dict[int, int] = {}
+    for number, id, count in rows:
+        if not 0 <= id < vocabulary:
+            raise NormscopeError(
+                f"{file}:{number}: The token id {id} is outside the model's vocabulary (0 to {vocabulary - 1}): these "
+                "are frequencies of another vocabulary."
+            )
+        if id in found:
+            raise NormscopeError(f"{file}:{number}: The token id {id} is there a second time.")
+        found[id] = count
+    if not any(found.values()):
+        raise NormscopeError(f"{file}: There is no frequency in it.")
+    return Frequencies(found, str(file))
+
+
+def ids_of(entries: Iterable[Entry], tokenizer: Any) -> Iterator[int]:
+    """The token ids of entries (the source side of parallel text), special ones included."""
+    for entry in entries:
+        given = entry.given
+        if entry.pieces:
+            yield from tokenizer.convert_tokens_to_ids(list(given))
+        elif isinstance(given, tuple):
+            yield from tokenizer(*given, verbose=False)["input_ids"]
+        else:
+            yield from tokenizer(given, is_split_into_words=isinstance(given, list), verbose=False)["input_ids"]
+
+
+def given_or_counted(path: Path | None, own: Frequencies, lens: Analyzer) -> tuple[Frequencies, Fit | None]:
+    """The frequencies of a file, with how they fit the corpus's own; without a file, the corpus's own."""
+    if path is None:
+        return own, None
+    special = () if lens.tokenizer is None else lens.tokenizer.all_special_ids
+    found = read(path, lens.tokenizer, lens.limits.vocabulary)
+    return found, refuse_misfit(found, own, special)
+
+
+def fit(file: Frequencies, own: Frequencies, special: Iterable[int] = ()) -> Fit:
+    """How well a file's counts agree with the corpus's own."""
+    left_out = set(special)
+    here = {id: count for id, count in own.counts.items() if id not in left_out}
+    there = {id: count for id, count in file.counts.items() if id not in left_out and count > 0}
+    total = sum(here.values())
+    if not total:
+        return Fit(0, 0.0, 0.0, 0, float("nan"))
+    frequent = _half(there)
+    both = sorted(here.keys() & there.keys())
+    return Fit(
+        tokens=total,
+        covered=sum(here[id] for id in both) / total,
+        common=sum(count for id, count in here.items() if id in frequent) / total,
+        types=len(both),
+        correlation=spearman([here[id] for id in both], [there[id] for id in both]),
+    )
+
+
+def refuse_misfit(file: Frequencies, own: Frequencies, special: Iterable[int] = ()) -> Fit:
+    """The fit; that of a file of another vocabulary is refused, with the numbers that show it."""
+    found = fit(file, own, special)
+    if not found.good:
+        raise NormscopeError(
+            f"{file.source} is of another vocabulary, or of quite another language: it holds {found.covered:.0%} of "
+            f"the corpus's {found.tokens} tokens, and its most frequent types, which make half of its counts, make "
+            f"{found.common:.1%} of the corpus (expected: about 50 %, at least {COMMON:.0%}); Spearman's correlation "
+            f"of the counts of {found.types} types in both is {found.correlation:.2f}. Leave it out to count "
+            "the corpus itself."
+        )
+    return found
+
+
+def _half(counts: Mapping[int, int]) -> set[int]:
+    """The most frequent types that together hold half of the counts."""
+    wanted = sum(counts.values()) / 2
+    chosen: set[int] = set()
+    reached = 0
+    for id, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])):
+        if reached >= wanted:
+            break
+        chosen.add(id)
+        reached += count
+    return chosen
+
+
+def _by_id(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Line, id and count of the authors' rows."""
+    for line in text_lines(path):
+        if line.damage:
+            raise NormscopeError(f"{path}:{line.number}: {line.damage}")
+        if line.blank:
+            continue
+        cells = line.text.split()
+        if len(cells) != 3 or not all(cell.isascii() and cell.isdigit() for cell in cells):
+            raise NormscopeError(
+                f"{path}:{line.number}: Expected three whole numbers (rank, count, token id), not {line.text[:40]!r}. "
+                "A file of tokens and counts is named .tsv or .csv."
+            )
+        yield line.number, int(cells[2]), int(cells[1])
+
+
+def _by_token(path: Path, delimiter: str, tokenizer: Any) -> Iterator[tuple[int, int, int]]:
+    """Line, id and count of rows with a token and its count."""
+    if tokenizer is None:
+        raise NormscopeError(f"{path}: Frequencies by token need a tokenizer; without one, give them by token id.")
+    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+    unknown: list[str] = []
+    known = 0
+    for number, row in _rows(path, delimiter):
+        if len(row) != 2 or not _whole(row[1]):
+            if number == 1 and len(row) == 2:
+                continue  # the names of the columns
+            raise NormscopeError(f"{path}:{number}: Expected a token and its count, not {delimiter.join(row)[:40]!r}.")
+        token, count = row[0], int(row[1])
+        if token not in vocabulary:
+            unknown.append(token)
+            continue
+        known += 1
+        yield number, vocabulary[token], count
+    if unknown:
+        some = ", ".join(repr(token) for token in unknown[:5])
+        raise NormscopeError(
+            f"{path}: {len(unknown)} of {known + len(unknown)} tokens are not in the model's vocabulary ({some}"
+            f"{', ...' if len(unknown) > 5 else ''}): these are frequencies of another vocabulary."
+        )
+
+
+def _rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows that are not blank. With tabs, quotation marks are tokens like any other."""
+    for line in text_lines(path):
+        if line.damage:
+            raise NormscopeError(f"{path}:{line.number}: {line.damage}")
+        if line.blank:
+            continue
+        if delimiter == "\t":
+            yield line.number, line.text.split("\t")
+            continue
+        try:
+            yield line.number, next(csv.reader([line.text], strict=True))
+        except csv.Error as error:
+            raise NormscopeError(f"{path}:{line.number}: The row cannot be read: {error}.") from error
+
+
+def _whole(text: str) -> bool:
+    return text.isascii() and text.isdigit()

@@ -1,0 +1,85 @@
+"""Readings: where a paper leaves something open, a parameter with a documented default.
+
+@dataclass(frozen=True)
+class Readings:
+    mask_seed: int = reading(0, "seed of the draw of masked tokens")
+    distance: str = reading("absolute", "how far apart two subwords are", choices=("absolute", "signed"))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import Field, field, fields
+from typing import Any, TypeVar
+
+from normscope.errors import NormscopeError, nearest
+
+Readings = TypeVar("Readings")
+TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def reading(default: Any, help: str, choices: Sequence[Any] | None = None) -> Any:
+    """A field of a readings dataclass: a str, int, float or bool, one of `choices` where there are any."""
+    return field(default=default, metadata={"help": help, "choices": None if choices is None else tuple(choices)})
+
+
+def parse(cls: type[Readings], given: Sequence[str]) -> Readings:
+    """The readings with those changed that are given as "key=value"; the default tells the type."""
+    known: dict[str, Field[Any]] = {entry.name: entry for entry in fields(cls)}  # type: ignore[arg-type]  # a dataclass
+    values: dict[str, Any] = {}
+    for entry in given:
+        key, equals, value = entry.partition("=")
+        name = key.strip().replace("-", "_")
+        if not equals or not name:
+            raise NormscopeError(f"A reading is given as KEY=VALUE, not {entry!r}.")
+        if name not in known:
+            raise NormscopeError(
+                f"There is no reading {key!r}.{_near(name, known)} Known: {', '.join(known) or 'none'}."
+            )
+        values[name] = _value(known[name], value.strip())
+    return cls(**values)
+
+
+def describe(readings: Any) -> tuple[tuple[str, str, str], ...]:
+    """Name, value used, and what it means with the other choices."""
+    return tuple((entry.name, _shown(getattr(readings, entry.name)), _meaning(entry)) for entry in fields(readings))
+
+
+def _value(entry: Field[Any], text: str) -> Any:
+    value = _converted(entry.name, text, type(entry.default))
+    choices = entry.metadata["choices"]
+    if choices is not None and value not in choices:
+        raise NormscopeError(f"The reading {entry.name} is one of {', '.join(map(_shown, choices))}, not {text!r}.")
+    return value
+
+
+def _converted(name: str, text: str, kind: type) -> Any:
+    try:
+        if kind is bool:
+            return TRUTHS[text.lower()]
+        if kind is int:
+            return int(text)
+        if kind is float:
+            number = float(text)
+            if math.isfinite(number):
+                return number
+            raise ValueError
+    except (KeyError, ValueError) as error:
+        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise NormscopeError(f"The reading {name} is {wanted}, not {text!r}.") from error
+    return text
+
+
+def _meaning(entry: Field[Any]) -> str:
+    choices = entry.metadata["choices"]
+    others = f"one of {', '.join(map(_shown, choices))}; " if choices else ""
+    return f"{entry.metadata['help']} ({others}default {_shown(entry.default)})"
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _near(name: str, known: dict[str, Field[Any]]) -> str:
+    return nearest(name, known).lower().replace(" did", " Did")

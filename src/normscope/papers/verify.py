@@ -1,0 +1,91 @@
+"""Ours beside published: what was published for this model and data, and how near to it counts as the same."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """How near a number must be, and why. `below`: it passes when it is less than the published one."""
+
+    pattern: str  # of the whole key
+    tolerance: float
+    why: str
+    counts: bool = True
+    below: bool = False
+
+
+# The first that matches counts. Half a unit of the last printed digit, and a fifth of that for other versions of the
+# libraries, wherever nothing else is said.
+RULES = (
+    Rule(r"data\..*|pairs\..*", 0, "a count of the data: exact"),
+    Rule(r"dispersion\..*|spearman\..*", 0.006, "two digits are printed"),
+    Rule(r"share\.weight\..*", 0.015, "read off Fig. 3 to 0.01"),
+    Rule(r"share\.norm\..*", 0.055, "read off Fig. 3 to 0.05"),
+    Rule(r"alignment\..*\.(rho|r)", 0.2, "the mean of five trained models", counts=False),
+    Rule(r"alignment\..*", 5, "the mean of five trained models", counts=False),
+    Rule(r"frequency\..*", 0.006, "two digits are printed"),
+    Rule(r"mixing\..*\.(max|min)", 3, "an extreme of a million values, under another draw of masks", counts=False),
+    Rule(r"mixing\..*\.mean", 0.16, "one digit is printed, and means move by 0.1 with the draw of masks"),
+    Rule(r"mixing\..*\.L\d+\.mask", 2, "few tokens, others under another draw of masks"),
+    Rule(r"mixing\..*\.L\d+\.(first|separator)", 1.1, "whole numbers are printed; one or two tokens of a sequence"),
+    Rule(r"mixing\..*\.L\d+\..*", 0.7, "whole numbers are printed, and means move by 0.1 with the draw of masks"),
+    Rule(r"depth\..*", 0.03, "a rank correlation of a dozen values: near ties change places with the draw of masks"),
+    Rule(r"expansion\.code\.L\d+", 0.0006, "three digits are printed"),
+    Rule(r"expansion\..*", 0.006, "two digits are printed"),
+    Rule(
+        r"similarity\.(ATTN|ATTNRES)-N",
+        0.02,
+        "cannot be reached from the maps as they are defined: ATTN-N and ATTNRES-N differ in the diagonal only",
+        counts=False,
+    ),
+    Rule(r"similarity\..*\.(L\d+|min|max)", 0.025, "two digits are printed; one layer, under another draw of masks"),
+    Rule(r"(similarity|before|pair)\..*", 0.015, "two digits are printed, and means move with the draw of masks"),
+    Rule(r"removed\..*", 0.03, "two digits are printed; 7 or 8 of 768 dimensions are removed"),
+    Rule(r"(wordsplit|entity)\..*\.p", 0, "published as significant at this level: ours must lie below", below=True),
+    Rule(r".*", 0.006, "two digits are printed"),
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One published number beside ours; `passed` None: it is shown, but it does not count."""
+
+    key: str
+    published: float
+    ours: float
+    tolerance: float
+    passed: bool | None
+    why: str = ""  # this tolerance
+
+
+def compare(numbers: Mapping[str, float], figures: Mapping[str, float]) -> tuple[Check, ...]:
+    """A check of each number that was published, in the order of the published ones."""
+    return tuple(_check(key, value, float(numbers[key])) for key, value in figures.items() if key in numbers)
+
+
+def failures(checks: tuple[Check, ...]) -> int:
+    """How many checks failed."""
+    return sum(check.passed is False for check in checks)
+
+
+def verdict(check: Check) -> str:
+    """PASS, FAIL, or a dash for what does not count."""
+    return {True: "PASS", False: "FAIL", None: "-"}[check.passed]
+
+
+def rule_of(key: str) -> Rule:
+    """The rule that a key falls under."""
+    return next(rule for rule in RULES if re.fullmatch(rule.pattern, key))
+
+
+def _check(key: str, published: float, ours: float) -> Check:
+    rule = rule_of(key)
+    slack = 1e-9 * max(1.0, abs(published))  # decimal fractions are not exact in binary
+    near = ours < published if rule.below else abs(ours - published) <= rule.tolerance + slack
+    passed = (near and math.isfinite(ours)) if rule.counts else None
+    return Check(key, published, ours, rule.tolerance, passed, rule.why)

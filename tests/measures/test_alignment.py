@@ -1,0 +1,147 @@
+"""Word alignments by hand: the shift between AWO and AWI, subwords to words, links, error rates."""
+
+import random
+from math import isnan
+
+import pytest
+import torch
+
+from normscope import NormscopeError
+from normscope.corpus import strict
+from normscope.corpus.readers import read
+from normscope.measures.alignment import Hits, argmax_links, hits, word_maps
+from tests.corpus.files import real_file
+
+# Three source tokens (two of one word, then the end), decoder inputs: start, y_1 (two subwords), y_2.
+MAP = torch.tensor(
+    [
+        [0.1, 0.2, 0.7],  # reads start, writes the first subword of y_1
+        [0.3, 0.3, 0.4],  # reads it, writes the second
+        [0.5, 0.1, 0.4],  # reads the second, writes y_2
+        [0.0, 0.9, 0.1],  # reads y_2, writes the end
+    ]
+)
+SOURCE, TARGET = (0, 0, None), (None, 0, 0, 1)
+
+
+def test_awo_reads_the_row_that_writes_the_word() -> None:
+    expected = torch.tensor([[(0.3 + 0.6) / 2, (0.7 + 0.4) / 2], [0.6, 0.4]])
+    torch.testing.assert_close(word_maps(MAP, SOURCE, TARGET, "AWO"), expected)
+
+
+def test_awi_reads_the_row_that_reads_the_word() -> None:
+    expected = torch.tensor([[0.6, 0.4], [0.9, 0.1]])  # the mean of rows 1 and 2; row 3
+    torch.testing.assert_close(word_maps(MAP, SOURCE, TARGET, "AWI"), expected)
+
+
+def test_awi_is_awo_of_rows_rotated_by_one() -> None:
+    maps = torch.rand(2, 3, 6, 5)
+    source, target = (0, 1, 1, 2, None), (None, 0, 1, 1, 2, 3)
+    rotated = maps.roll(-1, dims=-2)
+    torch.testing.assert_close(word_maps(maps, source, target, "AWI"), word_maps(rotated, source, target, "AWO"))
+
+
+def test_every_special_token_of_the_source_is_a_column_after_the_words() -> None:
+    maps = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    found = word_maps(maps, (None, 0, None), (None, 0), "AWI")
+    assert found.tolist() == [[5.0, 4.0, 6.0]]
+
+
+def test_two_special_decoder_inputs() -> None:
+    """A tokenizer may begin a text with a token of its own, which follows the start token."""
+    maps = torch.tensor([[1.0], [2.0], [3.0]])
+    assert word_maps(maps, (0,), (None, None, 0), "AWO").tolist() == [[2.0]]
+    assert word_maps(maps, (0,), (None, None, 0), "AWI").tolist() == [[3.0]]
+
+
+def test_links_to_the_end_token_are_dropped() -> None:
+    assert argmax_links(torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.6, 0.3]]), 2).tolist() == [-1, 1]
+
+
+def test_aer_by_hand() -> None:
+    # Target words 0 to 3 are linked to sources 0, 2, 1 and none. Sure: (0,0) (1,1). Possible besides: (1,2) (3,3).
+    sure = frozenset({(0, 0), (1, 1)})
+    possible = sure | {(1, 2), (3, 3)}
+    found = hits(torch.tensor([0, 2, 1, -1]), 4, sure, possible)
+    assert {name: int(value) for name, value in found.items()} == {
+        "links": 3,
+        "linked": 3,
+        "in_sure": 1,
+        "in_possible": 2,
+    }
+    rates = Hits(3, len(sure), 1, 2)
+    assert rates.aer == pytest.approx(1 - (1 + 2) / (3 + 2))
+    assert rates.precision == pytest.approx(2 / 3)
+    assert rates.recall == pytest.approx(1 / 2)
+
+
+def test_the_corpus_is_one_sum_of_sentences() -> None:
+    """Not a mean of the sentences' rates: 1 - (2 + 9) / (4 + 12)."""
+    assert Hits(1 + 3, 2 + 10, 1 + 1, 1 + 8).aer == pytest.approx(1 - 11 / 16)
+
+
+def test_unlinked_target_words_can_be_left_out() -> None:
+    gold = frozenset({(0, 0)})
+    found = hits(torch.tensor([0, 1, 1]), 2, gold, gold)
+    assert (int(found["links"]), int(found["linked"]), int(found["in_sure"])) == (3, 1, 1)
+    assert Hits(1, 1, 1, 1).aer == 0
+
+
+def test_a_perfect_and_an_empty_alignment() -> None:
+    assert Hits(5, 5, 5, 5).aer == 0
+    assert Hits(0, 5, 0, 0).aer == 1
+    assert isnan(Hits(0, 0, 0, 0).aer)
+    assert isnan(Hits(0, 1, 0, 0).precision)
+    assert isnan(Hits(1, 0, 0, 0).recall)
+
+
+def test_counts_against_sets() -> None:
+    generator = random.Random(0)
+    cells = [(s, t) for s in range(6) for t in range(9)]
+    possible = frozenset(generator.sample(cells, 15))
+    sure = frozenset(generator.sample(sorted(possible), 7))
+    best = torch.tensor([[[generator.randint(-1, 5) for _ in range(9)] for _ in range(3)] for _ in range(2)])
+    found = hits(best, 6, sure, possible)
+    for layer in range(2):
+        for head in range(3):
+            drawn = {(int(s), t) for t, s in enumerate(best[layer, head]) if s >= 0}
+            linked = {(s, t) for s, t in drawn if any(t == other for _, other in possible)}
+            expected = len(drawn), len(linked), len(drawn & sure), len(drawn & possible)
+            assert tuple(int(value[layer, head]) for value in found.values()) == expected
+
+
+def test_the_gold_links_of_a_real_corpus() -> None:
+    """One sure link for each target word that has any: all right, so that recall alone makes the error rate."""
+    path = real_file("rwth.alignment.talp")
+    entries = list(strict(read(path, source=real_file("rwth.de"), target=real_file("rwth.en"))))
+    assert len(entries) == 508
+    totals = dict.fromkeys(("links", "linked", "in_sure", "in_possible"), 0)
+    for entry in entries:
+        first = {target: source for source, target in sorted(entry.sure, reverse=True)}
+        best = torch.tensor([first.get(target, -1) for target in range(len(entry.target or ()))])
+        for name, value in hits(best, len(entry.words or ()), entry.sure, entry.possible).items():
+            totals[name] += int(value)
+    sure = sum(len(entry.sure) for entry in entries)
+    drawn = sum(len({target for _, target in entry.sure}) for entry in entries)
+    assert totals == {"links": drawn, "linked": drawn, "in_sure": drawn, "in_possible": drawn}
+    rates = Hits(drawn, sure, drawn, drawn)
+    assert rates.precision == 1
+    assert rates.aer == pytest.approx(1 - 2 * drawn / (drawn + sure))
+    assert sum(len(entry.possible) for entry in entries) > sure > drawn
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: word_maps(MAP, SOURCE, TARGET, "AWX"), "AWO or AWI"),
+        (lambda: word_maps(MAP, (0, 0), TARGET, "AWO"), "4 rows and 3 columns"),
+        (lambda: word_maps(MAP, SOURCE, (0, 1, 2, 3), "AWO"), "start token"),
+        (lambda: word_maps(MAP, (0, 2, None), TARGET, "AWO"), "without a token"),
+        (lambda: hits(torch.tensor([0]), 1, frozenset({(0, 0)}), frozenset()), "contain the sure"),
+        (lambda: hits(torch.tensor([0]), 1, frozenset(), frozenset({(0, 1)})), "target word 2"),
+        (lambda: hits(torch.tensor([0]), 1, frozenset(), frozenset({(3, 0)})), "word 4"),
+    ],
+)
+def test_bad_input(call: object, said: str) -> None:
+    with pytest.raises(NormscopeError, match=said):
+        call()  # type: ignore[operator]

@@ -1,0 +1,72 @@
+"""Spearman's correlation of a joint histogram: exact for the values as grouped, and near for those before."""
+
+from itertools import islice
+from math import isnan
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from normscope import Analyzer, default_model
+from normscope.corpus import strict
+from normscope.corpus.readers import read
+from normscope.measures.grouped import OCTAVES, bin_centres, log_bins, resolution, spearman
+from normscope.papers.emnlp2020_measures import NORM_BINS, WEIGHT_BINS, kind
+from tests.corpus.files import real_file
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ties_against_scipy(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    x, y = generator.integers(0, 7, 40), generator.integers(-3, 3, 40)
+    counts = generator.integers(1, 9, 40)  # cells come in any order, and some of them twice
+    expected = spearmanr(np.repeat(x, counts), np.repeat(y, counts)).statistic
+    assert spearman(x, y, counts) == pytest.approx(expected, abs=1e-12)
+
+
+def test_by_hand() -> None:
+    # Ranks of x: 1.5 1.5 3 4, of y: 1 2.5 2.5 4. Sum of products of deviations 3.75, of squares 4.5 and 4.5.
+    assert spearman([0, 0, 1, 2], [5, 6, 6, 9], [1, 1, 1, 1]) == pytest.approx(3.75 / 4.5)
+    assert spearman([0, 1], [1, 0], [10**9, 10**9]) == -1
+
+
+def test_what_does_not_vary_has_no_correlation() -> None:
+    assert isnan(spearman([1, 1], [1, 2], [3, 4]))
+    assert isnan(spearman([], [], []))
+
+
+def test_bins() -> None:
+    assert log_bins([1.0, 1.99, 2.0, 0.5, 0.49], 1).tolist() == [0, 0, 1, -1, -2]
+    assert log_bins(np.array([2**0.5, 2**0.499]), 8).tolist() == [4, 3]
+    tiny = np.float32(1e-45)  # the smallest there is
+    assert log_bins(np.array([0, tiny], dtype=np.float32), 4).tolist() == [-OCTAVES * 4, -149 * 4]
+    assert bin_centres([-OCTAVES * 4, 0, 4], 4).tolist() == pytest.approx([0, 2**0.125, 2**1.125])
+    values = np.random.default_rng(0).lognormal(size=100)
+    np.testing.assert_allclose(bin_centres(log_bins(values, 32), 32), values, rtol=2 ** (1 / 64) - 1 + 1e-9)
+
+
+def test_resolution() -> None:
+    assert resolution([0, 1, 2, 3], [1, 1, 1, 1]) == 1 - 4 / 64
+    assert resolution([0, 0], [5, 7]) == 0
+    assert isnan(resolution([], []))
+
+
+def test_the_error_on_real_weights_and_norms_is_small() -> None:
+    """alpha and ||f|| of the default model on Wikipedia: all pairs ranked, and counted in the paper's bins."""
+    path = real_file("wikitext2.raw.test.txt")
+    lens = Analyzer.from_pretrained(default_model.find())
+    found: dict[str, list[np.ndarray]] = {}
+    for entry in strict(islice(read(path, "pairs", tokenizer=lens.tokenizer), 2)):
+        result = lens.analyze(entry.given, scopes=["attention"], heads=True)
+        kinds = np.array([kind(token) for token in result.tokens])
+        assert result.value_norms is not None
+        both = np.stack(np.broadcast_arrays(result.heads["weights"], result.value_norms[:, :, None]))
+        for name in np.unique(kinds):
+            found.setdefault(name, []).append(both[..., kinds == name].reshape(2, -1))
+    assert {"first", "separator", "punctuation", "other"} <= set(found)
+    for name in ("first", "separator", "punctuation", "other"):
+        weights, norms = np.concatenate(found[name], axis=1)
+        bins = log_bins(weights, WEIGHT_BINS), log_bins(norms, NORM_BINS)
+        exact = spearmanr(weights, norms).statistic
+        assert abs(spearman(*bins, np.ones(len(weights))) - exact) < 1e-3
+        assert min(resolution(one, np.ones(len(weights))) for one in bins) > 0.99

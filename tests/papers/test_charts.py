@@ -1,0 +1,185 @@
+"""Charts: what is drawn, text that is not mathematics, and the same file for the same chart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from normscope import NormscopeError
+from normscope.papers import charts
+
+TOKENS = ["[CLS]", "$x^2$", "<b>", "a&b", "␣", "\x00", "[SEP]"]
+
+
+def texts(figure: Any) -> list[str]:
+    root = ElementTree.fromstring(charts.svg(figure, "test"))
+    return [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def square(scale: float = 1.0) -> Any:
+    return np.arange(49.0).reshape(7, 7) * scale
+
+
+ALL: dict[str, Callable[[], Any]] = {
+    "lines": lambda: charts.line_chart({"a": [1, 2], "b": [2, 1]}, x=[1, 2], reference={"a": [1, 1, 1]}),
+    "bars": lambda: charts.bars_with_errors({"a": [1, -2], "b": [2, 1]}, x=[1, 2], errors={"a": [0.1, 0.2]}),
+    "histogram": lambda: charts.histogram({"a": [1, 2, 2.5], "b": [0.0, 1, np.nan]}, xlabel="value"),
+    "scatter": lambda: charts.scatter([1, 2, 3], [3, 1, 2], xlabel="x", ylabel="y", labels=["$a$", "", "c"]),
+    "many points": lambda: charts.scatter(range(4000), range(4000), xlabel="x", ylabel="y"),
+    "map": lambda: charts.heat_map(square(), rows=TOKENS, columns=TOKENS, label="norm"),
+    "large map": lambda: charts.heat_map(np.eye(80), rows=range(80), columns=range(80)),
+    "long map": lambda: charts.heat_map(np.ones((3, 900)), rows=range(3), columns=range(900)),
+    "maps": lambda: charts.heat_maps({"one": square(), "two": square(9)}, rows=TOKENS, columns=TOKENS),
+    "own scales": lambda: charts.heat_maps({"1": square(), "2": square(9)}, rows=TOKENS, columns=TOKENS, shared=False),
+}
+
+
+@pytest.mark.parametrize("name", ["lines", "many points", "own scales"])
+def test_the_same_chart_is_the_same_file(name: str) -> None:
+    source = charts.svg(ALL[name](), "a")
+    assert source == charts.svg(ALL[name](), "a")
+    assert "<dc:date>" not in source
+
+
+def test_the_same_chart_is_the_same_pdf() -> None:
+    first, second = charts.pdf(ALL["lines"]()), charts.pdf(ALL["lines"]())
+    assert first == second
+    assert first.startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_chart_is_whole(name: str) -> None:
+    width, height = ElementTree.fromstring(charts.svg(ALL[name](), "a")).attrib["viewBox"].split()[2:]
+    assert 100 < float(width) < 460  # points: a column of text
+    assert 40 < float(height) < 600
+
+
+def test_lines_are_the_series_and_the_published_are_dashed() -> None:
+    figure = charts.line_chart(
+        {"weights": [0.1, 0.2], "norms": [0.3, 0.4]},
+        x=[1, 2],
+        ylabel="share",
+        reference={"norms": [0.5, 0.6, 0.7], "other": [0.1, 0.1]},
+        ylim=(0, 1),
+    )
+    (axes,) = figure.axes
+    first, second, norms, other, sign = axes.lines
+    assert list(first.get_ydata()) == [0.1, 0.2]
+    assert second.get_color() == norms.get_color() != first.get_color()
+    assert list(norms.get_xdata()) == [1, 2, 3]
+    assert norms.is_dashed()
+    assert not second.is_dashed()
+    assert other.get_label() == "other (published)"
+    assert sign.get_label() == "published"
+    assert axes.get_ylim() == (0, 1)
+    assert [t for t in texts(figure) if t in ("weights", "norms", "layer", "share")] == [
+        *("layer", "share", "weights", "norms")
+    ]
+
+
+def test_a_layer_axis_has_whole_numbers() -> None:
+    (axes,) = charts.line_chart({"a": [0.0] * 12}, x=range(1, 13)).axes
+    assert list(axes.get_xticks()) == list(range(1, 13))
+    (axes,) = charts.line_chart({"a": [0.0] * 48}, x=range(1, 49)).axes
+    assert len(axes.get_xticks()) <= 16
+
+
+@pytest.mark.parametrize("name", ["map", "maps", "own scales"])
+def test_tokens_are_written_as_they_are(name: str) -> None:
+    found = texts(ALL[name]())
+    for token in ("[CLS]", "$x^2$", "<b>", "a&b", "\\x00"):
+        assert token in found
+
+
+def test_labels_of_points_and_marks_are_not_mathematics() -> None:
+    assert "$a$" in texts(ALL["scatter"]())
+    found = texts(charts.bars_with_errors({"$s$": [1, 2], "b": [2, 1]}, x=["$1$", "$2$"], marks=["$*$", ""]))
+    assert {"$s$", "$1$", "$*$"} <= set(found)
+
+
+def test_values_in_cells() -> None:
+    values = np.array([[0.123, np.nan], [-1.0, 0.5]])
+    figure = charts.heat_map(values, rows="ab", columns="cd", annotate=True, diverging=True, decimals=1)
+    found = texts(figure)
+    assert {"0.1", "-1.0", "0.5"} <= set(found)
+    assert "nan" not in found
+    mappable = figure.axes[0].collections[0]
+    assert mappable.get_clim() == (-1.0, 1.0)  # a diverging scale is even around zero
+
+
+def test_scales_are_shared_or_not() -> None:
+    def ends(shared: bool) -> list[tuple[float, float]]:
+        figure = charts.heat_maps({"1": square(), "2": square(9)}, rows=TOKENS, columns=TOKENS, shared=shared)
+        return [axes.collections[0].get_clim() for axes in figure.axes[:2]]
+
+    assert ends(True) == [(0, 432), (0, 432)]
+    assert ends(False) == [(0, 48), (0, 432)]
+
+
+def test_large_maps_and_many_points_are_images() -> None:
+    assert ALL["large map"]().axes[0].images
+    assert not ALL["map"]().axes[0].images
+    assert "<image" in charts.svg(ALL["many points"](), "a")
+    assert "<image" not in charts.svg(ALL["scatter"](), "a")
+
+
+def test_labels_are_thinned_where_there_is_no_room() -> None:
+    (axes, _) = ALL["long map"]().axes
+    assert len(axes.get_xticks()) < 40
+    assert [label.get_text() for label in axes.get_xticklabels()][:2] == ["0", str(int(axes.get_xticks()[1]))]
+
+
+def test_histograms_are_shares_in_common_bins() -> None:
+    figure = charts.histogram({"a": [0, 0, 1, 9], "b": [1.0]}, xlabel="x", bins=2, limits=(0, 2))
+    shares = {patch.get_label(): patch.get_data() for patch in figure.axes[0].patches if not patch.get_fill()}
+    assert list(shares["a"].values) == [0.5, 0.5]  # what lies outside is in the last bin
+    assert list(shares["b"].values) == [0, 1]
+    assert list(shares["a"].edges) == [0, 1, 2]
+    counted = charts.histogram({"a": [3, 1]}, xlabel="x", edges=[0, 1, 5])
+    assert list(counted.axes[0].patches[-1].get_data().values) == [0.75, 0.25]
+
+
+def test_error_bars_and_marks() -> None:
+    figure = charts.bars_with_errors({"a": [1.0, 2.0]}, x=[1, 2], errors={"a": [0.25, 0.5]}, marks=["*", ""])
+    (axes,) = figure.axes
+    (bars,) = axes.collections
+    assert [tuple(ends[:, 1]) for ends in bars.get_segments()] == [(0.75, 1.25), (1.5, 2.5)]
+    assert [text.get_text() for text in axes.texts] == ["*", ""]
+    assert axes.texts[0].xy == (0, 1.25)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: charts.line_chart({}, x=[1]), "at least one series"),
+        (lambda: charts.line_chart({"a": [1.0]}, x=[1, 2]), "'a' has 1 values for 2"),
+        (lambda: charts.heat_map(np.ones((2, 3)), rows="ab", columns="ab"), r"\(2, 3\).*2 rows and 2 columns"),
+        (lambda: charts.scatter([1, 2], [1], xlabel="", ylabel=""), "as many x as y"),
+        (lambda: charts.histogram({"a": [1, 2]}, xlabel="", edges=[0, 1]), "one edge more"),
+    ],
+)
+def test_refusals(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(NormscopeError, match=said):
+        make()
+
+
+def test_the_style_stays_within() -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    charts.svg(ALL["lines"](), "a")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_ids_come_from_the_salt() -> None:
+    def clips(salt: str) -> set[str]:
+        return set(re.findall(r'<clipPath id="([^"]+)"', charts.svg(ALL["lines"](), salt)))
+
+    assert clips("a").isdisjoint(clips("b"))

@@ -1,0 +1,545 @@
+"""EMNLP 2020 end to end: every number of a report on a small corpus against a computation of its own."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import pearsonr, rankdata, spearmanr
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+pytest.importorskip("matplotlib")
+
+from normscope import Analyzer, NormscopeError, corpus
+from normscope.corpus import Entry, strict
+from normscope.corpus.readers import read
+from normscope.papers.emnlp2020 import PAPER
+from normscope.papers.emnlp2020_alignment import drawn_example
+from normscope.papers.emnlp2020_measures import KINDS, kind, weight_norm_counts
+from normscope.papers.emnlp2020_shared import norm_moments
+from normscope.papers.experiments import Setting, reproduce
+from normscope.papers.report import Picture, Report, Section, Table
+from tests.corpus.files import letters_tokenizer
+from tests.tiny import tiny
+from tests.tiny_layers import tiny as tiny_layers
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["cat", "dog", "sat", "ran", "on", "mat", "and", "big", "red", "bird", "the"]
+VOCABULARY = [*SPECIAL, *WORDS, ",", ".", "!", ";", "##s"]
+CATEGORY = {"[CLS]": "first", "[SEP]": "separator", ",": "punctuation", ".": "punctuation"}
+
+
+@lru_cache
+def marks_tokenizer() -> PreTrainedTokenizerFast:
+    """A fast tokenizer with punctuation marks."""
+    backend = Tokenizer(models.WordPiece({word: n for n, word in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    generator = random.Random(0)
+    words = [*WORDS, *WORDS[-1:] * 8, ",", ".", ",", "!"]  # "the" is frequent
+    lines = [" ".join(generator.choices(words, k=generator.randint(3, 20))) for _ in range(30)]
+    lines[4] = "cat sat"  # no punctuation
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def lens() -> Analyzer:
+    return Analyzer(tiny("bert", num_hidden_layers=3), marks_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def alone(lens: Analyzer, data: Path) -> list[Any]:
+    """Each line by itself."""
+    return [lens.analyze(line, heads=True) for line in data.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("out")
+
+
+@pytest.fixture(scope="module")
+def report(lens: Analyzer, data: Path, out: Path) -> Report:
+    return reproduce(PAPER, lens, data, out)[0]
+
+
+EXPERIMENTS = {experiment.name: experiment for experiment in PAPER.experiments}
+
+
+def setting_of(lens: Analyzer, data: Path, reader: dict[str, Any] | None = None, **readings: Any) -> Setting:
+    """As `reproduce` makes it."""
+    format = "alignments" if reader else None
+    entries = tuple(strict(read(data, format, **(reader or {}))))
+    using = replace(PAPER.readings(), **readings)
+    return Setting(lens, str(data), format, reader or {}, using, None, None, entries, None)
+
+
+def section_of(name: str, out: Path, setting: Setting) -> Section:
+    """A section made anew from the tables of a report's runs."""
+    experiment = EXPERIMENTS[name]
+    return experiment.section(
+        setting, {plan.name: corpus.open(out / "runs" / plan.name) for plan in experiment.runs(setting)}
+    )
+
+
+def table(made: Report | Section, name: str) -> Table:
+    sections = made.sections if isinstance(made, Report) else (made,)
+    (found,) = (part for section in sections for part in section.parts if part.name == name)
+    assert isinstance(found, Table)
+    return found
+
+
+def categories(analysis: Any) -> np.ndarray:
+    return np.array([CATEGORY.get(token, "other") for token in analysis.tokens])
+
+
+def test_every_table_and_figure_of_the_paper_is_there(report: Report) -> None:
+    parts = {part.name: type(part) for section in report.sections for part in section.parts}
+    assert [section.name for section in report.sections] == ["dispersion", "shares", "correlation", "frequency"]
+    assert parts["table1-dispersion"] is parts["table2-spearman"] is parts["frequency-spearman"] is Table
+    assert parts["fig3-weight"] is parts["fig3-norm"] is parts["frequency-norm"] is Picture
+    assert all(section.claims for section in report.sections)
+    assert report.skipped[0][0].startswith("Word alignment")
+    assert "cross-attention, and BERT has none" in report.skipped[0][1]
+
+
+def test_dispersion(report: Report, alone: list[Any]) -> None:
+    norms = np.concatenate([one.value_norms.numpy() for one in alone], axis=-1)
+    numbers = report.numbers
+    for layer in range(3):
+        for head in range(4):
+            found = norms[layer, head]
+            expected = {
+                "mean": found.mean(),
+                "sd": found.std(),
+                "cv": found.std() / found.mean(),
+                "max": found.max(),
+                "min": found.min(),
+            }
+            for key, value in expected.items():
+                assert numbers[f"dispersion.L{layer + 1}H{head + 1}.{key}"] == pytest.approx(value, rel=1e-9)
+    assert numbers["dispersion.mean"] == pytest.approx(norms.mean(-1).mean())
+    assert numbers["dispersion.sd"] == pytest.approx(norms.std(-1).mean())
+    assert numbers["dispersion.cv"] == pytest.approx((norms.std(-1) / norms.mean(-1)).mean())
+    assert numbers["data.tokens"] == norms.shape[-1]
+    assert numbers["data.pairs"] == sum(len(one.tokens) ** 2 for one in alone)
+    heads = table(report, "table1-every-head").rows
+    assert [row[:2] for row in heads] == [(layer, head) for layer in (1, 2, 3) for head in (1, 2, 3, 4)]
+
+
+def test_shares(report: Report, alone: list[Any]) -> None:
+    for layer in range(3):
+        for category in ("first", "separator", "punctuation", "other"):
+            weight, norm = [], []
+            for one in alone:
+                chosen = categories(one) == category
+                weight.append(one.heads["weights"][layer].numpy()[..., chosen].sum(-1).mean(-1).mean())
+                norm.append(one.heads["attention"][layer].numpy()[..., chosen].sum(-1).mean(-1).mean())
+            assert report.numbers[f"share.weight.{category}.L{layer + 1}"] == pytest.approx(fmean(weight))
+            assert report.numbers[f"share.norm.{category}.L{layer + 1}"] == pytest.approx(fmean(norm))
+    for layer in (1, 2, 3):
+        total = sum(
+            value for key, value in report.numbers.items() if key.startswith("share.weight") and key[-1] == str(layer)
+        )
+        assert total == pytest.approx(1)
+
+
+def pairs(alone: list[Any], category: str, layer: int | None = None) -> np.ndarray:
+    found = []
+    for one in alone:
+        layers = slice(None) if layer is None else slice(layer, layer + 1)
+        both = np.broadcast_arrays(one.heads["weights"][layers], one.value_norms[layers, :, None])
+        found.append(np.stack(both)[..., categories(one) == category].reshape(2, -1))
+    return np.concatenate(found, axis=1)
+
+
+def test_correlation(report: Report, alone: list[Any]) -> None:
+    by_layer = table(report, "table2-by-layer")
+    for n, category in enumerate(("first", "separator", "punctuation", "other")):
+        weights, norms = pairs(alone, category)
+        assert report.numbers[f"pairs.{category}"] == weights.size
+        found = report.numbers[f"spearman.{category}"]
+        assert found == pytest.approx(spearmanr(weights, norms).statistic, abs=2e-3)  # few values: bins are coarse
+        grouped = spearmanr(np.floor(8 * np.log2(weights)), np.floor(32 * np.log2(norms))).statistic
+        assert found == pytest.approx(grouped, abs=1e-9)
+        for layer in range(3):
+            expected = spearmanr(*pairs(alone, category, layer)).statistic
+            assert by_layer.rows[layer][1 + n] == pytest.approx(expected, abs=0.02)
+
+
+def test_cancelling_layers(lens: Analyzer, data: Path, out: Path, report: Report, alone: list[Any]) -> None:
+    """With limits at the average: more weight than even attention gives, and a smaller ||f|| than the layer's mean."""
+    found = section_of("correlation", out, setting_of(lens, data, large_weight=1.0, small_norm=1.0))
+    expected = set()
+    for layer in range(3):
+        norms = np.concatenate([one.value_norms[layer].numpy() for one in alone], axis=-1)
+        kinds = np.concatenate([categories(one) for one in alone])
+        for category, label in (
+            ("first", "[CLS]"),
+            ("separator", "[SEP]"),
+            ("punctuation", "comma"),
+            ("other", "other"),
+        ):
+            even = fmean((categories(one) == category).mean() for one in alone)
+            share = report.numbers[f"share.weight.{category}.L{layer + 1}"]
+            if share >= even and norms[:, kinds == category].mean() <= norms.mean():
+                expected.add((layer + 1, label))
+    rows = table(found, "table2-cancelling").rows
+    assert {(row[0], str(row[1]).split(" ")[0].rstrip(",")) for row in rows} == expected
+    assert expected
+
+
+def test_frequency(report: Report, alone: list[Any]) -> None:
+    tokens = [token for one in alone for token in one.tokens]
+    counts = {token: tokens.count(token) for token in set(tokens)}
+    types = sorted(counts)
+    rank_of = dict(zip(types, rankdata([-counts[token] for token in types], method="min"), strict=True))
+    ranks = [rank_of[token] for token in tokens]
+    norms = np.concatenate([one.value_norms.numpy().mean((0, 1)) for one in alone])
+    weights = np.concatenate([one.heads["weights"].numpy().mean((0, 1, 2)) for one in alone])
+    assert report.numbers["frequency.norm"] == pytest.approx(spearmanr(ranks, norms).statistic)
+    assert report.numbers["frequency.weight"] == pytest.approx(spearmanr(ranks, weights).statistic)
+    ordinary = np.array([token not in SPECIAL for token in tokens])
+    expected = spearmanr(np.array(ranks)[ordinary], norms[ordinary]).statistic
+    assert table(report, "frequency-spearman").rows[0][2] == pytest.approx(expected)
+
+
+def test_frequencies_of_a_file(
+    lens: Analyzer, data: Path, out: Path, report: Report, alone: list[Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "counts.tsv"
+    file.write_text("".join(f"{word}\t{100 - n}\n" for n, word in enumerate(["the", ",", "cat", "[CLS]", ".", "dog"])))
+    rank_of = {"the": 1, ",": 2, "cat": 3, "[CLS]": 4, ".": 5, "dog": 6}
+    tokens = [token for one in alone for token in one.tokens]
+    ranks = np.array([rank_of.get(token, 7) for token in tokens])
+    norms = np.concatenate([one.value_norms.numpy().mean((0, 1)) for one in alone])
+    setting = replace(setting_of(lens, data), frequencies=file)
+    found = section_of("frequency", out, setting).numbers
+    assert found["frequency.norm"] == pytest.approx(spearmanr(ranks, norms).statistic)
+    setting = replace(setting_of(lens, data, unseen="leave", frequency_tokens="words"), frequencies=file)
+    left = section_of("frequency", out, setting).numbers
+    seen = (ranks < 7) & np.array([token not in SPECIAL for token in tokens])
+    assert left["frequency.norm"] == pytest.approx(spearmanr(ranks[seen], norms[seen]).statistic)
+
+
+def test_a_frequency_file_of_another_vocabulary_is_refused_before_the_run(
+    lens: Analyzer, data: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "counts.txt"
+    file.write_text("1 90 0\n2 3 20\n")  # padding and a piece that never occurs
+    with pytest.raises(NormscopeError, match="another vocabulary, or of quite another language: it holds 0%"):
+        reproduce(PAPER, lens, data, tmp_path / "out", frequencies=file)
+    assert not (tmp_path / "out").exists()
+    file.write_text("1 90 50\n")
+    with pytest.raises(NormscopeError, match=r"counts\.txt:1: The token id 50 is outside"):
+        reproduce(PAPER, lens, data, tmp_path / "out", frequencies=file)
+
+
+def test_other_readings(lens: Analyzer, data: Path, out: Path, report: Report, alone: list[Any]) -> None:
+    setting = setting_of(lens, data, sd="sample", punctuation="all", share_norm="layer")
+    found: dict[str, float] = {}
+    for name in ("dispersion", "shares", "correlation"):
+        found |= section_of(name, out, setting).numbers
+    norms = np.concatenate([one.value_norms.numpy() for one in alone], axis=-1)
+    assert found["dispersion.sd"] == pytest.approx(norms.std(-1, ddof=1).mean())
+    marked = [(one, np.isin(one.tokens, [",", ".", "!"])) for one in alone]
+    for layer in range(3):
+        sums = [one["attention"][layer].numpy()[:, chosen].sum(-1).mean() for one, chosen in marked]
+        assert found[f"share.norm.punctuation.L{layer + 1}"] == pytest.approx(fmean(sums))
+    size = sum(12 * len(one.tokens) * chosen.sum() for one, chosen in marked)
+    before = report.numbers
+    assert found["pairs.punctuation"] == size > before["pairs.punctuation"]
+    assert size + found["pairs.other"] == before["pairs.punctuation"] + before["pairs.other"]
+
+
+def test_an_unknown_reading(lens: Analyzer, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(NormscopeError, match="population, sample"):
+        reproduce(PAPER, lens, data, tmp_path, readings=["sd=both"])
+
+
+def test_kinds_of_tokens() -> None:
+    expected = {
+        "[CLS]": "first",
+        "</s>": "separator",
+        ",": "punctuation",
+        "\u2581.": "punctuation",
+        "\u0120,": "punctuation",
+    }
+    expected |= {"!": "symbol", "\u2581--": "symbol", "##)": "symbol", "\u00bb": "symbol", "$": "other", "the": "other"}
+    expected |= {"\u2581": "other", "[MASK]": "mask", "[UNK]": "other"}
+    assert {token: kind(token) for token in expected} == expected
+    assert set(expected.values()) == set(KINDS)
+
+
+def test_pairs_that_a_causal_model_masks_do_not_count() -> None:
+    model = tiny_layers("gpt2")
+    result = Analyzer(model).analyze({"input_ids": [5, 6, 7, 8, 9]}, heads=True)
+    found = weight_norm_counts(result)
+    assert found["count"].sum() == 2 * 4 * 15
+    assert found["weight_bin"].min() > -1000
+
+
+def test_a_causal_model(data: Path, tmp_path: Path) -> None:
+    """Its first tokens are seen by more outputs than the last: attention received is the mean over these."""
+    lens = Analyzer(tiny_layers("gpt2"), marks_tokenizer())
+    corpus.run(data, lens, tmp_path / "run", measures=["token_means"], limit=3)
+    rows = corpus.open(tmp_path / "run").scan("token_means").collect().sort("id", "position")
+    for line, (_, found) in zip(data.read_text().splitlines(), rows.group_by("id", maintain_order=True), strict=False):
+        weights = lens.analyze(line, heads=True).heads["weights"].numpy().mean((0, 1))
+        expected = [weights[n:, n].mean() for n in range(len(weights))]
+        np.testing.assert_allclose(found["weight"], expected)
+
+
+def test_an_encoder_decoder_is_read_on_its_encoder(translator: Analyzer, pairs_file: Path, tmp_path: Path) -> None:
+    names = ["norm_moments", "category_shares", "weight_norm_counts", "token_means"]
+    corpus.run(pairs_file, translator, tmp_path, measures=names, format="alignments", reader=READER, limit=4)
+    run = corpus.open(tmp_path)
+    alone = [
+        translator.analyze(" ".join(entry.words or ()), target=" ".join(entry.target or ()), heads=True).encoder
+        for entry in entries(pairs_file)[:4]
+    ]
+    norms = np.concatenate([one.value_norms.numpy() for one in alone], axis=-1)
+    found = norm_moments(setting_of(translator, pairs_file, READER), run, "layer", "head")
+    assert {place: one.mean for place, one in found.items()} == pytest.approx(
+        {place: norms[place].mean() for place in np.ndindex(2, 4)}
+    )
+    for name in names:
+        assert run.scan(name).collect()["side"].unique().to_list() == ["encoder"]
+    pairs = sum(8 * len(one.tokens) ** 2 for one in alone)
+    assert run.scan("weight_norm_counts").collect()["count"].sum() == pairs
+
+
+# Alignment.
+
+
+@pytest.fixture(scope="module")
+def pairs_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentence pairs with sure and possible links; one of them without any."""
+    generator = random.Random(1)
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+
+    def words() -> list[str]:
+        return [
+            "".join(generator.choices("abcdefg", k=generator.randint(1, 3))) for _ in range(generator.randint(3, 7))
+        ]
+
+    with path.open("w") as file:
+        for n in range(12):
+            source, target = words(), words()
+            cells = [(s, t) for s in range(len(source)) for t in range(len(target))]
+            possible = [] if n == 5 else generator.sample(cells, 5)
+            record = {"src_words": source, "tgt_words": target, "alignment": possible[:3], "maybe": possible[3:]}
+            file.write(json.dumps(record) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def translator() -> Analyzer:
+    return Analyzer(tiny_layers("marian", "Seq2SeqLM", vocab_size=64), letters_tokenizer())
+
+
+READER = {"possible": "maybe"}
+
+
+ALIGNMENT: dict[str, Any] = {"format": "alignments", "reader": READER, "experiments": ["alignment"]}
+
+
+@pytest.fixture(scope="module")
+def aligned_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("aligned")
+
+
+@pytest.fixture(scope="module")
+def aligned(translator: Analyzer, pairs_file: Path, aligned_out: Path) -> Report:
+    return reproduce(PAPER, translator, pairs_file, aligned_out, **ALIGNMENT)[0]
+
+
+def entries(path: Path) -> list[Entry]:
+    return list(strict(read(path, "alignments", **READER)))
+
+
+def drawn_links(matrix: np.ndarray, entry: Entry, way: str) -> set[tuple[int, int]]:
+    """Plain loops: the decoder reads start, [CLS] and the letters; the encoder reads [CLS], the letters and [SEP]."""
+    assert entry.words is not None
+    assert isinstance(entry.target, tuple)
+    links, row = set(), 2
+    for t, word in enumerate(entry.target):
+        rows = [row + n - (way == "AWO") for n in range(len(word))]
+        row += len(word)
+        scores, column = [], 1
+        for source in entry.words:
+            scores.append(np.mean([matrix[r, column : column + len(source)].sum() for r in rows]))
+            column += len(source)
+        ends = [np.mean([matrix[r, c] for r in rows]) for c in (0, column)]
+        if max(scores) > max(ends):
+            links.add((int(np.argmax(scores)), t))
+    return links
+
+
+@pytest.fixture(scope="module")
+def translated(translator: Analyzer, pairs_file: Path) -> list[tuple[Entry, dict[str, np.ndarray]]]:
+    """Each entry by itself, with its maps by method: (layers, 1 + heads, decoder inputs, source tokens)."""
+    found = []
+    for entry in entries(pairs_file):
+        result = translator.analyze(" ".join(entry.words or ()), target=" ".join(entry.target or ()), heads=True)
+        columns = [label.side == "encoder" for label in result.decoder.columns]
+        maps = {}
+        for method, scope in (("weight", "XATTN-W"), ("norm", "XATTN-N")):
+            heads, whole = result.decoder.heads[scope][..., columns].numpy(), result.cross(scope).numpy()
+            maps[method] = np.concatenate([whole[:, None], heads], axis=1)
+        found.append((entry, maps))
+    return found
+
+
+Rates = dict[tuple[str, str, int, int], tuple[float, float]]  # setting, method, layer, head (-1: the layer)
+
+
+@pytest.fixture(scope="module")
+def error_rates(translated: list[tuple[Entry, dict[str, np.ndarray]]]) -> Rates:
+    """AER in percent, of all links and of those of target words that have a gold link."""
+    counts: dict[tuple[str, str, int, int], np.ndarray] = {}
+    for entry, maps in translated:
+        words = {target for _, target in entry.possible}
+        for method, layer, head, way in product(maps, range(2), range(-1, 4), ("AWO", "AWI")):
+            drawn = drawn_links(maps[method][layer, 1 + head], entry, way)
+            linked = {(s, t) for s, t in drawn if t in words}
+            added = [
+                (len(some & entry.sure) + len(some & entry.possible), len(some) + len(entry.sure))
+                for some in (drawn, linked)
+            ]
+            key = (way, method, layer, head)
+            counts[key] = counts.get(key, np.zeros((2, 2))) + np.array(added)
+    return {key: tuple(100 * (1 - found[:, 0] / found[:, 1])) for key, found in counts.items()}
+
+
+def test_error_rates_of_layers_and_heads(aligned: Report, error_rates: Rates) -> None:
+    assert len(set(error_rates.values())) > 10
+    by_layer = {tuple(row[:3]): row for row in table(aligned, "table3-by-layer").rows}
+    by_head = {tuple(row[:4]): row for row in table(aligned, "table3-by-head").rows}
+    for (way, method, layer, head), rates in error_rates.items():
+        row = by_layer[way, method, layer + 1] if head < 0 else by_head[way, method, layer + 1, head + 1]
+        first = 3 if head < 0 else 4
+        assert row[first : first + 2] == pytest.approx(rates)
+    for way in ("AWO", "AWI"):
+        for method in ("weight", "norm"):
+            layers = [error_rates[way, method, layer, -1][0] for layer in range(2)]
+            assert aligned.numbers[f"alignment.{way}.{method}.mean"] == pytest.approx(fmean(layers))
+            assert aligned.numbers[f"alignment.{way}.{method}.best"] == pytest.approx(min(layers))
+
+
+@pytest.mark.parametrize("average", ["cells", "sentences"])
+def test_the_highest_norm(
+    translator: Analyzer,
+    pairs_file: Path,
+    aligned: Report,
+    aligned_out: Path,
+    translated: list[tuple[Entry, dict[str, np.ndarray]]],
+    error_rates: Rates,
+    average: str,
+) -> None:
+    setting = setting_of(translator, pairs_file, READER, average_norm=average, aer_correlation="weight")
+    found = section_of("alignment", aligned_out, setting)
+    cells = [maps["norm"][:, 1:].reshape(2, 4, -1) for _, maps in translated]
+    norms = np.concatenate(cells, -1).mean(-1) if average == "cells" else np.mean([one.mean(-1) for one in cells], 0)
+    expected = {key: rates[0] for key, rates in error_rates.items()}
+    layer = int(norms.sum(1).argmax())
+    head = np.unravel_index(norms.argmax(), norms.shape)
+    for way in ("AWO", "AWI"):
+        assert found.numbers[f"alignment.{way}.highest_layer"] == pytest.approx(expected[way, "norm", layer, -1])
+        assert found.numbers[f"alignment.{way}.highest_head"] == pytest.approx(expected[way, "norm", *map(int, head)])
+        errors = [expected[way, "weight", n, m] for n in range(2) for m in range(4)]
+        assert found.numbers[f"alignment.{way}.rho"] == pytest.approx(spearmanr(errors, norms.ravel()).statistic)
+        assert found.numbers[f"alignment.{way}.r"] == pytest.approx(pearsonr(errors, norms.ravel()).statistic)
+    assert table(found, "table3-by-head").rows[0][-1] == pytest.approx(norms[0, 0])
+
+
+def test_the_section_says_what_the_gold_data_are(aligned: Report) -> None:
+    (section,) = aligned.sections
+    assert "33 sure and 55 possible links in 12 sentence pairs" in section.text
+    assert len(section.claims) == 8
+    assert all(claim.published for claim in section.claims)
+
+
+def test_drawn_alignments(aligned: Report, translator: Analyzer, pairs_file: Path) -> None:
+    pictures = {part.name: part for part in aligned.sections[0].parts if isinstance(part, Picture)}
+    assert {"alignment-awo", "alignment-awi"} <= set(pictures)
+    setting = replace(setting_of(translator, pairs_file, READER), example="pairs.jsonl:9")
+    layers = {(way, method): 1 for way in ("AWO", "AWI") for method in ("weight", "norm")}
+    picture = list(drawn_example(setting, layers))[1]
+    assert (picture.name, picture.note[:14]) == ("alignment-awi", "pairs.jsonl:9.")
+    entry = entries(pairs_file)[8]
+    for axes in picture.figure.axes[:2]:
+        frames = {tuple(np.round(patch.get_xy()).astype(int)): patch.get_linestyle() for patch in axes.patches}
+        assert set(frames) == entry.possible
+        assert {link for link, style in frames.items() if style == "-"} == entry.sure
+
+
+def test_what_alignment_needs(
+    translator: Analyzer, lens: Analyzer, pairs_file: Path, data: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"experiments": ["alignment"]}
+    with pytest.raises(NormscopeError, match="reads cross-attention, and BERT has none"):
+        reproduce(PAPER, lens, pairs_file, tmp_path, format="alignments", **options)
+    with pytest.raises(NormscopeError, match="no target sentences"):
+        reproduce(PAPER, translator, data, tmp_path, **options)
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text(json.dumps({"src_words": ["a", "b"], "tgt_words": ["c"], "alignment": []}) + "\n")
+    with pytest.raises(NormscopeError, match="gold links between words, sure or possible, and this corpus has none"):
+        reproduce(PAPER, translator, bare, tmp_path, format="alignments", **options)
+
+
+def faults(translator: Analyzer, path: Path, out: Path) -> dict[str, str]:
+    """Why entries were left out of the run; the others are in its tables."""
+    measures = ["alignment_hits", "cross_norms"]
+    corpus.run(path, translator, out, measures=measures, format="alignments", reader=READER)
+    run = corpus.open(out)
+    errors = run.scan("errors").collect()
+    assert run.scan("alignment_hits").collect()["id"].n_unique() + len(errors) == 12
+    return dict(zip(errors["id"], errors["reason"], strict=True))
+
+
+def test_a_pair_that_does_not_fit_its_links_is_a_fault(translator: Analyzer, pairs_file: Path, tmp_path: Path) -> None:
+    lines = pairs_file.read_text().splitlines()
+    lines[2] = json.dumps({"src_words": ["a"], "tgt_words": ["b"], "alignment": [[0, 1]], "maybe": []})
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    (said,) = faults(translator, path, tmp_path / "out").items()
+    assert said[0] == "pairs.jsonl:3"
+    assert "joins word 1 to target word 2" in said[1]
+
+
+def test_words_that_cannot_be_told_apart_are_a_fault(translator: Analyzer, pairs_file: Path, tmp_path: Path) -> None:
+    """The model was given other tokens than the words make: here one less, since the text was cut."""
+    lines = pairs_file.read_text().splitlines()
+    lines[4] = json.dumps({"src_words": ["a", "\u0301"], "tgt_words": ["b"], "alignment": [[0, 0]], "maybe": []})
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    lens = Analyzer(translator.model, _dropping(letters_tokenizer()))
+    assert faults(lens, path, tmp_path / "out") == {"pairs.jsonl:5": "The word 2 ('\u0301') has no token of its own."}
+
+
+def _dropping(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The tokenizer, deaf to accents."""
+    found = copy.deepcopy(tokenizer)
+    found.backend_tokenizer.normalizer = normalizers.StripAccents()
+    return found

@@ -1,0 +1,454 @@
+"""Running a paper: what can run, merged runs that resume, the report, and the command. The paper here is made up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+import typer
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("matplotlib")
+
+from normscope import Analyzer, NormscopeError, default_model
+from normscope.cli import Commands
+from normscope.corpus import Run
+from normscope.corpus import command as corpus_command
+from normscope.papers import experiments, facts, published
+from normscope.papers.command import paper as paper_command
+from normscope.papers.experiments import (
+    PAPERS,
+    Experiment,
+    Paper,
+    RunPlan,
+    Setting,
+    StoppedError,
+    find,
+    merge,
+    reproduce,
+)
+from normscope.papers.readings import reading
+from normscope.papers.report import Claim, Report, Section, Table
+from tests.test_inputs import WORDS as VOCABULARY
+from tests.test_inputs import toy_tokenizer
+from tests.tiny import tiny
+
+WORDS = [word for word in VOCABULARY if word.isalpha()]
+
+
+@dataclass(frozen=True)
+class Readings:
+    mask_seed: int = reading(0, "seed of the draw")
+    percent: bool = reading(True, "whether ratios are percents")
+
+
+def nothing_missing(setting: Setting) -> str | None:
+    return None
+
+
+def mixing(setting: Setting, runs: Mapping[str, Run]) -> Section:
+    mean = runs["masked"].scan("mixing").select(pl.col("mixing").mean()).collect().item()
+    mean *= 100 if setting.readings.percent else 1
+    rows = ((scope_count(runs["masked"]), mean),)
+    return Section(
+        "mixing",
+        "Mixing",
+        parts=(Table("mixing", "Table 1", ("scopes", "mean"), rows),),
+        claims=(Claim("Tokens mix", mean > 0, f"{mean:.1f}"),),
+        numbers={"mixing.ATTNRESLN-N.mean": mean},
+    )
+
+
+def scope_count(run: Run) -> int:
+    return int(run.scan("mixing").select(pl.col("scope").n_unique()).collect().item())
+
+
+def similar(setting: Setting, runs: Mapping[str, Run]) -> Section:
+    assert set(runs) == {"masked", "plain"}  # its own, not those of others
+    rows = len(runs["masked"].scan("similarity").collect()) + len(runs["plain"].scan("value_norms").collect())
+    return Section("similar", "Similarity", numbers={"rows": rows})
+
+
+def weights_only(setting: Setting, runs: Mapping[str, Run]) -> Section:
+    assert not runs
+    return Section("weights", "Weights alone", numbers={"expansion.code.mean": 1.858})
+
+
+MADE_UP = Paper(
+    "emnlp2021",
+    "A paper that nobody wrote",
+    "Nobody 2021",
+    Readings,
+    (
+        Experiment(
+            "mixing",
+            "Mixing ratio",
+            nothing_missing,
+            lambda setting: (RunPlan("masked", ("mixing",), ("attention-block",), masked=True),),
+            mixing,
+        ),
+        Experiment(
+            "similar",
+            "Similarity of scopes",
+            nothing_missing,
+            lambda setting: (
+                RunPlan("masked", ("similarity",), ("attention", "layer"), ("layer",), masked=True),
+                RunPlan("plain", ("value_norms",)),
+            ),
+            similar,
+        ),
+        Experiment(
+            "entities",
+            "Named entities",
+            lambda setting: None if setting.has_entities else "The corpus has no named entities.",
+            lambda setting: (RunPlan("plain", ("value_norms",)),),
+            lambda setting, runs: Section("entities", "Named entities"),
+            "words with named entities",
+        ),
+        Experiment("weights", "Weights alone", nothing_missing, lambda setting: (), weights_only, "no data"),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a tokenizer, of the name of one of the papers', but not of its shape."""
+    place = tmp_path_factory.mktemp("model") / "bert-tiny"
+    tiny("bert", dtype=torch.float32, max_position_embeddings=24).save_pretrained(place)
+    toy_tokenizer().save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def papers_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of the name and the shape of one of the papers'."""
+    place = tmp_path_factory.mktemp("papers") / "bert-tiny"
+    tiny("bert", dtype=torch.float32, hidden_size=128).save_pretrained(place)
+    toy_tokenizer().save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    generator = random.Random(0)
+    path = tmp_path / "data.txt"
+    path.write_text("".join(" ".join(generator.choices(WORDS, k=generator.randint(1, 12))) + "\n" for _ in range(12)))
+    return path
+
+
+def made(data: Path | None, folder: Path | Analyzer, out: Path, **options: Any) -> Report:
+    report, path = reproduce(MADE_UP, folder, data, out, **options)
+    assert path == out / "report.html"
+    assert path.is_file()
+    return report
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*") if path.is_file()}
+
+
+def test_all_that_can_run_is_run(data: Path, folder: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    report = made(data, folder, tmp_path / "out", progress=lambda *what: seen.append(what))
+    assert [section.name for section in report.sections] == ["mixing", "similar", "weights"]
+    assert report.skipped == (("Named entities", "The corpus has no named entities."),)
+    assert report.readings[0] == ("mask_seed", "0", "seed of the draw (default 0)")
+    assert report.checks == ()  # not one of the papers' models
+    known = dict(report.facts)
+    assert known["layers"] == "BERT: 2 layers with 4 heads, width 24"
+    assert known["data"] == str(data)
+    assert known["sequences"].startswith("12 of ")
+    assert "12 % of the tokens masked (seed 0); 0 of 12 entries could not" in known["run \u201cmasked\u201d"]
+    assert known["run \u201cplain\u201d"].startswith("nothing masked")
+    assert ("masked", 12, 12) in seen
+    assert ("sections", 3, 3) in seen
+    assert (tmp_path / "out/tables/mixing.csv").is_file()
+
+
+def test_runs_of_one_name_are_one_run(data: Path, folder: Path, tmp_path: Path) -> None:
+    report = made(data, folder, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out/runs").iterdir()) == ["masked", "plain"]
+    run = Run(tmp_path / "out/runs/masked")
+    assert set(run.tables) == {"items", "maps", "mixing", "similarity"}
+    assert run.manifest["options"]["mask_seed"] == 0
+    assert run.manifest["options"]["scopes"] == ["attention-block", "attention", "layer"]
+    (table,) = report.sections[0].parts
+    assert isinstance(table, Table)
+    assert table.rows[0][0] == 3  # the scopes of the other experiment are there too
+    assert Run(tmp_path / "out/runs/plain").manifest["options"]["mask_seed"] is None
+
+
+def test_what_is_done_is_not_done_again(data: Path, folder: Path, tmp_path: Path) -> None:
+    first = made(data, folder, tmp_path / "out")
+    before, page = times(tmp_path / "out"), (tmp_path / "out/report.html").read_bytes()
+    assert made(data, folder, tmp_path / "out").numbers == first.numbers
+    assert times(tmp_path / "out") == before
+    assert (tmp_path / "out/report.html").read_bytes() == page
+    # A part of what is there needs no run of its own, and another reading of the same tables neither.
+    again = made(data, folder, tmp_path / "out", experiments=["mixing"], readings=["percent=false"])
+    assert times(tmp_path / "out") == before
+    assert again.numbers["mixing.ATTNRESLN-N.mean"] == pytest.approx(first.numbers["mixing.ATTNRESLN-N.mean"] / 100)
+
+
+def test_more_experiments_in_the_same_folder_have_a_run_of_their_own(data: Path, folder: Path, tmp_path: Path) -> None:
+    made(data, folder, tmp_path / "out", experiments=["mixing"])
+    first = times(tmp_path / "out")
+    everything = made(data, folder, tmp_path / "out")
+    assert (tmp_path / "out/runs/masked-2/manifest.json").is_file()
+    both = times(tmp_path / "out")
+    assert first.items() <= both.items()
+    assert made(data, folder, tmp_path / "out").numbers == everything.numbers
+    assert made(data, folder, tmp_path / "out", experiments=["mixing"]).sections[0].name == "mixing"
+    assert times(tmp_path / "out") == both
+
+
+def test_a_folder_of_other_options_is_refused(data: Path, folder: Path, tmp_path: Path) -> None:
+    made(data, folder, tmp_path / "out", experiments=["mixing"])
+    with pytest.raises(NormscopeError, match="mask_seed: was 0, is 3"):
+        made(data, folder, tmp_path / "out", experiments=["mixing"], readings=["mask_seed=3"])
+    with pytest.raises(NormscopeError, match="limit: was None, is 5"):
+        made(data, folder, tmp_path / "out", experiments=["mixing"], limit=5)
+
+
+def test_chosen_experiments_must_run(data: Path, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(NormscopeError, match="'entities' cannot run here: The corpus has no named entities"):
+        made(data, folder, tmp_path / "out", experiments=["weights", "entities"])
+    with pytest.raises(NormscopeError, match="no experiment 'mix'"):
+        made(data, folder, tmp_path / "out", experiments=["mix"])
+    with pytest.raises(NormscopeError, match="no reading 'percant'"):
+        made(data, folder, tmp_path / "out", readings=["percant=true"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_entities_are_seen(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data.conll"
+    path.write_text("the O\ncat O\n\nthe O\nbird B-PER\n\n")
+    report = made(path, folder, tmp_path / "out", experiments=["entities"])
+    assert report.sections[0].name == "entities"
+    without = tmp_path / "none.conll"
+    without.write_text("the O\ncat O\n\n")
+    with pytest.raises(NormscopeError, match="no named entities"):
+        made(without, folder, tmp_path / "other", experiments=["entities"])
+    with pytest.raises(NormscopeError, match="no named entities"):  # beyond the limit
+        made(path, folder, tmp_path / "third", experiments=["entities"], limit=1)
+
+
+def test_without_data(folder: Path, tmp_path: Path) -> None:
+    report = made(None, folder, tmp_path / "out")
+    assert [section.name for section in report.sections] == ["weights"]
+    assert [why for _, why in report.skipped] == [experiments.NO_DATA] * 3
+    assert not (tmp_path / "out/runs").exists()
+    with pytest.raises(NormscopeError, match="'mixing' cannot run here: It reads a corpus: give one with --data"):
+        made(None, folder, tmp_path / "out", experiments=["mixing"])
+
+
+def test_none_can_run(data: Path, folder: Path, tmp_path: Path) -> None:
+    alone = Paper("none", "", "", Readings, (MADE_UP.experiments[2],))
+    with pytest.raises(NormscopeError, match="Named entities: The corpus has no"):
+        reproduce(alone, folder, data, tmp_path / "out")
+
+
+def test_models_without_a_mask_token_are_not_masked(data: Path, folder: Path, tmp_path: Path) -> None:
+    lens = Analyzer.from_pretrained(folder)
+    lens.tokenizer.mask_token = None
+    report = made(data, lens, tmp_path / "out", experiments=["mixing"])
+    assert dict(report.facts)["run \u201cmasked\u201d"].startswith("nothing masked: the model has no mask token")
+    assert Run(tmp_path / "out/runs/masked").manifest["options"]["mask_seed"] is None
+
+
+def test_only_the_first_entries(data: Path, folder: Path, tmp_path: Path) -> None:
+    report = made(data, folder, tmp_path / "out", experiments=["mixing"], limit=5)
+    assert "(the first 5 entries only)" in dict(report.facts)["sequences"]
+    assert len(Run(tmp_path / "out/runs/masked").scan("items").collect()) == 5
+
+
+def test_entries_that_cannot_be_analysed(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text("the cat sat\n" + "the " * 40 + "\n")
+    report = made(path, folder, tmp_path / "out", experiments=["mixing"])
+    assert "1 of 2 entries could not be analysed" in dict(report.facts)["run \u201cmasked\u201d"]
+    path.write_text("the " * 40 + "\n")
+    with pytest.raises(NormscopeError, match=r"No entry could be analysed. The first: data.txt:1: .*24"):
+        made(path, folder, tmp_path / "other", experiments=["mixing"])
+
+
+def test_an_interrupted_run_goes_on(data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = experiments.corpus_run
+
+    def stops(*given: Any, **options: Any) -> Any:
+        summary = real(*given, **options)
+        return type(summary)(summary.entries, 3, 0, 3, 1.0, summary.folder)
+
+    monkeypatch.setattr(experiments, "corpus_run", stops)
+    with pytest.raises(StoppedError, match="Stopped in the run 'masked' after 3 of 12 entries"):
+        made(data, folder, tmp_path / "out", experiments=["mixing"])
+    assert not (tmp_path / "out/report.html").exists()
+    monkeypatch.undo()
+    made(data, folder, tmp_path / "out", experiments=["mixing"])
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "polars"])
+def test_what_must_be_installed(folder: Path, tmp_path: Path, monkeypatch: Any, package: str) -> None:
+    monkeypatch.setattr(experiments, "find_spec", lambda name: None if name == package else name)
+    with pytest.raises(NormscopeError, match=f"need {package}: pip install"):
+        made(None, folder, tmp_path / "out")
+
+
+def test_ray_needs_a_name(data: Path, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(NormscopeError, match="give its name or path"):
+        made(data, Analyzer.from_pretrained(folder), tmp_path / "out", engine="ray")
+
+
+def test_published_numbers_of_the_papers_models(data: Path, papers_model: Path, tmp_path: Path) -> None:
+    report = made(data, papers_model, tmp_path / "out")
+    assert [(check.key, check.passed) for check in report.checks] == [("expansion.code.mean", True)]  # not this data
+    with pytest.raises(NormscopeError, match="None of these numbers was published for bert-tiny on this data"):
+        made(data, papers_model, tmp_path / "two", experiments=["mixing"], verify=True)
+
+
+def test_published_numbers_of_data(data: Path, papers_model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(published, "data_key", lambda lengths, model: "wikipedia" if len(lengths) == 12 else None)
+    report = made(data, papers_model, tmp_path / "out", experiments=["mixing"])
+    assert [(check.key, check.passed) for check in report.checks] == [("mixing.ATTNRESLN-N.mean", False)]
+
+
+def test_verify_wants_a_model_of_the_paper(data: Path, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(NormscopeError, match="not one of the models with published numbers: bert-base, bert-large"):
+        made(data, folder, tmp_path / "out", verify=True)
+    assert not (tmp_path / "out").exists()  # before anything is computed
+
+
+class TestMerge:
+    def test_scopes_of_measures_are_added(self) -> None:
+        plans = [RunPlan("a", ("value_norms",)), RunPlan("a", ("similarity",), ("ff",), ("layer",))]
+        assert merge(plans) == [RunPlan("a", ("value_norms", "similarity"), ("attention", "ff", "layer"), ("layer",))]
+
+    def test_all_scopes_win(self) -> None:
+        assert merge([RunPlan("a", ("mixing",), ("ff",)), RunPlan("a", ("mixing",))])[0].scopes is None
+
+    def test_runs_of_other_names_stay(self) -> None:
+        plans = [RunPlan("a", ("mixing",)), RunPlan("b", ("mixing",), masked=True)]
+        assert merge(plans) == plans
+
+    def test_masking_must_agree(self) -> None:
+        with pytest.raises(NormscopeError, match="disagree whether the run 'a' masks"):
+            merge([RunPlan("a", ("mixing",)), RunPlan("a", ("mixing",), masked=True)])
+
+    def test_unknown_measures(self) -> None:
+        with pytest.raises(NormscopeError, match="Unknown measure"):
+            merge([RunPlan("a", ("mixin",))])
+
+
+def test_the_command_of_a_report(folder: Path) -> None:
+    setting = Setting(
+        Analyzer.from_pretrained(folder),
+        "my data.txt",
+        "pairs",
+        {"header": True, "text": "a"},
+        Readings(),
+        Path("ranks.txt"),
+        None,
+        (),
+        7,
+    )
+    line = facts.command_line("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
+    assert line == (
+        "normscope paper ff --model some/model --data 'my data.txt' --format pairs --reader header=true "
+        "--reader text=a --experiment mixing --reading mask_seed=1 --frequencies ranks.txt --limit 7 --batch-size 4 "
+        "--out out"
+    )
+
+
+def test_papers_are_found() -> None:
+    with pytest.raises(NormscopeError, match="Known: emnlp2020, emnlp2021, ff"):
+        find("acl")
+
+
+# The command.
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.setattr(experiments, "find", lambda name: MADE_UP)
+    app = typer.Typer(cls=Commands)
+    app.command()(paper_command)
+    app.callback()(lambda: None)
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *arguments: CliRunner().invoke(app, ["paper", *map(str, arguments)])
+
+
+def test_command(run: Callable[..., Result], data: Path, folder: Path, tmp_path: Path) -> None:
+    found = run("emnlp2021", "--model", folder, "--data", data, "-o", tmp_path / "out", "--reading", "percent=false")
+    assert found.exit_code == 0, found.output
+    assert f"{tmp_path / 'out/report.html'}: 3 experiments. 1 of 1 claims holds here." in found.output
+    assert "not run: Named entities: The corpus has no named entities." in found.stderr
+    assert "--reading percent=false" in (tmp_path / "out/report.md").read_text()
+
+
+def test_command_lists(run: Callable[..., Result]) -> None:
+    found = run("emnlp2021", "--list")
+    assert found.exit_code == 0
+    for text in ("A paper that nobody wrote", "words with named entities", "similar", "mask_seed", "seed of the draw"):
+        assert text in found.output
+
+
+def test_command_verifies(run: Callable[..., Result], papers_model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    arguments = ("emnlp2021", "--model", papers_model, "--experiment", "weights", "--verify", "-o", tmp_path / "out")
+    found = run(*arguments)
+    assert found.exit_code == 0, found.output
+    assert "expansion.code.mean" in found.output
+    assert "PASS" in found.output
+    assert "1 of 1 within tolerance" in found.output
+    monkeypatch.setattr(published, "figures", lambda *given: {"expansion.code.mean": 2.0})
+    found = run(*arguments)
+    assert found.exit_code == 1
+    assert "FAIL" in found.output
+
+
+def test_command_refuses(run: Callable[..., Result], folder: Path, tmp_path: Path) -> None:
+    assert "--out" in run("emnlp2021", "--model", folder).stderr
+    assert run("acl2024").exit_code == 2
+    found = run("emnlp2021", "--model", folder, "-o", tmp_path / "out", "--verify")
+    assert found.exit_code == 1
+    assert found.stderr.startswith("error: ")
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_command_says_when_it_was_stopped(
+    run: Callable[..., Result], folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    def stopped(*given: Any, **options: Any) -> Any:
+        raise StoppedError("Stopped.")
+
+    monkeypatch.setattr(experiments, "reproduce", stopped)
+    found = run("emnlp2021", "--model", folder, "-o", tmp_path / "out")
+    assert found.exit_code == 130
+    assert "The same command goes on from here" in found.stderr
+
+
+def test_bars_count_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_command, "Console", lambda **options: Console(force_terminal=True, **options))
+    with corpus_command.bars() as show:
+        assert show is not None
+        show("masked", 1, 3)
+        show("masked", 3, 3)
+        show("sections", 0, 2)
+
+
+def test_names_of_papers() -> None:
+    from normscope.papers.command import Name
+
+    assert list(PAPERS) == [name.value for name in Name]
+
+
+def test_the_default_model_is_called_by_its_name() -> None:
+    lens: Any = SimpleNamespace(model_name=str(default_model.find()))
+    assert facts.model_name(lens) == default_model.NAME

@@ -1,0 +1,447 @@
+"""The feed-forward paper on tiny models: every number against one made directly from analyze()."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+pytest.importorskip("polars")
+pytest.importorskip("matplotlib")
+
+import polars as pl
+
+from normscope import Analyzer, NormscopeError, corpus, probing
+from normscope.measures.amplification import amplification
+from normscope.papers import feed_forward_groups, feed_forward_maps, feed_forward_top
+from normscope.papers.experiments import Setting, reproduce
+from normscope.papers.feed_forward import PAPER, Readings
+from normscope.papers.feed_forward_measures import ROUNDINGS, SHARES, lowest, removed_count, removed_name
+from normscope.papers.feed_forward_shared import Layout, layout, listed
+from normscope.papers.report import Report, Section
+from tests import tiny_layers
+from tests.test_inputs import toy_tokenizer
+from tests.tiny import tiny
+
+NOUNS, OTHERS = ("cat", "dog", "mat", "bird"), ("a", "the", "sat", "ran", "on", "and", "big", "red", "saw", "it")
+SCOPES = (
+    *("ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N"),
+    *("ATTNRESLNFF-N", "ATTNRESLNFFRES-N", "ATTNRESLNFFRESLN-N"),
+)
+PARTS = {  # every table and figure of the paper
+    *("table1-similarity", "fig5-similarity", "fig9-before", "fig12-all-pairs", "similarity-layers"),
+    *("ff-amp", "table2-ff-pairs", "table3-ln1-ff-res2-ln2-pairs", "overlap-of-pairs", "amplified-pairs"),
+    *("fig7-word-split", "word-split-layers", "word-split-readings"),
+    *("fig7-entities", "entities-layers", "entities-readings"),
+    *("fig10-norms", "norms-layers", "fig11-gamma", "removed-dimensions", "removed-dimensions-layers"),
+}
+
+
+def sentences() -> list[tuple[list[str], list[str]]]:
+    """Words of the toy vocabulary with entity tags; plurals are two subwords."""
+    generator = random.Random(0)
+    made = []
+    for _ in range(14):
+        words, tags = [], []
+        for _ in range(generator.randint(4, 8)):
+            noun = generator.random() < 0.5
+            word = generator.choice(NOUNS) + "s" * generator.randint(0, 1) if noun else generator.choice(OTHERS)
+            words.append(word)
+            before = tags[-1] if tags else "O"
+            tags.append(generator.choice(["I-ORG", "I-ORG", "O"] if before != "O" else ["B-ORG", "O"]))
+        made.append((words, tags))
+    return made
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "data.conll"
+    blocks = ["\n".join(f"{w} {t}" for w, t in zip(*pair, strict=True)) for pair in sentences()]
+    path.write_text("\n\n".join(blocks) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def lens() -> Analyzer:
+    return Analyzer(tiny("bert", max_position_embeddings=24), toy_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def causal() -> Analyzer:
+    return Analyzer(tiny_layers.tiny("gpt2"), toy_tokenizer())
+
+
+def run_paper(lens: Analyzer, data: Path, out: Path, **options: Any) -> Report:
+    given = {"readings": ["resamples=300"], "format": "conll"} | options
+    return reproduce(PAPER, lens, data, out, **given)[0]
+
+
+@pytest.fixture(scope="module")
+def made(lens: Analyzer, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
+    out = tmp_path_factory.mktemp("ff")
+    return run_paper(lens, data, out), out
+
+
+@pytest.fixture(scope="module")
+def made_causal(causal: Analyzer, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
+    out = tmp_path_factory.mktemp("causal")
+    return run_paper(causal, data, out, example="the cats sat on the mats"), out
+
+
+def section(lens: Analyzer, out: Path, name: str, **readings: Any) -> Section:
+    """One experiment's section of a finished run, read otherwise."""
+    setting = Setting(lens, "data", None, {}, Readings(**{"resamples": 300} | readings), None, None, (), None)
+    (experiment,) = [one for one in PAPER.experiments if one.name == name]
+    return experiment.section(setting, {path.name: corpus.open(path) for path in (out / "runs").iterdir()})
+
+
+def analyses(lens: Analyzer, run: corpus.Run) -> Iterator[Any]:
+    """Every entry of a run, masked as it was there, analysed alone."""
+    for tokens in run.scan("items").collect()["tokens"].to_list():
+        ids = lens.tokenizer.convert_tokens_to_ids(tokens)
+        yield lens.analyze({"input_ids": ids, "token_type_ids": [0] * len(ids)})
+
+
+def scopes_of(lens: Analyzer) -> Layout:
+    found = layout(lens)
+    assert found is not None
+    return found
+
+
+def table(report: Report, name: str) -> list[dict[str, Any]]:
+    (found,) = [part for section in report.sections for part in section.parts if part.name == name]
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]  # type: ignore[union-attr]
+
+
+def correlation(a: torch.Tensor, b: torch.Tensor, cells: torch.Tensor | None = None) -> float:
+    chosen = torch.ones_like(a, dtype=torch.bool) if cells is None else cells
+    return float(stats.spearmanr(a[chosen].numpy(), b[chosen].numpy()).statistic)
+
+
+def test_every_table_and_figure_is_there(made: tuple[Report, Path]) -> None:
+    report, out = made
+    parts = {part.name for section in report.sections for part in section.parts}
+    assert {name for name in parts if not name.startswith("fig8")} == PARTS
+    assert any(name.startswith("fig8-word-split") for name in parts)
+    assert any(name.startswith("fig8-entities") for name in parts)
+    assert report.skipped == ()
+    assert {section.name for section in report.sections} == {experiment.name for experiment in PAPER.experiments}
+    for name in parts:
+        assert list(out.glob(f"*/{name}.*")), name
+    assert all(claim.ours for section in report.sections for claim in section.claims)
+    assert sum(len(section.claims) for section in report.sections) == 9
+
+
+def test_similarity(lens: Analyzer, made: tuple[Report, Path]) -> None:
+    report, out = made
+    found = list(analyses(lens, corpus.open(out / "runs" / "masked")))
+    assert any("[MASK]" in one.tokens for one in found)
+    numbers = report.numbers
+    for n, scope in enumerate(SCOPES):
+        for m, other in enumerate(SCOPES[:n]):
+            by_layer = [np.mean([correlation(one[other][k], one[scope][k]) for one in found]) for k in range(2)]
+            assert numbers[f"pair.{other}.{scope}"] == pytest.approx(np.mean(by_layer), abs=1e-9)
+            if m == n - 1:
+                assert numbers[f"similarity.{scope}"] == pytest.approx(np.mean(by_layer), abs=1e-9)
+                assert [numbers[f"similarity.{scope}.L{k}"] for k in (1, 2)] == pytest.approx(by_layer, abs=1e-9)
+                assert numbers[f"similarity.{scope}.min"] == pytest.approx(min(by_layer), abs=1e-9)
+            if other == "ATTNRESLN-N":
+                assert [numbers[f"before.{scope}.L{k}"] for k in (1, 2)] == pytest.approx(by_layer, abs=1e-9)
+
+
+def test_similarity_of_normalised_maps(lens: Analyzer, made: tuple[Report, Path]) -> None:
+    report, out = made
+    found = list(analyses(lens, corpus.open(out / "runs" / "masked")))
+    rows = {row["scope"]: row for row in table(report, "table1-similarity")}
+    for before, scope in pairwise(SCOPES):
+        for name, summed in (("row", -1), ("column", -2)):
+            values = [
+                correlation(*(one[s][k] / one[s][k].sum(summed, keepdim=True) for s in (before, scope)))
+                for one in found
+                for k in range(2)
+            ]
+            assert rows[scope][name] == pytest.approx(np.mean(values), abs=1e-6)
+    again = section(lens, out, "similarity", normalise="column")
+    assert again.numbers["similarity.ATTN-N"] == pytest.approx(rows["ATTN-N"]["column"])
+
+
+def test_norms(lens: Analyzer, made: tuple[Report, Path]) -> None:
+    report, out = made
+    found = list(analyses(lens, corpus.open(out / "runs" / "masked")))
+    for layer in range(2):
+        for key, scope in (("bypass", "attention-block"), ("ff", "ff")):
+            vectors = torch.cat([one.parts(scope, layer).actual for one in found])
+            assert report.numbers[f"norm.{key}.L{layer + 1}"] == pytest.approx(float(vectors.norm(dim=-1).mean()))
+    sizes = corpus.open(out / "runs" / "masked").scan("ff_magnitudes").collect()
+    assert sizes.height == 2 * 25
+    one = sizes.filter((pl.col("layer") == 1) & (pl.col("dimension") == 7)).row(0, named=True)
+    vectors = torch.cat([one.parts("ff", 1).actual for one in found])
+    assert (one["tokens"], one["output"]) == (len(vectors), pytest.approx(float(vectors[:, 7].abs().sum())))
+
+
+def test_removed_dimensions(lens: Analyzer, made: tuple[Report, Path]) -> None:
+    report, out = made
+    found = list(analyses(lens, corpus.open(out / "runs" / "masked")))
+    gains = probing.gains(lens, "layer")
+    rows = table(report, "removed-dimensions-layers")
+    for layer in range(2):
+        removed = int(gains[layer].argmin())
+        assert rows[layer]["dimensions removed"] == str(removed)
+        kept = [d for d in range(24) if d != removed]
+        values = []
+        for one in found:
+            norms = one.vectors("ff", layer)[..., kept].norm(dim=-1)
+            values.append(correlation(one["attention-block"][layer], norms))
+        assert report.numbers[f"removed.L{layer + 1}"] == pytest.approx(np.mean(values), abs=1e-6)
+        assert rows[layer]["all dimensions"] == pytest.approx(report.numbers[f"similarity.ATTNRESLNFF-N.L{layer + 1}"])
+
+
+@pytest.mark.parametrize(
+    ("width", "share", "counts"),
+    [(768, 0.01, (7, 8, 8)), (384, 0.01, (3, 4, 4)), (24, 0.01, (1, 1, 1)), (100, 0.05, (5, 5, 5))],
+)
+def test_how_many_dimensions(width: int, share: float, counts: tuple[int, ...]) -> None:
+    assert tuple(removed_count(width, share, rounding) for rounding in ROUNDINGS) == counts
+
+
+def test_lowest_gains_are_signed() -> None:
+    removed, rest = lowest(torch.tensor([0.5, -2.0, 0.1, -0.3]), 2)
+    assert (removed.tolist(), rest.tolist()) == ([1, 3], [0, 2])
+
+
+def test_all_the_measures_of_gains_are_known() -> None:
+    for share in SHARES:
+        for rounding in ROUNDINGS:
+            assert removed_name(share, rounding) in corpus.measures()
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+@pytest.mark.parametrize("axis", ["output", "input"])
+def test_amplified_pairs(kind: str, axis: Any, request: pytest.FixtureRequest) -> None:
+    lens = request.getfixturevalue("lens" if kind == "bert" else "causal")
+    _, out = request.getfixturevalue("made" if kind == "bert" else "made_causal")
+    run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
+    texts = feed_forward_maps.texts(run, scopes)
+    options = {"axis": axis, "causal": kind == "gpt2", "specials": True}
+    found = feed_forward_top.amplified_pairs(run, scopes, texts, min_sequences=2, min_occurrences=3, **options)
+    sums: dict[tuple[str, str], Any] = defaultdict(lambda: np.zeros((2, 2)))
+    counts: Counter[tuple[str, str]] = Counter()
+    inside: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for number, one in enumerate(analyses(lens, run)):
+        ff = amplification(one[scopes.input], one[scopes.ff], axis)
+        block = amplification(one["attention-residual"], one["layer"], axis)
+        for i, output in enumerate(one.tokens):
+            for j, input in enumerate(one.tokens):
+                if i == j or (kind == "gpt2" and j > i):
+                    continue
+                sums[input, output] += torch.stack([ff[:, i, j], block[:, i, j]]).numpy()
+                counts[input, output] += 1
+                inside[input, output].add(number)
+    kept = {pair for pair, count in counts.items() if count >= 3 and len(inside[pair]) >= 2}
+    assert {texts.pair(key) for key in found.keys} == kept
+    for place, key in enumerate(found.keys):
+        pair = texts.pair(key)
+        assert (found.occurrences[place], found.sequences[place]) == (counts[pair], len(inside[pair]))
+        expected = sums[pair] / counts[pair]
+        np.testing.assert_allclose(np.stack([found.ff[:, place], found.block[:, place]]), expected, atol=1e-10)
+    best = max(kept, key=lambda pair: sums[pair][0, 1] / counts[pair])
+    assert texts.pair(found.keys[found.top(found.ff[1], 1)[0]]) == best
+
+
+def test_lists_in_the_report(made: tuple[Report, Path]) -> None:
+    report, _ = made
+    rows = table(report, "amplified-pairs")
+    first = [row for row in rows if row["amplified by"] == "FF" and row["layer"] == 2]
+    assert [row["rank"] for row in first] == list(range(1, 11))
+    assert [row["amp"] for row in first] == sorted((row["amp"] for row in first), reverse=True)
+    short = table(report, "table2-ff-pairs")[1]["top 10"]
+    assert short.startswith(f"({first[0]['input']}, {first[0]['output']}) · ")
+    second = [row for row in rows if row["amplified by"] == "LN1 FF RES2 LN2" and row["layer"] == 2]
+    both = {(row["input"], row["output"]) for row in first} & {(row["input"], row["output"]) for row in second}
+    assert table(report, "overlap-of-pairs")[1]["of the top 10"] == len(both)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+@pytest.mark.parametrize("distance", ["absolute", "signed"])
+def test_pairs_of_one_word(kind: str, distance: str, request: pytest.FixtureRequest) -> None:
+    """A plural's two subwords, in both orders; others at exactly the same distances and never of one word."""
+    lens = request.getfixturevalue("lens" if kind == "bert" else "causal")
+    _, out = request.getfixturevalue("made" if kind == "bert" else "made_causal")
+    run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
+    texts = feed_forward_maps.texts(run, scopes)
+    groups = feed_forward_groups.matched_groups(
+        texts, feed_forward_groups.words_in(texts), causal=kind == "gpt2", specials=False, distance=distance, seed=1
+    )
+    found = list(analyses(lens, run))
+    plurals = sum(one.tokens.count("##s") for one in found)
+    assert groups.found == plurals * (1 if kind == "gpt2" else 2)
+    assert groups.dropped == groups.found - len(groups.targets)
+    assert Counter(groups.targets.distances.tolist()) == Counter(groups.others.distances.tolist())
+    values = feed_forward_groups.amplified(run, scopes, texts, groups)
+    for cells, got in ((groups.targets, values.targets), (groups.others, values.others)):
+        for n in range(0, len(cells), 7):
+            one = found[cells.entries[n]]
+            i, j = divmod(int(cells.cells[n]), len(one.tokens))
+            same = one.tokens[max(i, j)] == "##s" and abs(i - j) == 1
+            assert same == (cells is groups.targets)
+            assert "[CLS]" not in (one.tokens[i], one.tokens[j])
+            assert "[SEP]" not in (one.tokens[i], one.tokens[j])
+            assert cells.distances[n] == (abs(i - j) if distance == "absolute" else i - j)
+            if kind == "gpt2":
+                assert j < i
+            for axis in ("output", "input"):
+                expected = amplification(one[scopes.input], one[scopes.ff], axis)[:, i, j]  # type: ignore[arg-type]
+                np.testing.assert_allclose(got[axis][:, n], expected.numpy(), atol=1e-10)
+
+
+def test_tests_of_words(lens: Analyzer, made: tuple[Report, Path]) -> None:
+    """Types are means of their instances, sequences are drawn whole; p-values are those of the report."""
+    report, out = made
+    run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
+    texts = feed_forward_maps.texts(run, scopes)
+    groups = feed_forward_groups.matched_groups(
+        texts, feed_forward_groups.words_in(texts), causal=False, specials=False, distance="absolute", seed=0
+    )
+    values = feed_forward_groups.amplified(run, scopes, texts, groups)
+    tested = feed_forward_groups.tests(
+        texts, groups, values, axis="output", resamples=300, sided="one", alpha=0.05, seed=0
+    )
+    rows = table(report, "word-split-layers")
+    other = table(report, "word-split-readings")
+    for layer, one in enumerate(tested):
+        both = [part["output"][layer] for part in (values.targets, values.others)]
+        assert one.instances.difference == pytest.approx(both[0].mean() - both[1].mean())
+        assert one.sequences.difference == pytest.approx(both[0].mean() - both[1].mean())
+        means = []
+        for cells, given in zip((groups.targets, groups.others), both, strict=True):
+            types: dict[int, list[float]] = defaultdict(list)
+            for key, value in zip(feed_forward_groups.keys_of(texts, cells), given, strict=True):
+                types[int(key)].append(value)
+            means.append(np.mean([np.mean(some) for some in types.values()]))
+        assert one.types.difference == pytest.approx(means[0] - means[1])
+        assert rows[layer]["p"] == one.instances.p == report.numbers[f"wordsplit.L{layer + 1}.p"]
+        assert rows[layer]["difference"] == pytest.approx(one.instances.difference)
+        assert (other[layer]["p, types"], other[layer]["p, sequences"]) == (one.types.p, one.sequences.p)
+        assert other[layer]["difference, by input"] == one.other_axis.difference
+
+
+def test_entities(lens: Analyzer, made: tuple[Report, Path]) -> None:
+    report, out = made
+    run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
+    texts = feed_forward_maps.texts(run, scopes)
+    units = feed_forward_groups.entities_in(texts, run, scopes)
+    spans = run.scan("entity_spans").collect()
+    assert set(spans["label"]) == {"ORG"}
+    for number, (words, tags) in enumerate(sentences()):
+        place = 1  # after [CLS]
+        expected: list[list[int]] = []
+        for word, tag in zip(words, tags, strict=True):
+            pieces = [place + k for k in range(2 if word[-1] == "s" and word[:-1] in NOUNS else 1)]
+            if tag == "B-ORG":
+                expected.append(pieces)
+            elif tag != "O":
+                expected[-1] += pieces
+            place += len(pieces)
+        assert [unit.tolist() for unit in units(number)] == expected
+    groups = feed_forward_groups.matched_groups(texts, units, causal=False, specials=False, distance="absolute", seed=0)
+    assert groups.found == sum(len(unit) * (len(unit) - 1) for n in range(len(texts)) for unit in units(n))
+    assert Counter(groups.targets.distances.tolist()) == Counter(groups.others.distances.tolist())
+    assert {f"entity.L{layer}.p" for layer in (1, 2)} <= set(report.numbers)
+
+
+def test_a_causal_pre_ln_model(causal: Analyzer, made_causal: tuple[Report, Path]) -> None:
+    report, out = made_causal
+    assert [title for title, _ in report.skipped] == ["Dimensions that the last norm makes small"]
+    assert "No norm follows" in report.skipped[0][1]
+    assert sorted(path.name for path in (out / "runs").iterdir()) == ["plain"]
+    scopes = scopes_of(causal)
+    assert scopes.components == ("ATTN-W", "LN1 ATTN", "RES1", "LN2", "FF", "RES2")
+    assert (scopes.block, scopes.input, scopes.layer) == ("LNATTNRES-N", "LNATTNRESLN-N", "LNATTNRESLNFFRES-N")
+    found = list(analyses(causal, corpus.open(out / "runs" / "plain")))
+    for layer in range(2):
+        values = [
+            correlation(one[scopes.input][layer], one["ff"][layer], torch.ones_like(one["ff"][layer]).tril().bool())
+            for one in found
+        ]
+        assert report.numbers[f"similarity.{scopes.ff}.L{layer + 1}"] == pytest.approx(np.mean(values), abs=1e-9)
+        for key, scope in (("bypass", scopes.block), ("ff", "ff")):
+            vectors = torch.cat([one.parts(scope, layer).actual for one in found])
+            assert report.numbers[f"norm.{key}.L{layer + 1}"] == pytest.approx(float(vectors.norm(dim=-1).mean()))
+    assert "published" not in table(report, "table1-similarity")[0]
+    assert "table3-ln2-ff-res2-pairs" in {part.name for section in report.sections for part in section.parts}
+
+
+def test_the_same_readings_give_the_same_numbers(lens: Analyzer, made: tuple[Report, Path], data: Path) -> None:
+    report, out = made
+    again = run_paper(lens, data, out, experiments=["norms"])
+    assert "norm.ff.L1" in again.numbers
+    assert again.numbers.items() <= report.numbers.items()
+    assert section(lens, out, "word_split").numbers.items() <= report.numbers.items()
+
+
+def test_other_readings_need_no_other_run(lens: Analyzer, made: tuple[Report, Path]) -> None:
+    report, out = made
+    options = {"axis": "input", "distance": "signed", "level": "type", "sided": "two", "specials": True, "seed": 4}
+    words = section(lens, out, "word_split", **options)
+    assert words.numbers["wordsplit.L1.p"] != report.numbers["wordsplit.L1.p"]
+    assert "signed distances" in words.text
+    assert "special tokens included" in words.text
+    pairs = section(lens, out, "amplification", list_specials=False, min_sequences=1, min_occurrences=1, axis="input")
+    assert "contributions of every input" in pairs.text
+    (rows,) = [part.rows for part in pairs.parts if part.name == "amplified-pairs"]  # type: ignore[union-attr]
+    assert not {token for row in rows for token in row[3:5]} & {"[CLS]", "[SEP]"}
+
+
+def test_nothing_to_compare(lens: Analyzer, tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text("the cat sat\na dog ran on\n")
+    report = run_paper(lens, path, tmp_path / "out", format=None, experiments=["word_split"])
+    assert [claim.holds for claim in report.sections[0].claims] == [None]
+    with pytest.raises(NormscopeError, match="no named entities"):
+        run_paper(lens, path, tmp_path / "other", format=None, experiments=["entities"])
+
+
+def test_what_cannot_run(data: Path, tmp_path: Path) -> None:
+    parallel = Analyzer(tiny_layers.tiny("gpt_neox"), toy_tokenizer())
+    assert layout(parallel) is None
+    with pytest.raises(NormscopeError, match="beside the attention"):
+        run_paper(parallel, data, tmp_path / "out")
+    setting = Setting(parallel, "", None, {}, Readings(), None, None, (), None)
+    for experiment in PAPER.experiments:
+        assert experiment.missing(setting) is not None
+        assert experiment.runs(setting)
+    without = replace(setting, lens=Analyzer(tiny("bert")))
+    reasons = {one.name: one.missing(without) for one in PAPER.experiments}
+    assert reasons["similarity"] is None
+    assert "tokenizer" in (reasons["word_split"] or "")
+    with pytest.raises(NormscopeError, match="gamma_layer"):
+        run_paper(
+            Analyzer(tiny("bert"), toy_tokenizer()),
+            data,
+            tmp_path / "gamma",
+            experiments=["gamma"],
+            readings=["gamma_layer=9"],
+            limit=2,
+        )
+
+
+def test_gemma_has_a_norm_after_its_feed_forward() -> None:
+    found = scopes_of(Analyzer(tiny_layers.tiny("gemma2")))
+    assert found.added != found.ff
+    assert found.chain[found.chain.index(found.ff) + 1] == found.added
+    assert found.component(found.ff) == "FF"
+
+
+def test_layers_in_words() -> None:
+    assert listed([3, 4, 5, 9, 11, 12]) == "layers 3-5, 9, 11-12"
+    assert listed([6]) == "layer 6"
+    assert listed([]) == "no layer"

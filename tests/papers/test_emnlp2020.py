@@ -24,9 +24,9 @@ from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import Entry, strict
 from normscope.corpus.readers import read
 from normscope.papers.emnlp2020 import PAPER
-from normscope.papers.emnlp2020_alignment import drawn_example
-from normscope.papers.emnlp2020_measures import KINDS, kind, weight_norm_counts
-from normscope.papers.emnlp2020_shared import norm_moments
+from normscope.papers.emnlp2020.alignment import drawn_example
+from normscope.papers.emnlp2020.measures import KINDS, kind, weight_norm_counts
+from normscope.papers.emnlp2020.shared import norm_moments
 from normscope.papers.experiments import Setting, reproduce
 from normscope.papers.report import Picture, Report, Section, Table
 from tests.corpus.files import letters_tokenizer

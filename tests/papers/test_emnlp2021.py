@@ -20,11 +20,11 @@ from normscope.corpus import Entry
 from normscope.measures.categories import category
 from normscope.papers import emnlp2021, published
 from normscope.papers.emnlp2021 import PAPER, Readings
-from normscope.papers.emnlp2021_comparison import LONGEST, example, own_share
-from normscope.papers.emnlp2021_frequency import by_rank
-from normscope.papers.emnlp2021_mixing import middle
-from normscope.papers.emnlp2021_ratios import by_layer, methods, rank_correlation, summary
-from normscope.papers.emnlp2021_shared import over_layers
+from normscope.papers.emnlp2021.comparison import LONGEST, example, own_share
+from normscope.papers.emnlp2021.frequency import by_rank
+from normscope.papers.emnlp2021.mixing import middle
+from normscope.papers.emnlp2021.ratios import by_layer, methods, rank_correlation, summary
+from normscope.papers.emnlp2021.shared import over_layers
 from normscope.papers.experiments import Setting, reproduce
 from normscope.papers.readings import describe, parse
 from normscope.papers.report import Picture, Section, Table

@@ -22,11 +22,13 @@ import polars as pl
 
 from normscope import Analyzer, NormscopeError, corpus, probing
 from normscope.measures.amplification import amplification
-from normscope.papers import feed_forward_groups, feed_forward_maps, feed_forward_top
 from normscope.papers.experiments import Setting, reproduce
 from normscope.papers.feed_forward import PAPER, Readings
-from normscope.papers.feed_forward_measures import ROUNDINGS, SHARES, lowest, removed_count, removed_name
-from normscope.papers.feed_forward_shared import Layout, layout, listed
+from normscope.papers.feed_forward import groups as feed_forward_groups
+from normscope.papers.feed_forward import maps as feed_forward_maps
+from normscope.papers.feed_forward import top as feed_forward_top
+from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, lowest, removed_count, removed_name
+from normscope.papers.feed_forward.shared import Layout, layout, listed
 from normscope.papers.report import Report, Section
 from tests import tiny_layers
 from tests.test_inputs import toy_tokenizer

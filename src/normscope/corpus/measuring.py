@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 Columns = Mapping[str, Any]  # name -> array or list; all of one length
 
-# Modules with the measures of the papers' experiments, loaded when a name is not known without them.
+# Modules with the measures of experiments, loaded when a name is not known without them.
 EXTRA = (
-    "normscope.papers.emnlp2020_measures",
-    "normscope.papers.emnlp2021_measures",
-    "normscope.papers.feed_forward_measures",
+    "normscope.faithfulness.measuring",
+    "normscope.papers.emnlp2020.measures",
+    "normscope.papers.emnlp2021.measures",
+    "normscope.papers.feed_forward.measures",
 )
 
 
@@ -49,6 +50,7 @@ class Sample:
     lens: Analyzer
     analysis: Analysis  # of one side
     result: Analysis | EncoderDecoderAnalysis  # of all sides
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, for measures that have any
 
 
 @dataclass(frozen=True)

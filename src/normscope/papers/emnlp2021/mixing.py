@@ -9,7 +9,7 @@ import numpy as np
 
 from normscope.measures.permutation import spearman_p
 from normscope.papers import charts, published
-from normscope.papers.emnlp2021_ratios import (
+from normscope.papers.emnlp2021.ratios import (
     TYPES,
     by_layer,
     known,
@@ -21,7 +21,7 @@ from normscope.papers.emnlp2021_ratios import (
     scope,
     summary,
 )
-from normscope.papers.emnlp2021_shared import (
+from normscope.papers.emnlp2021.shared import (
     PAPER,
     PUBLISHED,
     REFERENCE,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from normscope.measures.grouped import OCTAVES, resolution, spearman
 from normscope.papers import charts, published
-from normscope.papers.emnlp2020_measures import KINDS, NORM_BINS, WEIGHT_BINS
-from normscope.papers.emnlp2020_shared import (
+from normscope.papers.emnlp2020.measures import KINDS, NORM_BINS, WEIGHT_BINS
+from normscope.papers.emnlp2020.shared import (
     CATEGORIES,
     CLEAR,
     PAPER,
@@ -26,7 +26,7 @@ from normscope.papers.emnlp2020_shared import (
     rows_of,
     said,
 )
-from normscope.papers.emnlp2020_shares import by_category
+from normscope.papers.emnlp2020.shares import by_category
 from normscope.papers.report import Cell, Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

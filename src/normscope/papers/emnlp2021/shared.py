@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from normscope.measures.permutation import spearman_p
-from normscope.papers.emnlp2021_ratios import rank_correlation
+from normscope.papers.emnlp2021.ratios import rank_correlation
 from normscope.papers.report import Claim
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normscope.papers.experiments import Experiment, Paper, RunPlan, Setting
-from normscope.papers.feed_forward_amplification import PLAIN, amplification
-from normscope.papers.feed_forward_measures import ROUNDINGS, SHARES, removed_name
-from normscope.papers.feed_forward_norms import gamma, norms
-from normscope.papers.feed_forward_pairs import entities, missing_entities, missing_words, word_split
-from normscope.papers.feed_forward_shared import ends_with_norm, layout, masked_run, masks, missing
-from normscope.papers.feed_forward_similarity import similarity
+from normscope.papers.feed_forward.amplification import PLAIN, amplification
+from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, removed_name
+from normscope.papers.feed_forward.norms import gamma, norms
+from normscope.papers.feed_forward.pairs import entities, missing_entities, missing_words, word_split
+from normscope.papers.feed_forward.shared import ends_with_norm, layout, masked_run, masks, missing
+from normscope.papers.feed_forward.similarity import similarity
 from normscope.papers.readings import reading
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from normscope.measures.amplification import amplification as ff_amp_of
 from normscope.papers import charts
-from normscope.papers.feed_forward_maps import Texts, Values, ff_amp, texts
-from normscope.papers.feed_forward_shared import Layout, known_layout
-from normscope.papers.feed_forward_top import Pairs, amplified_pairs, overlap
+from normscope.papers.feed_forward.maps import Texts, Values, ff_amp, texts
+from normscope.papers.feed_forward.shared import Layout, known_layout
+from normscope.papers.feed_forward.top import Pairs, amplified_pairs, overlap
 from normscope.papers.report import Cell, Picture, Section, Table
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import Tensor
 from normscope.analysis import Analysis
 from normscope.measures.sinks import normalised
 from normscope.papers import charts
-from normscope.papers.emnlp2021_ratios import methods, scope
+from normscope.papers.emnlp2021.ratios import methods, scope
 from normscope.papers.report import Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

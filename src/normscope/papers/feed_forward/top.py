@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from normscope.measures.amplification import Axis
-from normscope.papers.feed_forward_maps import Numbers, Texts, Values, block_amp, cells_of, each, ff_amp
-from normscope.papers.feed_forward_shared import Layout
+from normscope.papers.feed_forward.maps import Numbers, Texts, Values, block_amp, cells_of, each, ff_amp
+from normscope.papers.feed_forward.shared import Layout
 
 if TYPE_CHECKING:
     from normscope.corpus.store import Run

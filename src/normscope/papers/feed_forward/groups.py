@@ -11,9 +11,9 @@ import numpy as np
 from normscope.measures.amplification import AXES, Axis
 from normscope.measures.bootstrap import Difference, Sided, clustered, difference_of_means
 from normscope.measures.matching import matched
-from normscope.papers.feed_forward_maps import Numbers, Texts, Values, cells_of, each, ff_amp
-from normscope.papers.feed_forward_measures import SPECIAL
-from normscope.papers.feed_forward_shared import Layout
+from normscope.papers.feed_forward.maps import Numbers, Texts, Values, cells_of, each, ff_amp
+from normscope.papers.feed_forward.measures import SPECIAL
+from normscope.papers.feed_forward.shared import Layout
 
 if TYPE_CHECKING:
     from normscope.corpus.store import Run

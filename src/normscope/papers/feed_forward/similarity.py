@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from normscope.papers import charts, published
-from normscope.papers.feed_forward_shared import (
+from normscope.papers.feed_forward.shared import (
     PAPER,
     REFERENCE,
     Layout,

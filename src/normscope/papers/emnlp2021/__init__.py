@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normscope.papers.emnlp2020_frequency import refuse_foreign
-from normscope.papers.emnlp2021_comparison import comparison
-from normscope.papers.emnlp2021_expansion import expansion
-from normscope.papers.emnlp2021_frequency import frequency
-from normscope.papers.emnlp2021_mixing import depth, layers, mixing
-from normscope.papers.emnlp2021_ratios import methods
-from normscope.papers.emnlp2021_shared import masked_run
-from normscope.papers.emnlp2021_uniform import RUN, uniform
+from normscope.papers.emnlp2020.frequency import refuse_foreign
+from normscope.papers.emnlp2021.comparison import comparison
+from normscope.papers.emnlp2021.expansion import expansion
+from normscope.papers.emnlp2021.frequency import frequency
+from normscope.papers.emnlp2021.mixing import depth, layers, mixing
+from normscope.papers.emnlp2021.ratios import methods
+from normscope.papers.emnlp2021.shared import masked_run
+from normscope.papers.emnlp2021.uniform import RUN, uniform
 from normscope.papers.experiments import Experiment, Paper, RunPlan, Setting
 from normscope.papers.readings import reading
 

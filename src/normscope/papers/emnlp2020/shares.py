@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from normscope.papers import charts, published
-from normscope.papers.emnlp2020_shared import (
+from normscope.papers.emnlp2020.shared import (
     CATEGORIES,
     PAPER,
     PLAIN,

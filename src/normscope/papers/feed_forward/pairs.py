@@ -11,8 +11,8 @@ import numpy as np
 from normscope.measures.amplification import AXES
 from normscope.measures.bootstrap import Difference
 from normscope.papers import charts, published
-from normscope.papers.feed_forward_amplification import PLAIN, sums_to_one
-from normscope.papers.feed_forward_groups import (
+from normscope.papers.feed_forward.amplification import PLAIN, sums_to_one
+from normscope.papers.feed_forward.groups import (
     Amplified,
     Groups,
     Tested,
@@ -23,8 +23,8 @@ from normscope.papers.feed_forward_groups import (
     tests,
     words_in,
 )
-from normscope.papers.feed_forward_maps import Texts, Values, texts
-from normscope.papers.feed_forward_shared import PAPER, known_layout, listed
+from normscope.papers.feed_forward.maps import Texts, Values, texts
+from normscope.papers.feed_forward.shared import PAPER, known_layout, listed
 from normscope.papers.report import Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

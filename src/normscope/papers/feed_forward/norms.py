@@ -13,8 +13,8 @@ from normscope import probing
 from normscope.errors import NormscopeError
 from normscope.measures.similarity import spearman
 from normscope.papers import charts, published
-from normscope.papers.feed_forward_measures import NORM, lowest, removed_count, removed_name
-from normscope.papers.feed_forward_shared import PAPER, described_input, known_layout, listed, masked_run, said
+from normscope.papers.feed_forward.measures import NORM, lowest, removed_count, removed_name
+from normscope.papers.feed_forward.shared import PAPER, described_input, known_layout, listed, masked_run, said
 from normscope.papers.report import Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

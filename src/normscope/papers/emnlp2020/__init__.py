@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from normscope.papers.emnlp2020_alignment import alignment
-from normscope.papers.emnlp2020_correlation import correlation
-from normscope.papers.emnlp2020_dispersion import dispersion
-from normscope.papers.emnlp2020_frequency import frequency, refuse_foreign
-from normscope.papers.emnlp2020_shared import PAPER as NAME
-from normscope.papers.emnlp2020_shared import PARALLEL, PLAIN
-from normscope.papers.emnlp2020_shares import shares
+from normscope.papers.emnlp2020.alignment import alignment
+from normscope.papers.emnlp2020.correlation import correlation
+from normscope.papers.emnlp2020.dispersion import dispersion
+from normscope.papers.emnlp2020.frequency import frequency, refuse_foreign
+from normscope.papers.emnlp2020.shared import PAPER as NAME
+from normscope.papers.emnlp2020.shared import PARALLEL, PLAIN
+from normscope.papers.emnlp2020.shares import shares
 from normscope.papers.experiments import Experiment, Paper, RunPlan, Setting
 from normscope.papers.readings import reading
 

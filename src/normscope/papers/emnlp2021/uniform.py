@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from normscope.measures.permutation import spearman_p
 from normscope.papers import charts
-from normscope.papers.emnlp2021_measures import ALL
-from normscope.papers.emnlp2021_ratios import (
+from normscope.papers.emnlp2021.measures import ALL
+from normscope.papers.emnlp2021.ratios import (
     by_layer,
     grouped,
     known,
@@ -23,7 +23,7 @@ from normscope.papers.emnlp2021_ratios import (
     ratios,
     scope,
 )
-from normscope.papers.emnlp2021_shared import described_input, masked_run, over_layers
+from normscope.papers.emnlp2021.shared import described_input, masked_run, over_layers
 from normscope.papers.report import Cell, Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

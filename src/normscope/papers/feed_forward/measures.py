@@ -18,7 +18,7 @@ from normscope.errors import NormscopeError
 from normscope.measures.amplification import shares
 from normscope.measures.similarity import correlation, ranks
 from normscope.measures.words import words_of
-from normscope.papers.feed_forward_shared import layout
+from normscope.papers.feed_forward.shared import layout
 
 NORM = -1  # in the place of a dimension: the norm of the whole vector
 SPECIAL = -1  # in the place of a word

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.measures.amplification import Axis, amplification
-from normscope.papers.feed_forward_measures import SPECIAL
-from normscope.papers.feed_forward_shared import Layout
+from normscope.papers.feed_forward.measures import SPECIAL
+from normscope.papers.feed_forward.shared import Layout
 
 if TYPE_CHECKING:
     from normscope.corpus.store import Run

@@ -66,14 +66,16 @@ def map_within(lens: Analyzer, item: Item, dims: Mapping[int, Tensor]) -> Tensor
         value_bias="token",
     )
     real = item.sides[stack.side].real.nonzero().flatten()
-    place = walk.Item(real, real)
+    whole = len(real) == len(item.sides[stack.side])
+    place = walk.Item(slice(None), slice(None)) if whole else walk.Item(real, real)
+    scratch = Scratch()  # one for all layers: fresh memory costs as much as the work
     found: list[Tensor] = []
 
     def on_layer(record: LayerRecord) -> None:
         kept = dims[record.index].to(lens.base.device)
         parts = tuple(_within(part, kept) if isinstance(part, FeedForwardRecord) else part for part in record.parts)
         ((reduced,), _) = walk.measure(
-            replace(record, parts=parts), request.steps, [scope], [place], None, request.options, Scratch()
+            replace(record, parts=parts), request.steps, [scope], [place], None, request.options, scratch
         )
         ((piece,),) = reduced.maps
         full = piece.cells[0].t().clone()  # (i, j)

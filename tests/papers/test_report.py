@@ -111,7 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_file_is_written(folder: Path) -> None:
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
-        *("report.html", "report.md", "numbers.csv", "tables/table1.csv", "tables/long.csv"),
+        *("report.html", "report.md", "numbers.csv", "claims.csv", "tables/table1.csv", "tables/long.csv"),
         *(f"figures/fig{n}.{kind}" for n in (1, 2) for kind in ("svg", "pdf")),
     }
     for path in (folder / "figures").glob("*.svg"):

@@ -5,6 +5,7 @@ report.md          the same, with links to the figures
 tables/NAME.csv    every table, in full and in full precision
 figures/NAME.svg   every figure, and as NAME.pdf
 numbers.csv        the headline numbers by key, beside the published ones where model and data are the paper's
+claims.csv         the claims of the paper, and whether they hold here
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ def write(report: Report, folder: str | Path) -> Path:
     files |= {f"figures/{name}.svg": text for name, text in drawn.items()}
     files |= {
         "numbers.csv": csv_text(*_numbers(report)),
+        "claims.csv": csv_text(*_claims(report)),
         "report.md": report_markdown.page(report),
         "report.html": report_html.page(report, drawn),
     }
@@ -199,6 +201,15 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
         cells = (plain(cell) for cell in row)
         writer.writerow([str(cell).lower() if isinstance(cell, bool) else cell for cell in cells])
     return buffer.getvalue()
+
+
+def _claims(report: Report) -> tuple[tuple[str, ...], list[tuple[Cell, ...]]]:
+    rows: list[tuple[Cell, ...]] = [
+        (section.name, claim.text, claim.holds, claim.ours, claim.published)
+        for section in report.sections
+        for claim in section.claims
+    ]
+    return ("section", "claim", "holds", "ours", "published"), rows
 
 
 def _numbers(report: Report) -> tuple[tuple[str, ...], list[tuple[Cell, ...]]]:

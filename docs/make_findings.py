@@ -1,0 +1,85 @@
+"""Write docs/findings from the folders of finished reports: `python -m docs.make_findings FOLDER`.
+
+Each folder FOLDER/NAME that `normscope paper` wrote becomes docs/findings/NAME (report.md, its figures as SVG,
+numbers.csv), and docs/findings/README.md says of every claim of every paper whether it holds, with our number.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+FINDINGS = Path(__file__).parent / "findings"
+PAPERS = {
+    "emnlp2020": "Attention is Not Only a Weight (EMNLP 2020)",
+    "emnlp2021": "Residual connections and layer normalisation (EMNLP 2021)",
+    "ff": "Feed-forward blocks (ICLR 2024)",
+}
+MARKS = {"true": "holds", "false": "does **not** hold", "": "cannot be said"}
+HEAD = """# Findings
+
+The three papers' experiments on models and corpora that they did not use. For each claim of a paper, one line for each
+corpus: whether it holds there, and our number beside the published one (BERT-base; see each report for what it was
+measured on). The criteria are stated in the claims; nothing is tuned to agree. Every report has its exact command.
+
+Models: all-MiniLM-L6-v2 (6 layers, a BERT encoder trained for sentence similarity), stories15M (6 layers, Llama,
+trained on children's stories), opus-mt-en-fr (6 + 6 layers, translation). Corpora: the test split of WikiText-2 as
+pairs of paragraphs, the validation splits of SST-2 and CoNLL-2003, 484 sentence pairs of the Canadian Hansards.
+"""
+
+
+@dataclass(frozen=True)
+class Claim:
+    run: str
+    text: str
+    holds: str
+    ours: str
+    published: str
+
+
+def main(source: Path) -> None:
+    FINDINGS.mkdir(exist_ok=True)
+    runs = sorted(path.parent.name for path in source.glob("*/report.md"))
+    lines = [HEAD]
+    for name in runs:
+        _copy(source / name, FINDINGS / name)
+    for paper, title in PAPERS.items():
+        mine = [name for name in runs if name.split("-")[0] == paper]
+        if mine:
+            lines += [f"## {title}", "", ", ".join(f"[{name}]({name}/report.md)" for name in mine) + ".", ""]
+            lines += _table([claim for name in mine for claim in _claims(source / name)])
+    (FINDINGS / "README.md").write_text("\n".join(lines).rstrip() + "\n")
+
+
+def _copy(report: Path, into: Path) -> None:
+    shutil.rmtree(into, ignore_errors=True)
+    (into / "figures").mkdir(parents=True)
+    for path in (report / "report.md", report / "numbers.csv"):
+        shutil.copy(path, into / path.name)
+    for path in sorted((report / "figures").glob("*.svg")):
+        if f"figures/{path.name}" in (report / "report.md").read_text():
+            shutil.copy(path, into / "figures" / path.name)
+
+
+def _claims(report: Path) -> Iterator[Claim]:
+    with (report / "claims.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            yield Claim(report.name, row["claim"], row["holds"], row["ours"], row["published"])
+
+
+def _table(claims: list[Claim]) -> list[str]:
+    """One row for every claim and report, equal claims together."""
+    lines = ["| claim | report | | ours | published |", "| :--- | :--- | :--- | :--- | :--- |"]
+    for text in dict.fromkeys(claim.text for claim in claims):
+        for number, claim in enumerate(claim for claim in claims if claim.text == text):
+            cells = ("" if number else text, claim.run, MARKS[claim.holds], claim.ours, claim.published)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -8,13 +8,15 @@ so that memory is n x block x d. Backwards, `scores` takes one direction, that o
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from normscope.flow.freezing import FrozenModel, FrozenStack
 from normscope.flow.propagation import Backwards, adjoint_block, adjoint_layer, back, forward_block, forward_layer
 from normscope.flow.result import Scores
-from normscope.flow.targets import Aim
+from normscope.flow.targets import Aim, scored
 
 BLOCK_BYTES = 256 * 2**20
 
@@ -40,7 +42,7 @@ def maps(model: FrozenModel, block_bytes: int = BLOCK_BYTES) -> tuple[Tensor, Te
             norms[layer, :, first : first + count] = torch.linalg.vector_norm(X[:, :count], dim=-1)
             sums[layer] += X.sum(1)
     real = last.real
-    error = [_missed(found[real], actual[real]) for found, actual in zip(sums, last.states[1:], strict=True)]
+    error = [missed(found[real], actual[real]) for found, actual in zip(sums, last.states[1:], strict=True)]
     columns = torch.cat([stack.real for stack in order])
     return norms[:, real][:, :, columns], torch.tensor(error, dtype=torch.float64)
 
@@ -69,7 +71,8 @@ def sources(x: Tensor, begin: int, count: int, remainder: bool) -> Tensor:
     return made
 
 
-def _missed(found: Tensor, actual: Tensor) -> float:
+def missed(found: Tensor, actual: Tensor) -> float:
+    """``max_i ||found_i - actual_i|| / ||actual_i||``"""
     return float(((found - actual).norm(dim=-1) / actual.norm(dim=-1).clamp_min(1e-30)).max())
 
 
@@ -95,17 +98,7 @@ def scores(model: FrozenModel, aim: Aim) -> Scores:
         layers[stack.side] = torch.stack(by_token[::-1])[:, stack.real]
         remainders[stack.side] = torch.tensor(constants[::-1], dtype=torch.float64)
     found = torch.cat([ends[stack.side] for stack in (model.stacks[-1], *model.stacks[:-1])])
-    value = aim.value(model.logits)
-    missed = abs(float(found.double().sum()) + at.constants - value)
-    return Scores(
-        target=aim.words,
-        value=value,
-        scores=found,
-        remainder=at.constants,
-        layers=layers,
-        remainders=remainders,
-        completeness=missed / max(abs(value), float(found.double().abs().sum()), 1e-30),
-    )
+    return replace(scored(aim, model.logits, found, at.constants), layers=layers, remainders=remainders)
 
 
 def _along(direction: Tensor, state: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from normscope.flow.frozen import (
     Map,
     frozen_layer,
 )
+from normscope.flow.hooks import mine
 from normscope.inputs import Item
 from normscope.models.spec import Attention, Stack
 from normscope.parameters import affine, value_map
@@ -67,28 +68,26 @@ class _Call:
     side: str = ""
 
 
-def freeze(lens: Analyzer, item: Item, gate: Gate = "ig") -> FrozenModel:
-    """One traced forward pass of the model with its head, if it has one."""
+def freeze(lens: Analyzer, item: Item, gate: Gate = "ig", head: bool = True) -> FrozenModel:
+    """One traced forward pass of the model, with its head if it has one and that is wanted."""
     calls: list[_Call] = []
     kept: dict[str, tuple[list[Tensor], list[FrozenLayer]]] = {}
     wishes = [_wish(lens, stack, item, gate, kept, calls) for stack in lens.stacks]
     with _watching(lens, calls):
-        made = trace(lens.base, lens.batch([item]), wishes, lens.dtype, lens.model)
+        made = trace(lens.base, lens.batch([item]), wishes, lens.dtype, lens.model if head else None)
     logits = getattr(made, "logits", None)
     if isinstance(logits, Tensor):
-        logits = _rows(logits[0].to(lens.dtype))
+        logits = rows_of(logits[0].to(lens.dtype))
     stacks: list[FrozenStack] = []
-    head: tuple[Map, ...] = ()
+    maps: tuple[Map, ...] = ()
     for stack in lens.stacks:
         states, layers = kept[stack.side]
-        following = _following(calls, stack.side)
-        last = stack is lens.stacks[-1]
-        tail, rest, at = _tail(following, states[-1], lens.dtype)
-        if last and logits is not None:
-            head = _head(rest, at, logits, lens)
         real = item.sides[stack.side].real.to(lens.base.device)
+        tail, rest, at = _tail(_following(calls, stack.side), states[-1], lens.dtype)
+        if stack is lens.stacks[-1] and logits is not None:
+            maps = _head(rest, at, real, logits, lens)
         stacks.append(FrozenStack(stack.side, tuple(states), tuple(layers), tail, real))
-    return FrozenModel(tuple(stacks), head, logits)
+    return FrozenModel(tuple(stacks), maps, logits)
 
 
 def _wish(
@@ -131,12 +130,12 @@ def _watching(lens: Analyzer, calls: list[_Call]) -> Iterator[None]:
 
     def hook(module: nn.Module, args: tuple[Any, ...], made: Any) -> None:
         if args and isinstance(args[0], Tensor) and isinstance(made, Tensor):
-            calls.append(_Call(module, _rows(args[0][0].to(lens.dtype)), _rows(made[0].to(lens.dtype))))
+            calls.append(_Call(module, rows_of(args[0][0].to(lens.dtype)), rows_of(made[0].to(lens.dtype))))
 
     try:
         for module in lens.model.modules():
             if id(module) not in inside and (_is_linear(module) or _is_norm(module)):
-                handles.append(module.register_forward_hook(hook))
+                handles.append(module.register_forward_hook(mine(hook)))
         yield
     finally:
         for handle in handles:
@@ -169,13 +168,13 @@ def _tail(calls: list[_Call], state: Tensor, dtype: torch.dtype) -> tuple[tuple[
     return tuple(chain), calls, state
 
 
-def _head(calls: list[_Call], state: Tensor, logits: Tensor, lens: Analyzer) -> tuple[Map, ...]:
+def _head(calls: list[_Call], state: Tensor, real: Tensor, logits: Tensor, lens: Analyzer) -> tuple[Map, ...]:
     """The head as maps one after the other. An activation between two of them is held at ``g(a) / a``, which is its
     integrated gradient; a row that is taken out, a factor and a constant are told from the numbers."""
     chain: list[Map] = []
     for call in calls:
         assert call.module is not None
-        link = _link(state, call.given)
+        link = _link(state, call.given, real)
         if link is None:
             continue  # it reads something else
         chain += link
@@ -191,7 +190,7 @@ def _head(calls: list[_Call], state: Tensor, logits: Tensor, lens: Analyzer) -> 
         eye = torch.ones(logits.shape[-1], dtype=lens.dtype, device=logits.device)
         chain.append(FrozenScale(eye, added[0].to(lens.dtype)))
         state = state + added[0].to(lens.dtype)
-    link = _link(state, logits)
+    link = _link(state, logits, real)
     if link is None:
         raise NormscopeError(
             f"The head of {type(lens.model).__name__} is no chain of linear maps, norms and activations: its logits "
@@ -200,11 +199,11 @@ def _head(calls: list[_Call], state: Tensor, logits: Tensor, lens: Analyzer) -> 
     return (*chain, *link)
 
 
-def _link(state: Tensor, given: Tensor) -> list[Map] | None:
+def _link(state: Tensor, given: Tensor, real: Tensor) -> list[Map] | None:
     """What lies between two tensors: nothing, one row taken out, an activation or a factor; None: nothing known."""
     found: list[Map] = []
     if len(given) == 1 and len(state) > 1:
-        made = [(pool, pool.forward(state[:, None], None)[:, 0]) for pool in _pools(state)]
+        made = [(pool, pool.forward(state[:, None], None)[:, 0]) for pool in _pools(state, real)]
         fitting = [(float((x - given).abs().max()), pool) for pool, x in made if _same(x, given)]
         if not fitting:
             return None
@@ -218,16 +217,16 @@ def _link(state: Tensor, given: Tensor) -> list[Map] | None:
     return found
 
 
-def _pools(state: Tensor) -> Iterator[FrozenPool]:
-    """How one vector may be made of all tokens': one of them, their mean, or the first and the mean of the rest."""
-    rows = len(state)
-    eye = torch.eye(rows, dtype=state.dtype, device=state.device)
-    for n in range(rows):
+def _pools(state: Tensor, real: Tensor) -> Iterator[FrozenPool]:
+    """How one vector may be made of all tokens': one of them, their mean, that of the tokens which are not masked, or
+    the first and the mean of the rest."""
+    eye = torch.eye(len(state), dtype=state.dtype, device=state.device)
+    for n in range(len(state)):
         yield FrozenPool(eye[n : n + 1])
-    rest = torch.full_like(eye[:1], 1 / max(1, rows - 1))
-    rest[0, 0] = 0
-    yield FrozenPool(torch.full_like(rest, 1 / rows))
-    yield FrozenPool(torch.cat([eye[:1], rest]))
+    yield FrozenPool(eye.mean(0, keepdim=True))
+    yield FrozenPool(eye[real].mean(0, keepdim=True))
+    if len(state) > 1:
+        yield FrozenPool(torch.stack([eye[0], eye[1:].mean(0)]))
 
 
 def _norm(call: _Call, dtype: torch.dtype) -> FrozenNorm:
@@ -250,7 +249,7 @@ def _norm(call: _Call, dtype: torch.dtype) -> FrozenNorm:
     raise NormscopeError(f"{type(module).__name__} behind the last layer is no LayerNorm or RMSNorm that is known.")
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows_of(x: Tensor) -> Tensor:
     """(rows, width), one row where there is only one vector."""
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 

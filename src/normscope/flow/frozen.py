@@ -32,6 +32,10 @@ class Map(Protocol):
         """The direction before it, and that in the encoder's states where it reads them."""
         ...
 
+    def at(self, rows: slice) -> Map:
+        """What it does to these output tokens."""
+        ...
+
     @property
     def constant(self) -> Tensor | None:
         """(n, d) or (d,): what it puts out whatever comes in."""
@@ -44,6 +48,7 @@ class FrozenAttention:
 
     weights: Tensor  # (H, i, j)
     value: Tensor  # (H, d, d_h)
+    bias: Tensor | None  # (H, d_h): b_V, which is in the constant too
     matrix: Tensor  # (H, d_h, d)
     constant: Tensor | None  # (n, d)
     cross: bool = False
@@ -51,16 +56,23 @@ class FrozenAttention:
     def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor:
         read = encoder if self.cross else X
         assert read is not None
-        tokens, sources, width = read.shape
-        heads, _, small = self.value.shape
-        rows = self.weights.shape[1]
-        out = None
-        for h in range(heads):
-            values = (read.reshape(tokens * sources, width) @ self.value[h]).view(tokens, sources * small)
-            mixed = (self.weights[h] @ values).view(rows * sources, small)
-            out = mixed @ self.matrix[h] if out is None else out.addmm_(mixed, self.matrix[h])
-        assert out is not None
-        return out.view(rows, sources, -1)
+        return self.mix(self.values(read))
+
+    def values(self, X: Tensor) -> Tensor:
+        """(H, j, sources * d_h): the values of (j, sources, d), without their bias. One product for all heads."""
+        heads, width, small = self.value.shape
+        flat = self.value.transpose(0, 1).reshape(width, heads * small)
+        made = (X.reshape(-1, width) @ flat).view(*X.shape[:2], heads, small)
+        return made.permute(2, 0, 1, 3).reshape(heads, len(X), -1)
+
+    def mix(self, values: Tensor) -> Tensor:
+        """(i, sources, d) from `values`."""
+        heads, small, width = self.matrix.shape
+        mixed: Tensor = torch.bmm(self.weights, values).unflatten(2, (-1, small))
+        return mixed.permute(1, 2, 0, 3).flatten(2) @ self.matrix.reshape(heads * small, width)
+
+    def at(self, rows: slice) -> FrozenAttention:
+        return replace(self, weights=self.weights[:, rows], constant=_some(self.constant, rows))
 
     def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
         per_head = torch.einsum("id,hsd->his", G, self.matrix)
@@ -81,11 +93,14 @@ class FrozenNorm:
     def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor:
         if self.centered:
             X = X - X.mean(-1, keepdim=True)
-        return X * self.gain * self.inverse[:, None, None]
+        return X * (self.gain * self.inverse[:, None, None])
 
     def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
         back = G * self.gain * self.inverse[:, None]
         return (back - back.mean(-1, keepdim=True) if self.centered else back), None
+
+    def at(self, rows: slice) -> FrozenNorm:
+        return replace(self, inverse=self.inverse[rows])
 
 
 @dataclass(frozen=True)
@@ -93,6 +108,7 @@ class FrozenFeedForward:
     """``sum_k (c_ki * (x W_k)) W_2``: the gates c are those of integrated gradients (or as asked for)."""
 
     units: tuple[GatedUnit, ...]
+    biases: tuple[tuple[Tensor | None, ...], ...]  # (d_ff,) of each unit's projections, which are in the constant too
     constant: Tensor | None  # (n, d)
 
     def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor:
@@ -100,7 +116,7 @@ class FrozenFeedForward:
         for unit in self.units:
             rows = slice(None) if unit.chosen is None else unit.chosen[0]
             x = X[rows]
-            gated = [c[0][rows][:, None] * (x @ w) for w, c in zip(unit.weights, unit.coefficients, strict=True)]
+            gated = [(x @ w).mul_(c[0][rows][:, None]) for w, c in zip(unit.weights, unit.coefficients, strict=True)]
             out[rows] += sum(gated[1:], gated[0]) @ unit.out
         return out
 
@@ -111,6 +127,17 @@ class FrozenFeedForward:
             for weight, c in zip(unit.weights, unit.coefficients, strict=True):
                 back += (c[0] * hidden) @ weight.t()
         return back, None
+
+    def at(self, rows: slice) -> FrozenFeedForward:
+        units = tuple(
+            replace(
+                unit,
+                coefficients=tuple(c[:, rows] for c in unit.coefficients),
+                chosen=None if unit.chosen is None else unit.chosen[:, rows],
+            )
+            for unit in self.units
+        )
+        return FrozenFeedForward(units, self.biases, _some(self.constant, rows))
 
 
 @dataclass(frozen=True)
@@ -126,6 +153,9 @@ class FrozenScale:
     def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
         return G * self.gain, None
 
+    def at(self, rows: slice) -> FrozenScale:
+        return replace(self, gain=self.gain if self.gain.dim() == 1 else self.gain[rows])
+
 
 @dataclass(frozen=True)
 class FrozenLinear:
@@ -140,6 +170,9 @@ class FrozenLinear:
     def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
         return G @ self.weight.t(), None
 
+    def at(self, rows: slice) -> FrozenLinear:
+        return self
+
 
 @dataclass(frozen=True)
 class FrozenPool:
@@ -153,6 +186,9 @@ class FrozenPool:
 
     def adjoint(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.weights.t() @ G[0].view(len(self.weights), -1), None
+
+    def at(self, rows: slice) -> FrozenPool:
+        return self  # it has one output only
 
 
 @dataclass(frozen=True)
@@ -206,13 +242,20 @@ def _attention(part: AttentionRecord, value: Tensor, bias: Tensor | None) -> Fro
         through = torch.bmm(bias[:, None], part.matrix)[:, 0]
         spread = weights.sum(-1).t() @ through
         constant = spread if constant is None else spread + constant
-    return FrozenAttention(weights, value, part.matrix, constant, part.cross)
+    return FrozenAttention(weights, value, bias, part.matrix, constant, part.cross)
 
 
 def _feed_forward(part: FeedForwardRecord, gate: Gate) -> FrozenFeedForward:
-    units, constant = [], torch.zeros_like(part.output)
+    units, biases, constant = [], [], torch.zeros_like(part.output)
+    nothing = part.output.new_zeros(1, 1, part.output.shape[-1])
     for unit in part.units:
         made = gated_unit(unit, gate)
         units.append(made)
-        constant = constant + constant_of(unit, made, torch.zeros_like(part.output))
-    return FrozenFeedForward(tuple(units), constant[0])
+        biases.append((unit.into.bias,) if unit.up is None else (unit.into.bias, unit.up.bias))
+        constant = constant + constant_of(unit, made, nothing)
+    return FrozenFeedForward(tuple(units), tuple(biases), constant[0])
+
+
+def _some(constant: Tensor | None, rows: slice) -> Tensor | None:
+    """The rows of a constant (n, d); one of all rows (d,) stays as it is."""
+    return constant if constant is None or constant.dim() == 1 else constant[rows]

@@ -15,15 +15,20 @@ from normscope.errors import NormscopeError
 
 @dataclass(frozen=True)
 class Scores:
-    """A scalar target by input token: ``sum of scores + remainder = value``."""
+    """A scalar target by input token: ``sum of scores + remainder = value`` where a method decomposes it.
+
+    A method that has maps only scores tokens by the row of the map at the token that the target is read from, whatever
+    the target; remainder and completeness are then nan.
+    """
 
     target: str  # in words: "logit of 'cat' at 7"
     value: float  # the model's own
     scores: Tensor  # (columns,), signed
     remainder: float  # what biases and frozen constants add, attributed to no token
-    layers: Mapping[str, Tensor]  # side -> (layers + 1, n): by token of the states before each layer and after the last
-    remainders: Mapping[str, Tensor]  # side -> (layers + 1,): what constants behind that point add
     completeness: float  # |sum of scores + remainder - value| / max(|value|, sum of |scores|)
+    layers: Mapping[str, Tensor] = field(default_factory=dict)  # side -> (layers + 1, n), of the exact decomposition:
+    # by token of the states before each layer and after the last
+    remainders: Mapping[str, Tensor] = field(default_factory=dict)  # side -> (layers + 1,): of constants behind those
 
 
 @dataclass(frozen=True, eq=False)

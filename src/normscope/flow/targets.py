@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError, nearest
 from normscope.flow.freezing import FrozenModel
+from normscope.flow.frozen import FrozenPool
+from normscope.flow.result import Scores
 
 Target = int | str | tuple[int | str, int | str]
 
@@ -31,6 +34,26 @@ class Aim:
 
     def value(self, logits: Tensor) -> float:
         return float((self.direction(logits).double() * logits.double()).sum())
+
+
+def scored(aim: Aim, logits: Tensor, found: Tensor, remainder: float = nan) -> Scores:
+    """The scores that a method found for a target; without a remainder they are no decomposition of it."""
+    value, total = aim.value(logits), found.double()
+    size = max(abs(value), float(total.abs().sum()), 1e-30)
+    return Scores(aim.words, value, found, remainder, abs(float(total.sum()) + remainder - value) / size)
+
+
+def row_of(aim: Aim, model: FrozenModel, map: Tensor) -> Tensor:
+    """(columns,): the row of a map (rows, columns) at the token that the target is read from, or their mean where a
+    head pools several."""
+    real = model.stacks[-1].real
+    pool = next((one for one in model.head if isinstance(one, FrozenPool)), None)
+    if pool is not None:
+        weights = pool.weights.sum(0)[real]
+        return (weights / weights.sum()).to(map.device) @ map
+    if not bool(real[aim.row]):
+        raise NormscopeError(f"The token at position {aim.row} is masked: it has no row in a map.")
+    return map[int(real[: aim.row].sum())]
 
 
 def aim(lens: Analyzer, model: FrozenModel, names: tuple[str, ...], target: Any, position: int | None) -> Aim:
@@ -94,6 +117,8 @@ def _named_index(lens: Analyzer, size: int, target: str) -> int:
         if form in vocabulary:
             return int(vocabulary[form])
     pieces = lens.tokenizer.tokenize(target)
+    if not pieces or lens.tokenizer.unk_token in pieces:
+        raise NormscopeError(f"{target!r} is not in the vocabulary.")
     raise NormscopeError(f"{target!r} is no single token here, but {pieces}: choose one of them.")
 
 

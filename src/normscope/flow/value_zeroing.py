@@ -1,0 +1,88 @@
+"""Value Zeroing (Mohebbi et al. 2023): how far a layer's output turns when one token's value vector is taken away.
+
+Every layer is run again on its own input, once for each token j, with ``v_j = 0`` in all heads and attention weights as
+they were; ``z_ij = 1 - cos(y_i, y_i without v_j)``, rows scaled to one. The whole layer counts, its feed-forward, and
+its norms with new statistics. The maps are rolled out without a residual connection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.analyzer import Analyzer
+from normscope.flow.hooks import mine
+from normscope.flow.rollout import shares
+from normscope.inputs import Item
+from normscope.models.spec import Attention
+from normscope.parameters import affine, value_rows
+from normscope.trace import layer_modules, lock_of
+
+Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, what it was called with and put out
+
+
+def layer_maps(lens: Analyzer, item: Item) -> Tensor:
+    """(layers, n, n), masked tokens left out."""
+    (stack,) = lens.stacks
+    (part,) = (b.op for block in stack.blocks for b in block.branches if isinstance(b.op, Attention))
+    real = item.sides[stack.side].real.nonzero().flatten().tolist()
+    found = []
+    with lock_of(lens.base), torch.no_grad():
+        sizes = _sizes(lens, part)
+        for layer, args, kwargs, y in _calls(lens, item):
+            found.append([_turned(y, _without(j, layer, part, sizes, args, kwargs))[real] for j in real])
+    return shares(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(lens.dtype).cpu())
+
+
+def _calls(lens: Analyzer, item: Item) -> list[Call]:
+    """Every layer call of a forward pass; a shared layer stands there several times."""
+    calls: list[Call] = []
+    handles = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        calls.append((module, args, kwargs, _output(made)))
+
+    try:
+        for layer in layer_modules(lens.base, lens.stacks[0]):
+            handles.append(layer.register_forward_hook(mine(hook), with_kwargs=True))
+        lens.base(**lens.batch([item]))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _without(
+    j: int, layer: nn.Module, part: Attention, sizes: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    """The layer's output with the values of token j, their bias included, set to zero."""
+
+    def hook(module: nn.Module, given: Any, made: Tensor) -> Tensor:
+        changed = made.clone()
+        value_rows(changed, part.packing, *sizes)[:, j] = 0
+        return changed
+
+    handle = layer.get_submodule(part.value).register_forward_hook(mine(hook))
+    try:
+        return _output(layer(*args, **kwargs))
+    finally:
+        handle.remove()
+
+
+def _sizes(lens: Analyzer, part: Attention) -> tuple[int, int]:
+    """How many heads the values have, and how wide they are."""
+    heads = lens.head_counts[0]
+    width = affine(layer_modules(lens.base, lens.stacks[0])[0].get_submodule(part.output))[0].shape[1] // heads
+    shared = heads if part.packing == "interleaved" else getattr(lens.base.config, "num_key_value_heads", None) or heads
+    return shared, width
+
+
+def _output(made: Any) -> Tensor:
+    return made[0] if isinstance(made, tuple) else made  # type: ignore[no-any-return]
+
+
+def _turned(y: Tensor, other: Tensor) -> Tensor:
+    """(n,): 1 - cos, which rounding does not leave below zero."""
+    return (1 - torch.cosine_similarity(y[0].double(), other[0].double(), dim=-1)).clamp_min(0)

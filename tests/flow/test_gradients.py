@@ -1,0 +1,94 @@
+"""Gradient x input against central differences; integrated gradients against a plain sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.flow.cases import opened, place, relative
+from tests.flow.detached import layer_names
+
+
+def scaled(name: str, head: str, side: str, token: int, factor: float, row: int) -> float:
+    """A logit where one token's vector, on entering the first layer of a side, is multiplied by a factor."""
+    lens, given, _, _ = opened(name, head)
+    first = lens.base.get_submodule(layer_names(lens.model)[side][0])
+    done = False
+
+    def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        nonlocal done
+        if done:
+            return None
+        done = True
+        x = (args[0] if args else kwargs["hidden_states"]).clone()
+        x[:, token] *= factor
+        return ((x, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": x})
+
+    handle = first.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            logits = lens.model(**given).logits[0]
+    finally:
+        handle.remove()
+    return float(logits.reshape(-1, logits.shape[-1])[row, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("bert", "MaskedLM"), ("albert", "SequenceClassification"), ("gpt2", "CausalLM"), ("bart", "Seq2SeqLM"),
+     ("dinov2", "ImageClassification")],
+)  # fmt: skip
+def test_gradient_x_input(name: str, head: str) -> None:
+    lens, given, _, frozen = opened(name, head)
+    row = place(frozen)
+    found = lens.flow(given, method="gradient_x_input", target=1, position=row)
+    h = 1e-5
+    expected = [
+        (scaled(name, head, label.side, label.position, 1 + h, row)
+         - scaled(name, head, label.side, label.position, 1 - h, row)) / (2 * h)
+        for label in found.columns
+    ]  # fmt: skip
+    assert relative(found.scores, torch.tensor(expected, dtype=torch.float64)) <= 1e-6
+    assert found.remainder != found.remainder  # nan: it is no decomposition
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "error"),
+    [("bert", "MaskedLM", 1e-9), ("gpt2", "CausalLM", 1e-6), ("bart", "Seq2SeqLM", 1e-6),
+     ("dinov2", "ImageClassification", 1e-2), ("llama", "CausalLM", 5e-2)],
+)  # fmt: skip
+def test_integrated_gradients_are_complete(name: str, head: str, error: float) -> None:
+    """As far as the steps resolve the path: a norm of a nearly vanishing vector turns sharply."""
+    lens, given, _, frozen = opened(name, head)
+    found = lens.flow(given, method="integrated_gradients", target=1, position=place(frozen))
+    assert found.to is not None
+    assert found.to.completeness <= error
+    fewer = lens.flow(given, method="integrated_gradients:10", target=1, position=place(frozen))
+    assert fewer.to is not None
+    assert fewer.to.completeness > found.to.completeness
+    assert fewer.remainder == found.remainder  # the target at the baseline
+
+
+def test_integrated_gradients_by_a_plain_sum() -> None:
+    """Against the middle of 400 equal steps of the path."""
+    lens, given, _, _ = opened("bert", "MaskedLM")
+    found = lens.flow(given, method="integrated_gradients", target=1, position=3)
+    ((_, names),) = layer_names(lens.model).items()
+    first = lens.base.get_submodule(names[0])
+    states: list[Tensor] = []
+
+    def hook(module: nn.Module, args: Any) -> Any:
+        states.append((args[0] * t).detach().requires_grad_())
+        return (states[-1], *args[1:])
+
+    total = torch.zeros(7, dtype=torch.float64)
+    handle = first.register_forward_pre_hook(hook)
+    for step in range(400):
+        t = (step + 0.5) / 400
+        (slope,) = torch.autograd.grad(lens.model(**given).logits[0, 3, 1], states[-1:])
+        total += (slope * states[-1] / t)[0].sum(-1).detach() / 400
+    handle.remove()
+    assert relative(found.scores, total) <= 1e-4

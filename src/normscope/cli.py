@@ -26,6 +26,7 @@ from normscope._version import __version__
 from normscope.corpus.command import corpus
 from normscope.errors import NormscopeError, nearest
 from normscope.papers.command import paper
+from normscope.view.serve_command import serve
 
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
@@ -77,6 +78,7 @@ app = typer.Typer(
 
 app.command()(corpus)
 app.command()(paper)
+app.command()(serve)
 
 Model = Annotated[
     str,

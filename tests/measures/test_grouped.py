@@ -11,7 +11,7 @@ from normscope import Analyzer, default_model
 from normscope.corpus import strict
 from normscope.corpus.readers import read
 from normscope.measures.grouped import OCTAVES, bin_centres, log_bins, resolution, spearman
-from normscope.papers.emnlp2020_measures import NORM_BINS, WEIGHT_BINS, kind
+from normscope.papers.emnlp2020.measures import NORM_BINS, WEIGHT_BINS, kind
 from tests.corpus.files import real_file
 
 

@@ -1,1 +1,1 @@
-"""What a person sees of an analysis: terminal, matplotlib figures, a self-contained page, and files."""
+"""What a person sees of an analysis: terminal, figures, files, and the viewer in a page, a notebook and a browser."""

@@ -31,7 +31,7 @@ from torch import Tensor
 from normscope.analysis import Analysis, EncoderDecoderAnalysis, Label
 from normscope.errors import NormscopeError
 from normscope.files import atomic
-from normscope.view import figure, html
+from normscope.view import figure, page
 
 Result = Analysis | EncoderDecoderAnalysis
 FIGURES = tuple(f".{name}" for name in figure.FORMATS)
@@ -63,7 +63,7 @@ def export(
     image: Any = None,
 ) -> Path:
     """Write the analysis to `path`. `scope` and `layer` (counted from 0) choose what a figure shows, and `image` is the
-    picture it is drawn over; see `Analysis.plot`."""
+    picture under the patches, of a figure or a page; see `Analysis.plot`."""
     check_path(path)
     target = Path(path)
     suffix = target.suffix.lower()
@@ -72,7 +72,7 @@ def export(
             return figure.save(analysis.plot(scope, layer), target)
         return figure.save(analysis.plot(scope, layer, image=image), target)
     if suffix == ".html":
-        return html.write(analysis, target)
+        return page.write(analysis, target, image=image)
     if suffix == ".json":
         return _json(analysis, target)
     if suffix == ".npz":

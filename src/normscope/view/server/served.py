@@ -1,0 +1,134 @@
+"""The models of a server, and what one analysis of them is: checked, run, described."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normscope.analyzer import Analyzer
+from normscope.errors import NormscopeError, nearest
+from normscope.scopes import names_of
+from normscope.view import document
+from normscope.view.document import Result
+from normscope.view.server.pictures import decoded
+from normscope.view.server.schemas import AnalysisRequest, Kind, ModelInfo
+
+TRUNCATION = ", or ask for truncation=True"  # which a request cannot
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A result with its header in JSON, made where it does not hold up the server."""
+
+    result: Result
+    header: bytes
+
+    @property
+    def size(self) -> int:
+        return document.size_of(self.result) + len(self.header)
+
+
+def by_name(lenses: Sequence[Analyzer]) -> dict[str, Analyzer]:
+    """The models by the names that people see: of a folder the last part; the same name twice is numbered."""
+    found: dict[str, Analyzer] = {}
+    for lens in lenses:
+        if kind_of(lens) is None:
+            raise NormscopeError(f"{lens.model_name} listens to sounds, which the viewer cannot take. Leave it out.")
+        name = base = short_name(lens.model_name)
+        number = 1
+        while name in found:
+            number += 1
+            name = f"{base} ({number})"
+        found[name] = lens
+    if not found:
+        raise NormscopeError("There is no model to serve.")
+    return found
+
+
+def short_name(name: str) -> str:
+    return Path(name).name if Path(name).is_dir() and Path(name).name else name
+
+
+def kind_of(lens: Analyzer) -> Kind | None:
+    """What a model reads and writes; None where it takes neither text nor pictures."""
+    if lens.family.input == "audio":
+        return None
+    if lens.family.input == "image":
+        return "vision"
+    if lens.two_sided:
+        return "encoder-decoder"
+    return "causal" if lens.stacks[0].side == "decoder" else "encoder"
+
+
+def describe(name: str, lens: Analyzer) -> ModelInfo:
+    kind = kind_of(lens)
+    assert kind is not None
+    scopes = dict.fromkeys(scope for stack in reversed(lens.stacks) for scope in names_of(stack.blocks))
+    return ModelInfo(
+        name=name,
+        family=lens.family.name,
+        kind=kind,
+        layers=lens.depth,
+        heads=max(lens.head_counts),
+        scopes=list(scopes),
+        max_tokens=None if kind == "vision" else lens.limits.positions,
+    )
+
+
+def chosen(models: Mapping[str, Analyzer], request: AnalysisRequest) -> Analyzer:
+    """The model of a request, which must be one of those that were chosen at the start."""
+    lens = models.get(request.model)
+    if lens is None:
+        known = ", ".join(models)
+        raise NormscopeError(f"No model {request.model!r} is served.{nearest(request.model, models)} Served: {known}.")
+    _refuse_misfit(kind_of(lens), request)
+    return lens
+
+
+def _refuse_misfit(kind: Kind | None, request: AnalysisRequest) -> None:
+    """Refuse what a model of this kind has no use for, before anything is run."""
+    given: dict[str, Any] = {}
+    if kind == "vision":
+        if request.image is None:
+            raise NormscopeError("This model looks at pictures: choose one.")
+        given |= {"text": request.text.strip(), "second text": request.second}
+    else:
+        if not request.text.strip():
+            raise NormscopeError("The text is empty. Give at least one word.")
+        given |= {"picture": request.image}
+    given |= {"second text": request.second} if kind == "encoder-decoder" else {"target": request.target}
+    if kind in ("encoder", "vision"):
+        given["number of tokens to generate"] = request.generate
+    for what, value in given.items():
+        if value:
+            raise NormscopeError(f"This model takes no {what}. Leave it out.")
+    if request.target and request.generate:
+        raise NormscopeError("Give either a target or a number of tokens to generate.")
+
+
+def identity(request: AnalysisRequest) -> str:
+    """The id of a request: equal requests are one analysis."""
+    return hashlib.sha256(request.model_dump_json().encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def analysed(lens: Analyzer, request: AnalysisRequest, progress: Callable[[int, int], None]) -> Shown:
+    """The analysis that a request asks for; errors are worded for people who cannot pass options."""
+    picture = None if request.image is None else decoded(request.image)
+    given: Any = request.text if picture is None else picture
+    if request.second:
+        given = (request.text, request.second)
+    options: dict[str, Any] = {"heads": request.heads, "progress": progress}
+    if request.target and request.target.strip():
+        options["target"] = request.target
+    if request.generate is not None:
+        options["generate"] = request.generate
+    try:
+        result: Result = lens.analyze(given, **options)
+    except NormscopeError as error:
+        raise NormscopeError(str(error).replace(TRUNCATION, "")) from error
+    text = None if picture is not None else request.text
+    header = document.header(result, image=picture, text=text, name=request.model)
+    return Shown(result, document.as_json(header).encode("ascii"))

@@ -1,0 +1,51 @@
+"""Tiny models of every kind that the viewer shows, each with what reads its input."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from normscope import Analyzer
+from normscope.view.document import Result
+from tests.test_generation import SOURCE, TARGET, TEXT, picture, seer, speaker, translator
+from tests.test_inputs import toy_lens
+
+KINDS = ("encoder", "causal", "encoder-decoder", "vision")
+LENSES: dict[str, Callable[[], Analyzer]] = {
+    "encoder": toy_lens,
+    "causal": speaker,
+    "encoder-decoder": translator,
+    "vision": seer,
+}
+INPUTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "encoder": (lambda: "the cats sat on the big red mat", {}),
+    "causal": (lambda: TEXT, {}),
+    "encoder-decoder": (lambda: SOURCE, {"target": TARGET}),
+    "vision": (picture, {}),
+}
+
+
+@cache
+def result_of(kind: str, heads: bool = False) -> Result:
+    """The analysis of a tiny random model."""
+    given, options = INPUTS[kind]
+    result: Result = LENSES[kind]().analyze(given(), heads=heads, **options)
+    return result
+
+
+@cache
+def lenses() -> dict[str, Analyzer]:
+    """One model of every kind, by a name for the server."""
+    return {f"tiny-{kind}": make() for kind, make in LENSES.items()}
+
+
+def png(width: int = 30, height: int = 20) -> str:
+    """A picture as a request has it."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(picture(height, width)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode("ascii")

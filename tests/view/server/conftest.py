@@ -1,0 +1,23 @@
+"""Servers for the tests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.view.models import lenses
+from tests.view.server.live import Live, Slow, live
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    """One server of tiny models of every kind, for tests that leave it as it is."""
+    with live(lenses()) as found:
+        yield found
+
+
+@pytest.fixture
+def slow() -> Iterator[Slow]:
+    """An analysis that waits to be let go; at the end all of them are."""
+    made = Slow()
+    yield made
+    made.let_go()

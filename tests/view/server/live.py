@@ -1,0 +1,104 @@
+"""A server that really listens, in a thread, with what a test wants to know of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from normscope import Analyzer
+from normscope.view.serve_command import SETTINGS, listen
+from normscope.view.server import served
+from normscope.view.server.app import create_app
+from normscope.view.server.schemas import AnalysisRequest
+
+PATIENCE = 30.0
+
+
+class Live:
+    """The address of a server, a client for it, and its jobs."""
+
+    def __init__(self, port: int, app: Any) -> None:
+        self.port, self.app = port, app
+        self.address = f"http://127.0.0.1:{port}"
+        self.client = httpx.Client(base_url=self.address, timeout=PATIENCE, trust_env=False)
+
+    def start(self, **request: Any) -> dict[str, Any]:
+        """Ask for an analysis and wait for its end."""
+        answer = self.client.post("/api/analyses", params={"wait": 30}, json=request)
+        assert answer.status_code == 201, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def status(self, id: str, wait: float = 0) -> dict[str, Any]:
+        answer = self.client.get(f"/api/analyses/{id}", params={"wait": wait})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def until(self, id: str, state: str) -> dict[str, Any]:
+        """The status of an analysis once it is in a state."""
+        return eventually(lambda: self.status(id, 1), lambda found: found["state"] == state)
+
+
+def eventually(look: Callable[[], Any], good: Callable[[Any], bool] = bool) -> Any:
+    """What is seen as soon as it is good; a failure when that takes too long."""
+    end = time.monotonic() + PATIENCE
+    while not good(seen := look()):
+        assert time.monotonic() < end, seen
+        time.sleep(0.01)
+    return seen
+
+
+@contextmanager
+def live(models: Mapping[str, Analyzer], **options: Any) -> Iterator[Live]:
+    """A server of these models on a free port."""
+    listener = listen(0)
+    port = int(listener.getsockname()[1])
+    app = create_app(models, port, **options)
+    server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    found = Live(port, app)
+    try:
+        eventually(lambda: server.started)
+        yield found
+    finally:
+        found.client.close()
+        server.should_exit = True
+        thread.join(PATIENCE)
+        listener.close()
+        assert not thread.is_alive()
+
+
+class Slow:
+    """An analysis that stands still until it is let go, step by step; it counts how many run."""
+
+    def __init__(self, steps: int = 4) -> None:
+        self.steps, self.begun, self.ended, self.at_once, self.most = steps, 0, 0, 0, 0
+        self.lock = threading.Lock()
+        self.go = threading.Semaphore(0)
+
+    def __call__(self, lens: Analyzer, request: AnalysisRequest, progress: Callable[[int, int], None]) -> served.Shown:
+        with self.lock:
+            self.begun += 1
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+        try:
+            for step in range(self.steps):
+                assert self.go.acquire(timeout=PATIENCE)
+                progress(step + 1, self.steps + 1)
+            return served.analysed(lens, request, lambda done, total: None)
+        finally:
+            with self.lock:
+                self.at_once -= 1
+                self.ended += 1
+
+    def let_go(self, steps: int = 10_000) -> None:
+        for _ in range(steps):
+            self.go.release()

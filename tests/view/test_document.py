@@ -1,0 +1,274 @@
+"""Header and arrays: whole, for every kind of model, and in the order that the format says."""
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from normscope import Analysis, Analyzer, NormscopeError
+from normscope.analysis import EncoderDecoderAnalysis
+from normscope.view.document import as_json, cells, header, packed, sides_of, size_of
+from normscope.view.labels import visible
+from normscope.view.log16 import Range, decode
+from tests.test_generation import picture, speaker
+from tests.tiny_layers import inputs, tiny
+from tests.view.fake import NASTY, SCOPES, fake, fake_picture, fake_translation
+from tests.view.models import KINDS, LENSES, result_of
+
+KEYS = {"format", "title", "text", "model", "encoding", "precision", "sides", "image"}
+SIDE = {
+    *("side", "causal", "rows", "columns", "layers", "model_layers", "components", "scopes", "aliases"),
+    *("completeness", "mixing", "remainder", "heads", "head_scopes", "grid", "ranges"),
+}
+
+
+def components(side: dict[str, Any]) -> str:
+    return " ".join(part["label"] for part in side["components"])
+
+
+def unpacked(described: dict[str, Any], data: bytes) -> Iterator[tuple[str, str, int, np.ndarray]]:
+    """Side, scope, layer and cells of packed data, as a viewer takes it apart."""
+    left = np.frombuffer(zlib.decompress(data, -15), "<u2")
+    for heads in (False, True):
+        for side in described["sides"]:
+            shape = (len(side["rows"]), len(side["columns"]))
+            if heads:
+                shape = (len(side["heads"]), *shape)
+            names = [f"heads/{kind}" for kind in side["head_scopes"]] if heads else side["scopes"]
+            for scope in names:
+                for layer in side["layers"]:
+                    codes, left = left[: np.prod(shape)], left[np.prod(shape) :]
+                    yield side["side"], scope, layer, decode(codes, Range(*side["ranges"][scope])).reshape(shape)
+    assert not len(left)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_header_of_every_kind(kind: str) -> None:
+    result = result_of(kind)
+    described = json.loads(as_json(header(result)))
+    assert set(described) == KEYS
+    assert described["format"] == "normscope-view-1"
+    assert described["encoding"] == "float32"
+    assert described["precision"] == 0
+    assert described["model"]["complete"] is True
+    assert described["model"]["family"] == LENSES[kind]().family.name
+    assert all(described["model"]["versions"].values())
+    for side, (name, one) in zip(described["sides"], sides_of(result).items(), strict=True):
+        assert set(side) == SIDE
+        assert side["side"] == name
+        assert side["scopes"] == list(one.scopes)
+        assert side["layers"] == list(one.layers)
+        assert side["model_layers"] == 2
+        assert [row["token"] for row in side["rows"]] == [visible(token) for token in one.tokens]
+        assert [column["position"] for column in side["columns"]] == [label.position for label in one.columns]
+        assert side["heads"] == side["head_scopes"] == []
+        for name in ("mixing", "remainder"):
+            found = np.array([side[name][scope] for scope in one.scopes])
+            expected = np.array([getattr(one.measured[scope], name).numpy() for scope in one.scopes])
+            assert np.allclose(found, expected, rtol=5.1e-4, atol=0)
+        drawn = [scope for part in side["components"] for scope in (part["weights"], part["norms"]) if scope]
+        assert sorted(drawn) == sorted(one.scopes)
+
+
+def test_post_ln_encoder() -> None:
+    (side,) = header(result_of("encoder"))["sides"]
+    assert side["side"] == "encoder"
+    assert not side["causal"]
+    assert components(side) == "ATTN +RES LN FF +RES LN"
+    assert [part["block"] for part in side["components"]] == [0, 0, 0, 1, 1, 1]
+    assert [part["kind"] for part in side["components"]][:3] == ["attention", "residual", "norm"]
+    assert side["components"][0]["weights"] == "ATTN-W"
+    assert side["components"][0]["norms"] == "ATTN-N"
+    assert [row["token"] for row in side["rows"] if row["special"]] == ["[CLS]", "[SEP]"]
+    words = [row["word"] for row in side["rows"]]
+    assert words[0] is words[-1] is None
+    assert words[2] == words[3] == 1  # cat ##s
+    assert side["grid"] is None
+
+
+def test_pre_ln_causal() -> None:
+    (side,) = header(result_of("causal"))["sides"]
+    assert side["side"] == "decoder"
+    assert side["causal"]
+    assert components(side) == "LN ATTN +RES LN FF +RES"
+    assert [part["block"] for part in side["components"]] == [0, 0, 0, 1, 1, 1]
+    assert side["components"][1]["norms"] == "LNATTN-N"
+    assert [row["token"] for row in side["rows"] if row["special"]] == ["<s>"]
+
+
+def test_what_a_model_wrote_itself_is_not_special() -> None:
+    (side,) = header(speaker().analyze("the cat", generate=4))["sides"]
+    special = [row["token"] for row in side["rows"] if row["special"]]
+    assert set(special) <= {"<s>", "</s>", "<pad>"}
+    assert len(side["rows"]) > 3
+
+
+def test_encoder_decoder() -> None:
+    described = header(result_of("encoder-decoder"))
+    decoder, encoder = described["sides"]
+    assert (decoder["side"], encoder["side"]) == ("decoder", "encoder")
+    assert components(decoder) == "ATTN +RES LN XATTN +RES LN FF +RES LN"
+    assert components(encoder) == "ATTN +RES LN FF +RES LN"
+    assert [column["side"] for column in decoder["columns"]].count("encoder") == len(encoder["rows"])
+    source = [column for column in decoder["columns"] if column["side"] == "encoder"]
+    assert [column["word"] for column in source] == [0, 1, 2, None]  # the encoder's words
+    assert source[-1]["special"]
+    assert decoder["rows"][0]["special"]
+    cross = next(part for part in decoder["components"] if part["kind"] == "cross-attention")
+    assert (cross["weights"], cross["norms"]) == ("XATTN-W", "XATTN-N")
+    assert "decoder 6 tokens, 2 layers; encoder 4 tokens, 2 layers" in described["title"]
+
+
+def test_one_side_of_an_encoder_decoder() -> None:
+    result = result_of("encoder-decoder")
+    assert isinstance(result, EncoderDecoderAnalysis)
+    assert result.decoder is not None
+    (side,) = header(result.decoder)["sides"]
+    assert side["side"] == "decoder"
+    assert components(side).count("ATTN") == 2  # of which one is XATTN
+    assert {column["side"] for column in side["columns"]} == {"decoder", "encoder"}
+
+
+def test_vision() -> None:
+    described = header(result_of("vision"), image=picture())
+    (side,) = described["sides"]
+    assert side["grid"] == [3, 3]
+    assert [row["special"] for row in side["rows"]] == [True] + [False] * 9
+    assert described["image"].startswith("data:image/png;base64,")
+    assert header(result_of("vision"))["image"] is None
+
+
+def test_large_pictures_become_small() -> None:
+    image = np.zeros((3000, 1500, 3), np.uint8)
+    assert len(header(fake_picture(), image=image)["image"]) < 50_000
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt_neox", "LN ATTN LN FF +RES"),
+        ("gemma2", "LN ATTN LN +RES LN FF LN +RES"),
+        ("dinov2", "LN ATTN × +RES LN FF × +RES"),
+        ("opt-post", "ATTN +RES LN FF +RES LN"),
+        ("gptj", "LN ATTN LN FF +RES"),
+        ("mixtral", "LN ATTN +RES LN FF +RES"),
+    ],
+)
+def test_layers_of_other_families(name: str, expected: str) -> None:
+    model = tiny(name)
+    (side,) = header(Analyzer(model).analyze(inputs(name, model)))["sides"]
+    assert components(side) == expected
+    if name in ("gpt_neox", "gptj"):
+        assert {part["branch"] for part in side["components"]} == {0, 1}
+
+
+def test_a_family_that_is_not_known_is_spelled_from_its_scopes() -> None:
+    (side,) = header(fake(info={"model": "m", "family": "Unheard of"}))["sides"]
+    assert components(side) == "ATTN +RES LN FF +RES LN"
+    assert [part["norms"] for part in side["components"]] == [scope for scope in SCOPES if scope.endswith("-N")]
+
+
+def test_scopes_that_were_not_asked_for_are_not_promised() -> None:
+    lens = LENSES["encoder"]()
+    (side,) = header(lens.analyze("the cat", scopes=["ATTN-N", "layer"], layers=[1], rows=[0]))["sides"]
+    assert side["scopes"] == ["ATTN-N", "ATTNRESLNFFRESLN-N"]
+    assert components(side) == "ATTN +RES LN FF +RES LN"
+    assert [part["norms"] for part in side["components"]] == ["ATTN-N", None, None, None, None, "ATTNRESLNFFRESLN-N"]
+    assert set(side["aliases"].values()) == set(side["scopes"])
+    assert side["layers"] == [1]
+    assert len(side["rows"]) == 1
+    assert len(side["columns"]) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [False, True])
+def test_packed_data_is_whole(kind: str, heads: bool) -> None:
+    result = result_of(kind, heads)
+    described, data = packed(result)
+    assert described["encoding"] == "log16"
+    assert 0 < described["precision"] < 1e-3
+    seen = set()
+    for side, scope, layer, found in unpacked(described, data):
+        one = sides_of(result)[side]
+        maps = one.heads[scope.removeprefix("heads/")] if scope.startswith("heads/") else one[scope]
+        expected = maps[one.layers.index(layer)].double().numpy()
+        assert np.all(np.abs(found - expected) <= described["precision"] * expected)
+        assert np.array_equal(found == 0, expected == 0)
+        seen.add((side, scope, layer))
+    count = sum(len(one.layers) * (len(one.scopes) + len(one.heads)) for one in sides_of(result).values())
+    assert len(seen) == count
+    if heads:
+        kinds = [side["head_scopes"] for side in described["sides"]]
+        assert kinds[0][0] == "ATTN-W"
+        assert [len(some) for some in kinds] == ([4, 2] if kind == "encoder-decoder" else [2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cells(kind: str) -> None:
+    result = result_of(kind, heads=True)
+    for side, one in sides_of(result).items():
+        for scope in one.scopes:
+            found = np.frombuffer(cells(result, side, scope), "<f4").reshape(one[scope].shape)
+            assert np.array_equal(found, one[scope].float().numpy())
+            assert cells(result, side, scope, 1) == found[1].tobytes()
+        for scope, maps in one.heads.items():
+            found = np.frombuffer(cells(result, side, f"heads/{scope}", 0), "<f4")
+            assert np.array_equal(found, maps[0].float().numpy().ravel())
+    assert size_of(result) >= len(cells(result, side, one.scopes[0]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere", "ATTN-N"), "no side 'nowhere'"),
+        (("encoder", "NONE-N"), "No scope 'NONE-N'"),
+        (("encoder", "heads/ATTN-N"), "no head-level maps"),
+        (("encoder", "ATTN-N", 9), "Layer 9"),
+    ],
+)
+def test_cells_that_are_not_there(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(NormscopeError, match=message):
+        cells(fake(), *arguments)
+
+
+def test_what_is_not_finite_becomes_null() -> None:
+    broken = replace(fake().measured["ATTN-N"], mixing=torch.full((6, 11), torch.nan))
+    described = header(replace(fake(), measured={"ATTN-N": broken}))
+    assert json.loads(as_json(described))["sides"][0]["mixing"]["ATTN-N"][0][0] is None
+
+
+def test_maps_that_are_not_finite_are_refused() -> None:
+    broken = replace(fake().measured["ATTN-N"], map=torch.full((6, 11, 11), torch.inf))
+    with pytest.raises(NormscopeError, match="ATTN-N: A map holds NaN"):
+        packed(replace(fake(), measured={"ATTN-N": broken}))
+
+
+def test_tokens_are_shown_with_nothing_hidden() -> None:
+    text = as_json(header(fake(NASTY, info={"model": "x\x00<y>"})))
+    assert text.isascii()
+    described = json.loads(text)
+    assert [row["token"] for row in described["sides"][0]["rows"]] == [visible(token) for token in NASTY]
+    assert described["model"]["name"] == r"x\x00<y>"
+
+
+def test_measures_have_four_digits() -> None:
+    (side,) = header(fake())["sides"]
+    for value in np.ravel(side["mixing"]["ATTN-N"]):
+        assert value == float(f"{value:.4g}")
+
+
+def test_saved_and_loaded(tmp_path: Any) -> None:
+    result = result_of("encoder-decoder", heads=True)
+    assert packed(Analysis.load(result.save(tmp_path / "x.safetensors"))) == packed(result)
+
+
+def test_both_sides_of_a_made_up_translation() -> None:
+    decoder, encoder = header(fake_translation())["sides"]
+    assert [column["token"] for column in decoder["columns"]] == ["le", "chat", "dort", "the", "cat"]
+    assert not decoder["rows"][0]["special"]
+    assert [row["token"] for row in encoder["rows"]] == ["the", "cat"]

@@ -1,0 +1,113 @@
+"""A result in a notebook: the widget, a picture, a line of text, as far as the parts are installed."""
+
+import gc
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from normscope import NormscopeError
+from normscope.view import bundle
+from normscope.view.document import packed
+from normscope.view.widget import VIEW, mimebundle, plain, widget
+from tests.view.fake import NASTY, fake, fake_picture, fake_translation
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("normscope.view.widget.find_spec", lambda name: None if name in names else found(name))
+
+
+@pytest.mark.parametrize("result", [fake(), fake_translation(), fake_picture(), fake(NASTY)])
+def test_a_result_shows_itself(result: Any) -> None:
+    data, meta = result._repr_mimebundle_()
+    assert set(data) == {VIEW, "image/png", "text/plain"}
+    assert data["image/png"].startswith(PNG)
+    assert data[VIEW]["model_id"] == widget(result).model_id
+    assert isinstance(meta, dict)
+
+
+def test_the_widget_holds_the_document() -> None:
+    analysis = fake(heads=2)
+    shown = widget(analysis)
+    assert (shown.header, shown.data) == packed(analysis)
+    assert shown._esm == bundle.read("widget.js")
+    assert shown._model_module == "anywidget"
+    assert shown.trait_metadata("header", "sync")
+    assert shown.trait_metadata("data", "sync")
+    assert widget(analysis) is shown
+    assert widget(fake()) is not shown
+
+
+def test_what_is_asked_for() -> None:
+    assert set(mimebundle(fake(), include=["image/png"])[0]) == {"image/png"}
+    assert set(mimebundle(fake(), exclude=[VIEW])[0]) == {"image/png", "text/plain"}
+
+
+def test_without_anywidget(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "anywidget")
+    assert set(mimebundle(fake())[0]) == {"image/png", "text/plain"}
+
+
+def test_without_anywidget_and_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "anywidget", "matplotlib")
+    assert mimebundle(fake_translation())[0] == {
+        "text/plain": "EncoderDecoderAnalysis of some/model: decoder 3 tokens, 6 layers; encoder 2 tokens, 6 layers, "
+        "8 scopes, worst completeness error 2.5e-07"
+    }
+
+
+def test_what_cannot_be_drawn_is_said_in_words() -> None:
+    broken = replace(fake().measured["ATTN-N"], map=torch.full((6, 11, 11), torch.nan))
+    data, _ = mimebundle(replace(fake(), measured={"ATTN-N": broken}))
+    assert VIEW not in data
+    assert data["text/plain"] == plain(fake()).replace("8 scopes", "1 scope")
+
+
+def test_a_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = type("TerminalInteractiveShell", (), {})()
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    assert set(mimebundle(fake())[0]) == {"text/plain"}
+
+
+def test_results_are_not_kept_alive() -> None:
+    from normscope.view import widget as module
+
+    before = len(module._made)
+    analysis = fake()
+    widget(analysis)
+    assert len(module._made) == before + 1
+    del analysis
+    gc.collect()
+    assert len(module._made) == before
+
+
+def test_ipython_shows_it() -> None:
+    """IPython's own formatter takes the bundle as it is."""
+    formatters = pytest.importorskip("IPython.core.formatters")
+    data, _ = formatters.DisplayFormatter().format(fake())
+    assert {VIEW, "image/png", "text/plain"} <= set(data)
+
+
+def test_a_missing_anywidget_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from normscope.view import widget as module
+
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    module._kind.cache_clear()
+    with pytest.raises(NormscopeError, match=r"pip install 'normscope\[notebook\]'"):
+        widget(fake())
+
+
+def test_plain_use_loads_no_widgets() -> None:
+    code = (
+        "import sys, normscope.cli, normscope.analysis;"
+        "print([name for name in ('anywidget', 'fastapi', 'IPython') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,100 @@
+/** A document with the maps that have been loaded. Reading a map that is not there yet asks for it. */
+
+import { SvelteMap } from "svelte/reactivity";
+import { headScopes, type Header, type Side } from "./header";
+import type { Source } from "./source";
+
+const SLICE = 8; // milliseconds of decoding before the page may draw again
+let made = 0;
+
+interface Wanted {
+  key: string;
+  side: string;
+  scope: string;
+  layer: number;
+}
+
+export class Doc {
+  readonly id = ++made;
+  failure = $state<string | null>(null);
+  loaded = $state(0); // maps that have come
+  private tries = $state(0);
+  private readonly maps = new SvelteMap<string, Float32Array>();
+  private readonly asked = new Set<string>();
+  private readonly queue: Wanted[] = [];
+  private running = 0;
+
+  constructor(
+    readonly header: Header,
+    private readonly source: Source,
+  ) {}
+
+  static async open(source: Source): Promise<Doc> {
+    return new Doc(await source.header(), source);
+  }
+
+  /** The cells of a map, rows x columns; undefined until they are there. What is `urgent` is loaded first. */
+  map(side: Side, scope: string, layer: number, urgent = false): Float32Array | undefined {
+    const key = `${side.side}|${scope}|${layer}`;
+    void this.tries; // whoever waits asks again
+    const found = this.maps.get(key);
+    if (!found) this.ask({ key, side: side.side, scope, layer }, urgent);
+    return found;
+  }
+
+  /** One head's map, by its place among the heads of this document. */
+  head(side: Side, scope: string, layer: number, place: number): Float32Array | undefined {
+    if (!headScopes(side).includes(scope)) return undefined;
+    const all = this.map(side, `heads/${scope}`, layer);
+    const size = side.rows.length * side.columns.length;
+    return all?.subarray(place * size, (place + 1) * size);
+  }
+
+  /** Load a map before anything asks for it. */
+  async load(side: Side, scope: string, layer: number): Promise<void> {
+    const key = `${side.side}|${scope}|${layer}`;
+    this.asked.add(key);
+    this.put(key, await this.source.cells(side.side, scope, layer));
+  }
+
+  /** Ask once more for what did not come. */
+  retry(): void {
+    this.failure = null;
+    this.tries++;
+  }
+
+  private put(key: string, cells: Float32Array): void {
+    this.maps.set(key, cells);
+    this.loaded++;
+  }
+
+  private ask(wanted: Wanted, urgent: boolean): void {
+    const place = urgent && this.asked.has(wanted.key) ? this.queue.findIndex((one) => one.key === wanted.key) : -1;
+    if (place >= 0) this.queue.unshift(...this.queue.splice(place, 1));
+    if (this.asked.has(wanted.key)) return;
+    this.asked.add(wanted.key);
+    if (urgent) this.queue.unshift(wanted);
+    else this.queue.push(wanted);
+    if (this.running < 3) void this.work();
+  }
+
+  /** Load what was asked for. */
+  private async work(): Promise<void> {
+    this.running++;
+    await Promise.resolve(); // never change state while a view is being computed
+    let start = performance.now();
+    for (let next = this.queue.shift(); next; next = this.queue.shift()) {
+      try {
+        this.put(next.key, await this.source.cells(next.side, next.scope, next.layer));
+      } catch (error) {
+        this.asked.delete(next.key);
+        this.failure = error instanceof Error ? error.message : String(error);
+      }
+      if (performance.now() - start > SLICE) {
+        await new Promise((done) => setTimeout(done));
+        start = performance.now();
+      }
+    }
+    this.running--;
+  }
+}

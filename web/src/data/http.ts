@@ -1,0 +1,129 @@
+/** `normscope serve`: models, analyses and their cells over HTTP. */
+
+import { checked, type Header } from "./header";
+import type { Lab, ModelInfo, Request, Source } from "./source";
+
+const WHOLE = 1 << 19; // cells of all layers of a scope that are fetched at once
+const SHORT = 2; // seconds that a request waits for its answer at once
+const LONG = 20; // seconds of a long poll
+
+export class ServerError extends Error {
+  constructor(
+    message: string,
+    readonly status: number,
+  ) {
+    super(message);
+  }
+}
+
+interface State {
+  id: string;
+  state: "running" | "done" | "failed" | "cancelled";
+  progress?: number;
+  error?: string | null;
+  header?: unknown;
+}
+
+async function answer(response: Response): Promise<Response> {
+  if (response.ok) return response;
+  let message = `The server answered ${response.status}.`;
+  try {
+    const body = (await response.json()) as { error?: unknown };
+    if (typeof body.error === "string") message = body.error;
+  } catch {
+    // no JSON: the status says what is known
+  }
+  throw new ServerError(message, response.status);
+}
+
+async function ask(path: string, options: RequestInit = {}): Promise<Response> {
+  try {
+    return await answer(await fetch(path, options));
+  } catch (error) {
+    if (error instanceof ServerError || (error as Error).name === "AbortError") throw error;
+    throw new ServerError("The server does not answer. Is normscope serve still running?", 0);
+  }
+}
+
+export class HttpSource implements Source {
+  private readonly description: Promise<Header>;
+  private readonly scopes = new Map<string, Promise<Float32Array>>();
+
+  constructor(
+    private readonly path: string,
+    known?: unknown,
+  ) {
+    this.description = known ? Promise.resolve(checked(known)) : ask(`${path}/header`).then(async (found) => checked(await found.json()));
+    this.description.catch(() => undefined); // told to whoever asks for it
+  }
+
+  header(): Promise<Header> {
+    return this.description;
+  }
+
+  async cells(sideName: string, scope: string, layer: number): Promise<Float32Array> {
+    const side = (await this.description).sides.find((one) => one.side === sideName);
+    if (!side) throw new Error(`This document has no ${sideName}.`);
+    const maps = scope.startsWith("heads/") ? side.heads.length : 1;
+    const count = maps * side.rows.length * side.columns.length;
+    const query = `side=${encodeURIComponent(sideName)}&scope=${encodeURIComponent(scope)}`;
+    if (count * side.layers.length > WHOLE) return this.fetched(`${query}&layer=${layer}`);
+    let all = this.scopes.get(query);
+    if (!all) {
+      this.scopes.set(query, (all = this.fetched(query)));
+      all.catch(() => this.scopes.delete(query));
+    }
+    const start = count * side.layers.indexOf(layer);
+    return (await all).slice(start, start + count);
+  }
+
+  private async fetched(query: string): Promise<Float32Array> {
+    return new Float32Array(await (await ask(`${this.path}/cells?${query}`)).arrayBuffer());
+  }
+}
+
+export class HttpLab implements Lab {
+  constructor(private readonly base = "api") {}
+
+  async models(): Promise<ModelInfo[]> {
+    return (await (await ask(`${this.base}/models`)).json()) as ModelInfo[];
+  }
+
+  /** Run an analysis; aborting the signal cancels it on the server too. */
+  async analyse(request: Request, on: (progress: number) => void, signal: AbortSignal): Promise<Source> {
+    const started = this.start(request);
+    try {
+      let known = await unless(signal, started);
+      while (known.state === "running") {
+        on(known.progress ?? 0);
+        known = (await (await ask(`${this.path(known.id)}?wait=${LONG}`, { signal })).json()) as State;
+      }
+      if (known.state === "cancelled") throw new DOMException("The analysis was cancelled.", "AbortError");
+      if (known.state === "failed") throw new ServerError(known.error ?? "The analysis failed.", 422);
+      return new HttpSource(this.path(known.id), known.header);
+    } catch (error) {
+      if (signal.aborted) void started.then((known) => fetch(this.path(known.id), { method: "DELETE", keepalive: true })).catch(() => undefined);
+      throw error;
+    }
+  }
+
+  private async start(request: Request): Promise<State> {
+    const headers = { "Content-Type": "application/json" };
+    const answered = await ask(`${this.base}/analyses?wait=${SHORT}`, { method: "POST", headers, body: JSON.stringify(request) });
+    return (await answered.json()) as State;
+  }
+
+  private path(id: string): string {
+    return `${this.base}/analyses/${encodeURIComponent(id)}`;
+  }
+}
+
+/** What is promised, unless the signal comes first. */
+function unless<T>(signal: AbortSignal, promised: Promise<T>): Promise<T> {
+  return new Promise((done, fail) => {
+    const stop = () => fail(new DOMException("Cancelled.", "AbortError"));
+    if (signal.aborted) return stop();
+    signal.addEventListener("abort", stop, { once: true });
+    promised.then(done, fail);
+  });
+}

@@ -1,0 +1,36 @@
+/** Where the viewer gets a document from: an HTML file, a server, a notebook. */
+
+import type { Header } from "./header";
+
+/** What `normscope serve` is asked to analyse. */
+export interface Request {
+  model: string;
+  text: string;
+  second: string | null;
+  target: string | null;
+  generate: number | null;
+  image: string | null;
+  heads: boolean;
+}
+
+export interface ModelInfo {
+  name: string;
+  family: string;
+  kind: "encoder" | "causal" | "encoder-decoder" | "vision";
+  layers: number;
+  heads: number;
+  scopes: string[];
+  max_tokens: number | null;
+}
+
+export interface Source {
+  header(): Promise<Header>;
+  /** The map of a scope, or with the scope "heads/..." all its heads one after the other. */
+  cells(side: string, scope: string, layer: number): Promise<Float32Array>;
+}
+
+/** A place that runs analyses: only `normscope serve`. */
+export interface Lab {
+  models(): Promise<ModelInfo[]>;
+  analyse(request: Request, on: (progress: number) => void, signal: AbortSignal): Promise<Source>;
+}

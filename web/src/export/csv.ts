@@ -1,0 +1,32 @@
+/** Maps as comma-separated values, one line for each cell. */
+
+import type { Label } from "../data/header";
+import type { Plane } from "../maths/plane";
+
+export interface Sheet {
+  name: string;
+  layer: number;
+  scope: string;
+  rows: Label[];
+  columns: Label[];
+  plane: Plane;
+}
+
+/** A field as RFC 4180 wants it. */
+export const field = (text: string): string => (/[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text);
+
+const HEAD = "document,layer,scope,output_side,output_position,output_token,input_side,input_position,input_token,value";
+
+/** Positions and layers are counted from 1, as on the page. */
+export function csvOf(sheets: readonly Sheet[]): string {
+  const lines = [HEAD];
+  for (const sheet of sheets) {
+    const start = [sheet.name, String(sheet.layer + 1), sheet.scope].map(field).join(",");
+    const ends = sheet.columns.map((label) => `${field(label.side)},${label.position + 1},${field(label.token)}`);
+    sheet.rows.forEach((label, i) => {
+      const middle = `${start},${field(label.side)},${label.position + 1},${field(label.token)}`;
+      ends.forEach((end, j) => lines.push(`${middle},${end},${Number(sheet.plane.cells[i * sheet.plane.columns + j].toPrecision(7))}`));
+    });
+  }
+  return lines.join("\r\n") + "\r\n";
+}

@@ -1,0 +1,51 @@
+/** Pixels to canvases. */
+
+const spare = new Map<string, HTMLCanvasElement>();
+
+/** A hidden canvas that holds these pixels, one for a cell; the next call with the same `key` uses it again. */
+export function bitmap(pixels: Uint32Array, columns: number, rows: number, key = ""): HTMLCanvasElement {
+  let canvas = spare.get(key);
+  if (!canvas) spare.set(key, (canvas = document.createElement("canvas")));
+  if (canvas.width !== columns || canvas.height !== rows) {
+    canvas.width = columns;
+    canvas.height = rows;
+  }
+  const image = new ImageData(new Uint8ClampedArray(pixels.buffer as ArrayBuffer, pixels.byteOffset, 4 * pixels.length), columns, rows);
+  canvas.getContext("2d")?.putImageData(image, 0, 0);
+  return canvas;
+}
+
+/** Put pixels into a small canvas, one for a cell: the browser scales it. */
+export function put(canvas: HTMLCanvasElement, pixels: Uint32Array, columns: number, rows: number): void {
+  canvas.width = columns;
+  canvas.height = rows;
+  const image = new ImageData(new Uint8ClampedArray(pixels.buffer as ArrayBuffer, pixels.byteOffset, 4 * pixels.length), columns, rows);
+  canvas.getContext("2d")?.putImageData(image, 0, 0);
+}
+
+const waiting = new Map<object, () => void>();
+let asked = false;
+
+/** Draw when there is time: at most some milliseconds of a frame, the last drawing asked for each owner. */
+export function soon(owner: object, draw: () => void): void {
+  waiting.delete(owner);
+  waiting.set(owner, draw);
+  if (asked) return;
+  asked = true;
+  requestAnimationFrame(run);
+}
+
+export const forget = (owner: object): boolean => waiting.delete(owner);
+
+const BUDGET = 7; // milliseconds of a frame
+
+function run(): void {
+  const start = performance.now();
+  for (const [owner, draw] of waiting) {
+    waiting.delete(owner);
+    draw();
+    if (performance.now() - start > BUDGET) break;
+  }
+  asked = waiting.size > 0;
+  if (asked) requestAnimationFrame(run);
+}

@@ -1,0 +1,82 @@
+/** A layer as a line of components: who stands where, and where the residual passes by. */
+
+import type { Component } from "../data/header";
+
+export interface Stop {
+  component: Component;
+  column: number;
+  lane: number; // 0 on the line, 1 and more above it: parallel branches
+}
+
+export interface Bypass {
+  from: number; // the column before whose first component it leaves the line
+  to: number; // the column of the sum
+  lanes: number; // branches it passes over
+}
+
+export interface Line {
+  stops: Stop[];
+  columns: { scopes: string[] }[]; // the maps under each column
+  bypasses: Bypass[];
+  lanes: number; // branches beside the first, at most
+}
+
+/** The scopes read after a component that are in the document, weights first. */
+const scopesAfter = (component: Component, present: readonly string[]): string[] =>
+  [component.weights, component.norms].filter((scope): scope is string => scope !== null && present.includes(scope));
+
+/** Lay out a layer. Branches that run side by side share columns where the upper one has no map of its own. */
+export function lineOf(components: readonly Component[], present: readonly string[]): Line {
+  const line: Line = { stops: [], columns: [], bypasses: [], lanes: 0 };
+  const blocks = [...new Set(components.map((one) => one.block))];
+  const put = (component: Component, column: number, lane: number) => {
+    while (line.columns.length <= column) line.columns.push({ scopes: [] });
+    line.columns[column].scopes.push(...scopesAfter(component, present));
+    line.stops.push({ component, column, lane });
+  };
+  for (const block of blocks) {
+    const mine = components.filter((one) => one.block === block);
+    const sum = mine.findIndex((one) => one.kind === "residual");
+    const inside = sum < 0 ? mine : mine.slice(0, sum);
+    const start = line.columns.length;
+    const branches = [...new Set(inside.map((one) => one.branch))];
+    let end = start;
+    branches.forEach((branch, lane) => {
+      const members = inside.filter((one) => one.branch === branch);
+      const mapped = members.some((one) => scopesAfter(one, present).length);
+      let column = lane > 0 && mapped ? end : start;
+      for (const member of members) put(member, column++, lane);
+      end = Math.max(end, column);
+    });
+    line.lanes = Math.max(line.lanes, branches.length - 1);
+    if (sum < 0) continue;
+    put(mine[sum], end, 0);
+    line.bypasses.push({ from: start, to: end, lanes: branches.length - 1 });
+    mine.slice(sum + 1).forEach((member, k) => put(member, end + 1 + k, 0));
+  }
+  return line;
+}
+
+const WORDS: [RegExp, string][] = [
+  [/^XATTN/, "cross-attention"],
+  [/^ATTN/, "attention"],
+  [/^RES/, "residual"],
+  [/^LN/, "norm"],
+  [/^FF/, "feed-forward"],
+];
+
+/** A scope's name in words: the components up to it. */
+export function described(scope: string): string {
+  const words: string[] = [];
+  let rest = scope.replace(/-[WN]$/, "");
+  while (rest) {
+    const found = WORDS.find(([pattern]) => pattern.test(rest));
+    if (!found) return scope;
+    words.push(found[1]);
+    rest = rest.replace(found[0], "");
+  }
+  return words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words[words.length - 1]}` : words[0];
+}
+
+/** What the numbers of a scope are. */
+export const quantity = (scope: string): string => (scope.endsWith("-W") ? "attention weight" : "norm of the contribution");

@@ -1,0 +1,15 @@
+/** Labels on a line that do not collide: the first ones given go first, and all stay within the line. */
+
+export interface Wanted {
+  at: number; // middle
+  wide: number;
+}
+
+export function spaced<T extends Wanted>(labels: readonly T[], width: number): T[] {
+  const kept: T[] = [];
+  for (const one of labels) {
+    const at = Math.min(Math.max(one.at, one.wide / 2), width - one.wide / 2);
+    if (kept.every((other) => Math.abs(other.at - at) >= (other.wide + one.wide) / 2)) kept.push({ ...one, at });
+  }
+  return kept;
+}

@@ -1,0 +1,57 @@
+/** The strongest cells of a map, rows or columns. */
+
+import type { Plane } from "./plane";
+
+export interface Cell {
+  row: number; // among the shown rows
+  column: number;
+  value: number;
+}
+
+/** The `count` largest of some numbers, kept in order as they come. */
+class Best {
+  readonly places: number[] = [];
+  private readonly held: number[] = [];
+  least = 0;
+
+  constructor(private readonly count: number) {}
+
+  add(value: number, place: number): void {
+    if (value === Infinity) return;
+    const { held, places, count } = this;
+    let at = held.length;
+    while (at > 0 && held[at - 1] < value) at--;
+    held.splice(at, 0, value);
+    places.splice(at, 0, place);
+    if (held.length > count) {
+      held.pop();
+      places.pop();
+    }
+    if (held.length === count) this.least = held[count - 1];
+  }
+}
+
+/** The `count` largest numbers of a list, as places in it, largest first. Numbers that are not above zero are left out. */
+export function largest(length: number, value: (k: number) => number, count: number): number[] {
+  const best = new Best(count);
+  for (let k = 0; k < length; k++) {
+    const now = value(k);
+    if (now > best.least) best.add(now, k);
+  }
+  return best.places;
+}
+
+/** The largest cells (sign 1) or the smallest below zero (sign -1); own tokens only where `own`. */
+export function strongest(plane: Plane, count: number, sign: 1 | -1 = 1, own = false): Cell[] {
+  const { cells, columns, rows } = plane;
+  const best = new Best(count);
+  for (let r = 0, k = 0; r < rows; r++) {
+    const mine = own ? -1 : plane.own[r];
+    for (let c = 0; c < columns; c++, k++) if (sign * cells[k] > best.least && c !== mine) best.add(sign * cells[k], k);
+  }
+  return best.places.map((k) => ({
+    row: Math.floor(k / columns),
+    column: k % columns,
+    value: cells[k],
+  }));
+}

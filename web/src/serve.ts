@@ -1,0 +1,41 @@
+/** The viewer of `normscope serve`: models to choose from, and the analysis that the address asks for. */
+
+import type { Lab, ModelInfo, Request } from "./data/source";
+import type { Store } from "./state/store.svelte";
+
+export const EXAMPLE = "Colin Fleming played the highway tiny soap opera.";
+
+/** A whole request from the parts that are known. */
+export const requestOf = (part: Partial<Request>, models: readonly ModelInfo[]): Request => ({
+  model: models.find((one) => one.name === part.model)?.name ?? models[0]?.name ?? "",
+  text: part.text ?? "",
+  second: part.second || null,
+  target: part.target || null,
+  generate: part.generate ?? null,
+  image: part.image ?? null,
+  heads: part.heads ?? false,
+});
+
+/** Go where an address points to: another view, and with a server another text or model too. */
+export async function follow(store: Store, fragment: string): Promise<void> {
+  const { request, other } = store.recall(fragment);
+  const now = store.asked.request;
+  const same = (["model", "text", "second", "target", "generate"] as const).every((name) => (request[name] || null) === (now[name] || null));
+  if (!store.lab || same || !request.text) return;
+  await store.analyse(requestOf({ ...request, heads: store.view.heads }, store.models));
+  if (store.doc && other) await store.analyse(requestOf({ ...request, ...other }, store.models), true);
+}
+
+export async function serve(store: Store, lab: Lab): Promise<void> {
+  store.lab = lab;
+  const asked = store.recall(location.hash);
+  store.models = await lab.models();
+  store.asked = asked;
+  const request = requestOf({ ...asked.request, heads: store.view.heads }, store.models);
+  if (!request.text) {
+    store.phase = "empty";
+    return;
+  }
+  await store.analyse(request);
+  if (store.doc && asked.other) await store.analyse(requestOf({ ...request, ...asked.other }, store.models), true);
+}

@@ -1,0 +1,93 @@
+/** The view as the fragment of the address, so that it can be shared. People count layers, heads and tokens from 1. */
+
+import type { Request } from "../data/source";
+import { DIAGONALS, NORMS, START, type View } from "./view";
+
+export interface Asked {
+  request: Partial<Request>;
+  other: Partial<Request> | null; // the second document
+}
+
+const oneOf = <T extends string>(list: readonly T[], given: string | null, otherwise: T): T => list.find((one) => one === given) ?? otherwise;
+
+function whole(given: string | null): number | null {
+  return given !== null && /^\d{1,6}$/.test(given) && Number(given) > 0 ? Number(given) - 1 : null;
+}
+
+/** The fragment, without `#`: only what differs from the start. */
+export function toFragment(view: View, asked?: Asked): string {
+  const out = new URLSearchParams();
+  const { request = {}, other = null } = asked ?? {};
+  if (request.model) out.set("model", request.model);
+  if (request.text) out.set("text", request.text);
+  if (request.second) out.set("second", request.second);
+  if (request.target) out.set("target", request.target);
+  if (request.generate) out.set("generate", String(request.generate));
+  if (view.band) out.set("side", view.band);
+  out.set("layer", String(view.layer + 1));
+  if (view.scope) out.set("scope", view.scope);
+  if (view.against !== null) out.set("against", view.against);
+  if (view.against !== null && view.per !== START.per) out.set("per", view.per);
+  if (view.heads) out.set("heads", "1");
+  if (view.head !== null) out.set("head", String(view.head + 1));
+  if (view.norm !== START.norm) out.set("norm", view.norm);
+  if (view.log) out.set("colour", "log");
+  if (view.diagonal !== START.diagonal) out.set("diagonal", view.diagonal);
+  if (!view.special) out.set("special", "0");
+  if (view.reach !== START.reach) out.set("scale", view.reach);
+  if (view.token !== null) out.set("token", view.token.replace(/\d+$/, (position) => String(Number(position) + 1)));
+  if (view.cell) out.set("cell", `${view.cell[0] + 1},${view.cell[1] + 1}`);
+  if (view.matrix) out.set("matrix", "1");
+  if (view.beside) {
+    out.set("beside", view.beside.linked ? "linked" : `${view.beside.layer + 1},${view.beside.scope}`);
+    if (other?.model) out.set("model2", other.model);
+    if (other?.text) out.set("text2", other.text);
+    if (other?.target) out.set("target2", other.target);
+  }
+  return out.toString();
+}
+
+/** The view and the request that a fragment asks for; whatever it does not know is left out. */
+export function fromFragment(fragment: string): { view: View; asked: Asked } {
+  const given = new URLSearchParams(fragment.replace(/^#/, ""));
+  const get = (name: string) => given.get(name);
+  const cell = /^(\d{1,6}),(\d{1,6})$/.exec(get("cell") ?? "");
+  const token = /^([\w-]{1,20}):(\d{1,6})$/.exec(get("token") ?? "");
+  const view: View = {
+    ...START,
+    band: get("side") ?? "",
+    layer: whole(get("layer")) ?? 0,
+    scope: get("scope") ?? "",
+    against: get("against"),
+    per: oneOf(["output", "input"], get("per"), START.per),
+    heads: get("heads") === "1",
+    head: whole(get("head")),
+    norm: oneOf(NORMS, get("norm"), START.norm),
+    log: get("colour") === "log",
+    diagonal: oneOf(DIAGONALS, get("diagonal"), START.diagonal),
+    special: get("special") !== "0",
+    reach: oneOf(["map", "layer", "all"], get("scale"), START.reach),
+    token: token && Number(token[2]) > 0 ? `${token[1]}:${Number(token[2]) - 1}` : null,
+    cell: cell && Number(cell[1]) > 0 && Number(cell[2]) > 0 ? [Number(cell[1]) - 1, Number(cell[2]) - 1] : null,
+    matrix: get("matrix") === "1",
+    beside: besideOf(get("beside")),
+  };
+  const request: Partial<Request> = {};
+  for (const name of ["model", "text", "second", "target"] as const) {
+    const found = get(name);
+    if (found !== null) request[name] = found;
+  }
+  const generate = whole(get("generate"));
+  if (generate !== null) request.generate = generate + 1;
+  const other: Partial<Request> = {};
+  if (get("model2") !== null) other.model = get("model2") ?? "";
+  if (get("text2") !== null) other.text = get("text2") ?? "";
+  if (get("target2") !== null) other.target = get("target2");
+  return { view, asked: { request, other: Object.keys(other).length ? other : null } };
+}
+
+function besideOf(given: string | null): View["beside"] {
+  if (given === "linked") return { layer: 0, scope: "", linked: true };
+  const found = /^(\d{1,6}),([\w-]+)$/.exec(given ?? "");
+  return found && Number(found[1]) > 0 ? { layer: Number(found[1]) - 1, scope: found[2], linked: false } : null;
+}

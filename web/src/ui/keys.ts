@@ -1,0 +1,56 @@
+/** Keys that work anywhere on the page. */
+
+import type { Store } from "../state/store.svelte";
+
+const TYPING = "input:not([type=checkbox]), textarea, select, [contenteditable], dialog";
+
+export const KEYS: readonly [string, string][] = [
+  ["← →", "previous and next scope"],
+  ["↑ ↓", "previous and next layer"],
+  ["space", "play, or stop"],
+  ["d", "difference to the scope before"],
+  ["h", "heads"],
+  ["n", "raw, share of row, share of column"],
+  ["g", "diagonal shown, hidden, on its own scale"],
+  ["/", "to the input"],
+  ["shift + arrows", "move over the cells of the map"],
+  ["enter", "choose the token of the cell"],
+  ["esc", "let go of the chosen token"],
+  ["?", "this list"],
+];
+
+/** Do what a key asks for. */
+export function press(store: Store, event: KeyboardEvent, root: HTMLElement): void {
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || store.dialog) return;
+  const target = event.composedPath()[0];
+  const at = target instanceof Element ? target : null;
+  if (at?.closest(TYPING)) return;
+  if (event.shiftKey && event.key.startsWith("Arrow")) return;
+  const act = actionOf(store, event.key, at, root);
+  if (!act) return;
+  event.preventDefault();
+  event.stopPropagation();
+  act();
+}
+
+function actionOf(store: Store, key: string, at: Element | null, root: HTMLElement): (() => void) | null {
+  if (key === "?") return () => (store.dialog = "help");
+  if (key === "/") return () => root.querySelector<HTMLElement>("[data-input]")?.focus();
+  if (!store.doc) return null;
+  switch (key) {
+    case "ArrowLeft":
+      return () => store.stepScope(-1);
+    case "ArrowRight":
+      return () => store.stepScope(1);
+    case "ArrowUp":
+      return () => store.stepLayer(-1);
+    case "ArrowDown":
+      return () => store.stepLayer(1);
+    case " ": // a focused button or summary keeps its own use of the space bar
+      return at?.closest("button, input, summary, a") ? null : store.play;
+    case "Escape":
+      return () => store.change({ token: null, cell: null, head: null });
+    default:
+      return { d: store.toggleDifference, h: store.toggleHeads, n: store.nextNorm, g: store.nextDiagonal }[key] ?? null;
+  }
+}

@@ -1,0 +1,55 @@
+import { describe, expect, it } from "vitest";
+import { inlineSafe } from "../inline-safe";
+import { csvOf, field } from "../src/export/csv";
+import { escaped, svgOf, type Panel } from "../src/export/svg";
+import { PALETTES } from "../src/look/colours";
+import { picksOf, planeOf } from "../src/maths/plane";
+import { extentOf, scaleOf } from "../src/maths/scale";
+import { label } from "./fake";
+
+const rows = ['</text><script>alert("1")</script>', "a,b", "\u0000\u202e"].map((token, k) => label(token, k));
+const plane = planeOf(Float32Array.of(1, 2, 3, 4, 5, 6, 7, 8, 9), 3, picksOf(rows, rows, true));
+const ink = { palette: PALETTES.light, diagonal: "show" as const, scale: scaleOf([extentOf(plane)], "show", false) };
+const panel: Panel = { title: "model <b>, layer 1", rows, columns: rows, plane, ink, seam: -1 };
+const colours = { paper: "#fff", ink: "#000", quiet: "#666", soft: "#eee" };
+
+describe("SVG", () => {
+  it("holds a rectangle for every cell and a label for every token", () => {
+    const { text, width, height } = svgOf([panel], colours);
+    expect(text.match(/<rect/g)?.length).toBe(9 + 1 + 1 + 64);
+    expect(text).toContain(`width="${width}" height="${height}"`);
+  });
+  it("holds tokens as text only, and nothing that XML forbids", () => {
+    const { text } = svgOf([panel], colours);
+    expect(text).not.toContain("<script");
+    expect(text).not.toContain("<b>");
+    // eslint-disable-next-line no-control-regex
+    expect(text).not.toMatch(/[\u0000-\u0008\u202e]/);
+    expect(escaped(`<&>"'`)).toBe("&#60;&#38;&#62;&#34;&#39;");
+  });
+  it("puts two maps side by side", () => {
+    expect(svgOf([panel, panel], colours).width).toBeGreaterThan(svgOf([panel], colours).width * 1.8);
+  });
+});
+
+describe("CSV", () => {
+  it("has a line for every cell", () => {
+    const lines = csvOf([{ name: "toy", layer: 2, scope: "ATTN-N", rows, columns: rows, plane }]).trim().split("\r\n");
+    expect(lines.length).toBe(10);
+    expect(lines[1].startsWith("toy,3,ATTN-N,encoder,1,")).toBe(true);
+    expect(lines[5]).toBe('toy,3,ATTN-N,encoder,2,"a,b",encoder,2,"a,b",5');
+  });
+  it("quotes as it must", () => {
+    expect(field('say "a", then b')).toBe('"say ""a"", then b"');
+    expect(field("plain")).toBe("plain");
+  });
+});
+
+describe("a script to be inlined", () => {
+  it("cannot end or bend its element, and means the same", () => {
+    const code = 'const a = "</script><!--<script>";';
+    const safe = inlineSafe(code);
+    expect(safe).not.toMatch(/<\/script|<!--|<script/i);
+    expect(new Function(`${safe} return a;`)()).toBe("</script><!--<script>");
+  });
+});

@@ -1,0 +1,78 @@
+import { afterEach, describe, expect, it, vi } from "vitest";
+import { HttpLab, HttpSource, ServerError } from "../src/data/http";
+import type { Request } from "../src/data/source";
+import { requestOf } from "../src/serve";
+import { header, noise, side } from "./fake";
+
+const request: Request = { model: "toy", text: "a b", second: null, target: null, generate: null, image: null, heads: false };
+const one = header(side(["a", "b"], { scopes: ["ATTN-N"], layers: [0, 1] }));
+const json = (body: unknown, status = 200) => new Response(JSON.stringify(body), { status });
+const values = noise(8);
+
+/** A server that answers in turn; it notes what it was asked. */
+function answering(...answers: (Response | (() => Response))[]): string[] {
+  const asked: string[] = [];
+  vi.stubGlobal("fetch", (path: string, options: RequestInit = {}) => {
+    asked.push(`${options.method ?? "GET"} ${path}`);
+    const next = answers.shift();
+    return next ? Promise.resolve(typeof next === "function" ? next() : next) : Promise.reject(new TypeError("no network"));
+  });
+  return asked;
+}
+afterEach(() => vi.unstubAllGlobals());
+
+describe("a server", () => {
+  it("answers a short analysis at once, header and all", async () => {
+    const asked = answering(json({ id: "x1", state: "done", header: one }, 201), new Response(values.buffer));
+    const source = await new HttpLab().analyse(request, () => undefined, new AbortController().signal);
+    expect((await source.header()).model.name).toBe("toy");
+    expect(await source.cells("encoder", "ATTN-N", 1)).toEqual(values.slice(4));
+    expect(await source.cells("encoder", "ATTN-N", 0)).toEqual(values.slice(0, 4)); // one request for all layers
+    expect(asked).toEqual(["POST api/analyses?wait=2", "GET api/analyses/x1/cells?side=encoder&scope=ATTN-N"]);
+  });
+  it("tells how far a long one is", async () => {
+    const told: number[] = [];
+    const asked = answering(json({ id: "a/b", state: "running", progress: 0.1 }), json({ id: "a/b", state: "running", progress: 0.6 }), json({ id: "a/b", state: "done" }), json(one));
+    const source = await new HttpLab().analyse(request, (progress) => told.push(progress), new AbortController().signal);
+    await source.header();
+    expect(told).toEqual([0.1, 0.6]);
+    expect(asked.slice(1)).toEqual(["GET api/analyses/a%2Fb?wait=20", "GET api/analyses/a%2Fb?wait=20", "GET api/analyses/a%2Fb/header"]);
+  });
+  it("is told when an analysis is not wanted any more", async () => {
+    const stop = new AbortController();
+    const asked = answering(json({ id: "x", state: "running" }), () => {
+      stop.abort();
+      throw new DOMException("stopped", "AbortError");
+    }, json({}));
+    await expect(new HttpLab().analyse(request, () => undefined, stop.signal)).rejects.toThrow("stopped");
+    await vi.waitFor(() => expect(asked.at(-1)).toBe("DELETE api/analyses/x"));
+  });
+  it("gives reasons", async () => {
+    const { signal } = new AbortController();
+    answering(json({ error: "The input has 99 tokens." }, 422));
+    await expect(new HttpLab().analyse(request, () => undefined, signal)).rejects.toThrow("The input has 99 tokens.");
+    answering(json({ id: "x", state: "failed", error: "Out of memory." }));
+    await expect(new HttpLab().analyse(request, () => undefined, signal)).rejects.toThrow("Out of memory.");
+    answering(json({ id: "x", state: "cancelled" }));
+    await expect(new HttpLab().analyse(request, () => undefined, signal)).rejects.toThrow("cancelled");
+    answering(new Response("<html>", { status: 500 }));
+    await expect(new HttpLab().models()).rejects.toThrow("500");
+    answering();
+    await expect(new HttpLab().models()).rejects.toThrow(ServerError);
+  });
+  it("is asked for one map at a time where maps are large", async () => {
+    const big = header(side(Array.from({ length: 300 }, (_, k) => `t${k}`), { scopes: ["ATTN-N"], layers: [0, 1, 2, 3, 4, 5] }));
+    const asked = answering(new Response(noise(90000).buffer));
+    const cells = await new HttpSource("api/analyses/x", big).cells("encoder", "ATTN-N", 3);
+    expect(cells.length).toBe(90000);
+    expect(asked).toEqual(["GET api/analyses/x/cells?side=encoder&scope=ATTN-N&layer=3"]);
+  });
+});
+
+describe("a request", () => {
+  const models = [{ name: "first", family: "", kind: "encoder" as const, layers: 1, heads: 1, scopes: [], max_tokens: null }];
+  it("names a model that there is", () => {
+    expect(requestOf({ model: "gone", text: "x" }, models).model).toBe("first");
+    expect(requestOf({ text: "x", second: "" }, models)).toMatchObject({ second: null, target: null, heads: false });
+  });
+});

@@ -58,9 +58,7 @@ def value_rows(x: Tensor, packing: str, heads: int, width: int) -> Tensor:
     return x[..., -heads * width :].reshape(*x.shape[:-1], heads, width)
 
 
-def value_map(
-    module: nn.Module, packing: str, heads: int, shared: int, width: int
-) -> tuple[Tensor, Tensor | None]:
+def value_map(module: nn.Module, packing: str, heads: int, shared: int, width: int) -> tuple[Tensor, Tensor | None]:
     """W_V (H, d, d_h) and b_V (H, d_h) for row vectors; of `shared` heads, each is repeated for those that share it."""
     weight, bias = affine(module)
 

@@ -90,8 +90,8 @@ web-check: ## check and test the viewer's source, and that its committed files e
 web-checked: web/node_modules/.stamp
 	cd web && npm run --silent check && npm run --silent test
 	fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && cd web \
-		&& npx vite build --mode viewer --outDir "$$fresh" --logLevel warn \
-		&& npx vite build --mode widget --outDir "$$fresh" --logLevel warn \
+		&& npx vite build --mode viewer --outDir "$$fresh" --logLevel error \
+		&& npx vite build --mode widget --outDir "$$fresh" --logLevel error \
 		&& { diff -rq "$$fresh" ../src/normscope/view/static \
 			|| { echo "The viewer in static/ is not that of web/: run \`make web\` and commit it." >&2; exit 1; }; }
 

@@ -22,7 +22,7 @@ from benchmarks.measures import Row, against_published, attention_scopes, extra_
 from benchmarks.memory import THREADS
 from benchmarks.published import verify
 from benchmarks.timing import Neighbours
-from benchmarks.viewer import first_map
+from benchmarks.viewer import first_map, large_maps
 from normscope import NormscopeError, __version__
 
 BASE, MINILM, LLAMA = "BERT-base", "MiniLM", "Llama 1B"
@@ -50,6 +50,8 @@ def full() -> Iterator[Measure]:
     yield lambda: extra_memory(BASE, "bert", 2, 2048, 1.2, without_maps=True)
     yield from llama()
     yield from (corpus_rate, ray_rate, start_up, flat_memory, first_map)
+    for row in large_maps():
+        yield lambda row=row: row  # type: ignore[misc]
 
 
 def quick() -> Iterator[Measure]:

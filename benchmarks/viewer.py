@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from benchmarks.measures import Row
 from benchmarks.timing import best
 from normscope import Analyzer, NormscopeError, default_model
+from normscope.analysis import Analysis, HeadMaps, Label, Measured
 
 NAME = "MiniLM"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -26,38 +32,101 @@ CLICK = """async () => {
 }"""
 
 
+# From the top of the page to its end in steps of a finger's flick; milliseconds of every frame.
+SCROLL = """async () => {
+    const frames = [];
+    let last = performance.now();
+    for (let place = 0; place < document.documentElement.scrollHeight; place += 60) {
+        scrollTo(0, place);
+        await new Promise(requestAnimationFrame);
+        const now = performance.now();
+        frames.push(now - last);
+        last = now;
+    }
+    return frames;
+}"""
+
+
 def first_map(rounds: int = 12) -> Row:
     """From the click on "Analyse" to the first map drawn, over `analyze` of a sentence of 30 tokens."""
     row = Row("first map on screen / analyze", NAME, "30 tokens", bar=1.3)
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    seconds: dict[str, list[float]] = {"analyze": [], "first map": []}
     try:
-        from playwright.sync_api import sync_playwright
-
         lens = Analyzer.from_pretrained(default_model.find())
-    except (ImportError, NormscopeError) as error:
+        with _served(lens) as address, _browser() as browser:
+            for text in _sentences(rounds):
+                page = browser.new_page()  # without a map of another sentence
+                page.goto(address)
+                page.locator("[data-input]").fill(text)
+                seconds["first map"].append(page.evaluate(CLICK) / 1000)
+                page.close()
+                begin = time.perf_counter()
+                result = lens.analyze(text)
+                seconds["analyze"].append(time.perf_counter() - begin)
+                assert len(result.tokens) == 30
+    except (_NoBrowserError, NormscopeError) as error:
         row.note = str(error)
         return row
-    if path is None:
-        row.note = "Chromium is not installed"
-        return row
-    seconds: dict[str, list[float]] = {"analyze": [], "first map": []}
-    with _served(lens) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        for text in _sentences(rounds):
-            page = browser.new_page()  # without a map of another sentence
-            page.goto(address)
-            page.locator("[data-input]").fill(text)
-            seconds["first map"].append(page.evaluate(CLICK) / 1000)
-            page.close()
-            begin = time.perf_counter()
-            result = lens.analyze(text)
-            seconds["analyze"].append(time.perf_counter() - begin)
-            assert len(result.tokens) == 30
-        browser.close()
     times = best(seconds)
     row.value, row.seconds = times["first map"] / times["analyze"], seconds
     row.note = f"{1000 * times['first map']:.0f} ms, of which {1000 * times['analyze']:.0f} ms are the analysis"
     return row
+
+
+def large_maps(tokens: int = 512, layers: int = 6, scopes: int = 10) -> Iterator[Row]:
+    """A page with 60 maps of 512 x 512: the time to draw one, and the frames while all of them are scrolled through."""
+    shape = f"{layers * scopes} maps of {tokens} x {tokens}"
+    draw = Row("map drawn", "made up", shape, bar=100.0, unit=" ms")
+    scroll = Row("frame while scrolling, 95th percentile", "made up", shape, bar=50.0, unit=" ms")
+    try:
+        with _browser() as browser, tempfile.TemporaryDirectory() as folder:
+            page = browser.new_page(viewport={"width": 1280, "height": 800})
+            page.goto(_made_up(tokens, layers, scopes).to_html(Path(folder) / "x.html").as_uri())
+            page.locator("[data-testid=map]").wait_for(timeout=120_000)
+            drawn = []
+            for key in ("ArrowDown", "ArrowRight") * 5:
+                page.keyboard.press(key)
+                page.wait_for_timeout(400)
+                drawn.append(page.evaluate("window.__normscope.lastDrawMs"))
+            frames = page.evaluate(SCROLL)
+    except _NoBrowserError as error:
+        draw.note = scroll.note = str(error)
+    else:
+        draw.value, draw.seconds = sorted(drawn)[len(drawn) // 2], {"draw": [ms / 1000 for ms in drawn]}
+        scroll.value, scroll.seconds = sorted(frames)[int(0.95 * len(frames))], {"frame": [ms / 1000 for ms in frames]}
+    yield from (draw, scroll)
+
+
+class _NoBrowserError(Exception):
+    pass
+
+
+@contextmanager
+def _browser() -> Iterator[Any]:
+    """A headless Chromium."""
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        raise _NoBrowserError("Chromium is not installed")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError as error:
+        raise _NoBrowserError("Playwright is not installed") from error
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def _made_up(tokens: int, layers: int, scopes: int) -> Analysis:
+    """Random maps with a strong diagonal."""
+    noise = torch.Generator().manual_seed(0)
+    measured = {}
+    for n in range(scopes):
+        maps = torch.rand(layers, tokens, tokens, generator=noise) ** 8 + 3 * torch.eye(tokens)
+        rows = torch.full((layers, tokens), 0.5)
+        measured[f"{'ATTN' * (n + 1)}-N"] = Measured(maps, rows, rows, torch.full((layers,), 1e-7))
+    labels = tuple(Label(f"token{k}", "encoder", k) for k in range(tokens))
+    return Analysis(measured, labels, labels, tuple(range(layers)), {}, HeadMaps({}, {}), info={"model": "made up"})
 
 
 def _sentences(count: int) -> Iterator[str]:

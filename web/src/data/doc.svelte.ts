@@ -23,6 +23,7 @@ export class Doc {
   private readonly asked = new Set<string>();
   private readonly queue: Wanted[] = [];
   private running = 0;
+  private held = true; // the first map comes before all others
 
   constructor(
     readonly header: Header,
@@ -43,9 +44,9 @@ export class Doc {
   }
 
   /** One head's map, by its place among the heads of this document. */
-  head(side: Side, scope: string, layer: number, place: number): Float32Array | undefined {
+  head(side: Side, scope: string, layer: number, place: number, urgent = false): Float32Array | undefined {
     if (!headScopes(side).includes(scope)) return undefined;
-    const all = this.map(side, `heads/${scope}`, layer);
+    const all = this.map(side, `heads/${scope}`, layer, urgent);
     const size = side.rows.length * side.columns.length;
     return all?.subarray(place * size, (place + 1) * size);
   }
@@ -75,7 +76,14 @@ export class Doc {
     this.asked.add(wanted.key);
     if (urgent) this.queue.unshift(wanted);
     else this.queue.push(wanted);
-    if (this.running < 3) void this.work();
+    if (this.running < 3 && (urgent || !this.held)) void this.work();
+  }
+
+  /** The first map is there: let the others come. */
+  release(): void {
+    if (!this.held) return;
+    this.held = false;
+    if (this.queue.length) void this.work();
   }
 
   /** Load what was asked for. */

@@ -64,6 +64,7 @@ export class Store {
   theme = $state<"auto" | Theme>(remembered());
   nightly = $state(false); // the system prefers dark
   status = $state("");
+  begun = $state(false); // a map has been drawn
   dialog = $state<"help" | "completeness" | "share" | null>(null);
 
   lab = $state.raw<Lab | null>(null);
@@ -117,6 +118,14 @@ export class Store {
     }
   }
 
+  /** A map has been drawn: the other maps and the rest of the page may come. */
+  drew(place: Place): void {
+    setTimeout(() => {
+      this.begun = true;
+      place.doc.release();
+    });
+  }
+
   // Maps
 
   sideAt = (place: Place): Side => views.sideOf(place.doc.header, place.band);
@@ -133,7 +142,7 @@ export class Store {
   valuesAt = (place: Place, urgent = false): Float32Array | undefined => {
     const side = this.sideAt(place);
     const { doc, layer, scope, against } = place;
-    if (place.head !== null) return doc.head(side, scope, layer, side.heads.indexOf(place.head));
+    if (place.head !== null) return doc.head(side, scope, layer, side.heads.indexOf(place.head), urgent);
     const after = doc.map(side, scope, layer, urgent);
     if (against === null) return after;
     const before = doc.map(side, against, layer, urgent);

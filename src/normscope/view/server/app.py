@@ -83,7 +83,7 @@ def _add_api(app: FastAPI, models: Mapping[str, Analyzer], running: jobs.Jobs[se
     def done(id: str) -> served.Shown:
         job = found(id)
         if job.result is None:
-            raise HTTPException(409, f"The analysis is not done: {job.error or job.state}.")
+            raise HTTPException(409, f"The analysis is not done. {job.error or f'It is {job.state}.'}")
         return job.result
 
     @app.get("/api/models", tags=["models"])

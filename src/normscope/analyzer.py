@@ -21,13 +21,14 @@ from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Label
 from normscope.collect import Collected
 from normscope.decompose import walk
 from normscope.decompose.scratch import Scratch
+from normscope.decompose.shapley_gate import Shapley
 from normscope.errors import NormscopeError
 from normscope.estimate import GROUP_TOKENS, Estimate, default_budget, estimate, refuse_over_budget, shape_of
 from normscope.inputs import Input, Item, Limits
 from normscope.models import depth_of, family_of, heads_of, max_positions, padding_id
 from normscope.models.spec import Stack
 from normscope.records import LayerRecord, select_items, select_rows
-from normscope.request import Request, integers, reach, requests_of, within
+from normscope.request import Request, gate_of, integers, reach, requests_of, within
 from normscope.scopes import aliases_of, steps_of
 from normscope.trace import Wish, has_layers, layer_modules, trace
 
@@ -148,6 +149,10 @@ class Analyzer:
 
         `scopes`, `layers` and `rows` (output positions, negative from the end) limit what is computed; `heads` adds
         head-level maps, of all heads or of those listed. `truncation` cuts an input that is too long.
+
+        `gate` says how the feed-forward's activation is shared out among the tokens: by integrated gradients ("ig"),
+        with a gate held as it is ("frozen"), by the slope ("tangent", which does not add up), or by Shapley values
+        ("shapley", slower; "shapley-exact", "shapley-sampled", "shapley-gaussian" choose how).
         """
         requests = self.requests(scopes=scopes, layers=layers, heads=heads, rows=rows, gate=gate, value_bias=value_bias)
         item = self._item(text, words, chat, target, generate, truncation)
@@ -212,9 +217,17 @@ class Analyzer:
         A target is a logit: of a class (index or label), of a token (id or text), the largest ("top"), or the
         difference of two, ``("cat", "dog")``. `position` says where it is read: by default at the last token of a
         causal model, at the mask of a masked one. An encoder-decoder takes a pair, source and target text.
+
+        `method` is one of `normscope.flow.methods.METHODS`, perhaps with an option: "exact", "decompx:norm", "alti",
+        "rollout", "rollout:layer" (of any scope), "globenc", "value_zeroing", "alti_logit", ...
         """
         from normscope.flow.running import flow  # which reads this module
 
+        if isinstance(gate_of(gate), Shapley):
+            raise NormscopeError(
+                "Shapley values are no linear map of the input vectors, so that nothing flows through them: they are "
+                "for analyze(). Use gate='ig'."
+            )
         self.requests(gate=gate)
         item = self._item(text, words, chat, None, generate, truncation)
         return flow(self, item, method, target, position, gate)
@@ -417,8 +430,8 @@ class Analyzer:
             columns += encoder
             word_ids = None if word_ids is None else word_ids + (None,) * len(encoder)
         measured, heads, value_norms = run.collected.item(number, geometry.rows, run.columns(number))
-        if request.options.gate != "tangent":
-            self._refuse_incomplete(measured, request)
+        sure = {scope: one for scope, one in measured.items() if request.options.complete or "FF" not in scope}
+        self._refuse_incomplete(sure, request)
 
         def on_demand(scope: str, layer: int, chosen: Sequence[int] | None) -> walk.Vectors:
             places = range(len(rows)) if chosen is None else within("row", chosen, len(rows))
@@ -444,9 +457,9 @@ class Analyzer:
                 "dtype": str(self.dtype).removeprefix("torch."),
                 "model_layers": depth,
                 "model_heads": self.head_counts[self.stacks.index(request.stack)],
-                "gate": request.options.gate,
+                "gate": str(request.options.gate),
                 "value_bias": request.options.value_bias,
-                "complete": request.options.gate != "tangent",
+                "complete": request.options.complete,
                 "normscope": __version__,
                 "transformers": transformers.__version__,
                 "torch": str(torch.__version__),

@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 from normscope._version import __version__
 from normscope.corpus.command import corpus
 from normscope.errors import NormscopeError, nearest
+from normscope.faithfulness.command import faithfulness
 from normscope.papers.command import paper
 from normscope.view.serve_command import serve
 
@@ -78,6 +79,7 @@ app = typer.Typer(
 
 app.command()(corpus)
 app.command()(paper)
+app.command()(faithfulness)
 app.command()(serve)
 
 Model = Annotated[

@@ -14,6 +14,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from normscope.decompose.contributions import VECTORS
+from normscope.decompose.shapley_gate import Shapley
 from normscope.errors import NormscopeError
 from normscope.models.spec import Experts, FeedForward
 from normscope.request import Request
@@ -73,12 +74,19 @@ def estimate(lengths: Sequence[int], request: Request, shape: Shape, dtype: torc
     blocks = 2 * request.options.block_bytes if has_ff else 0
     memory = maps + attention + vectors + products + activations + blocks
 
+    seconds = 0.0
+    if has_ff and isinstance(request.options.gate, Shapley):
+        players = n + 2  # of a row, with the own token and the biases
+        memory += 64 * players * shape.hidden
+        pairs = sum(min(out, m) * (m + 2) for m in lengths)
+        seconds = 1e-9 * layers * pairs * shape.hidden * request.options.gate.nanoseconds(players)
+
     tokens = items * n
     layer = 2 * tokens * shape.width * (4 * shape.width + 2 * shape.hidden) + 4 * tokens * n * shape.width
     flops = float(shape.layers * layer + layers * 0.5 * layer)
     if has_ff:
         flops += layers * sum(2 * min(out, m) * m * shape.width * shape.hidden for m in lengths) * 1.15
-    return Estimate(n, memory, flops / gemm_rate(dtype, torch.get_num_threads()))
+    return Estimate(n, memory, seconds + flops / gemm_rate(dtype, torch.get_num_threads()))
 
 
 def refuse_over_budget(cost: Estimate, budget: int) -> None:

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from normscope.decompose.gates import Gate
+from normscope.decompose.shapley_gate import EXPERTS, Shapley, parse
 from normscope.decompose.walk import Options
 from normscope.errors import NormscopeError
-from normscope.models.spec import Norm, Stack
+from normscope.models.spec import Experts, Norm, Stack
 from normscope.scopes import Step, resolve, steps_of
 
-GATES = ("ig", "frozen", "tangent")
+SHARED: tuple[Gate, ...] = ("ig", "frozen", "tangent")  # one coefficient for all inputs of an output token
+GATES = (*SHARED, "shapley", "shapley-exact", "shapley-sampled", "shapley-gaussian")
 VALUE_BIASES = ("token", "remainder")
 
 
@@ -42,8 +45,7 @@ def requests_of(
 ) -> list[Request]:
     """One request for every stack that has a scope of those asked for. Of an encoder-decoder, `rows` are the
     decoder's, and `layers` and `heads` may lie beyond the last of the side that has fewer."""
-    if gate not in GATES:
-        raise NormscopeError(f"Unknown gate {gate!r}. Known: {', '.join(GATES)}.")
+    chosen_gate = gate_of(gate)
     if value_bias not in VALUE_BIASES:
         raise NormscopeError(f"Unknown value_bias {value_bias!r}. Known: {', '.join(VALUE_BIASES)}.")
     chosen = indices("layer", layers, max(depths))
@@ -53,16 +55,28 @@ def requests_of(
     made = []
     for stack, found, depth, count in zip(stacks, names, depths, head_counts, strict=True):
         there = tuple(head for head in wanted_heads if head < count)
-        options = Options(gate=gate, value_bias=value_bias, heads=there)  # type: ignore[arg-type]
+        options = Options(gate=chosen_gate, value_bias=value_bias, heads=there)  # type: ignore[arg-type]
         present = tuple(sorted({layer for layer in chosen if layer < depth}))
         if found and present:
             asked = wanted_rows if stack is stacks[-1] else None
             steps = steps_of(stack.blocks)
             crosses = any(step.alias == "cross-attention" for step in steps)
-            made.append(Request(stack, found, present, asked, options, reach(steps, found), crosses))
+            reached = reach(steps, found)
+            if isinstance(chosen_gate, Shapley) and any(isinstance(step.part, Experts) for step in reached):
+                raise NormscopeError(EXPERTS)
+            made.append(Request(stack, found, present, asked, options, reached, crosses))
     if not made:
         raise NormscopeError("None of these layers has any of these scopes: the side that has the scopes is shallower.")
     return made
+
+
+def gate_of(name: Any) -> Gate | Shapley:
+    """A gate by its name, checked."""
+    shared = next((gate for gate in SHARED if gate == name), None)
+    found = shared or (parse(name) if isinstance(name, str) else None)
+    if found is None:
+        raise NormscopeError(f"Unknown gate {name!r}. Known: {', '.join(GATES)}.")
+    return found
 
 
 def reach(steps: Sequence[Step], scopes: Iterable[str]) -> tuple[Step, ...]:

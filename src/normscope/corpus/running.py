@@ -78,14 +78,15 @@ def run(
     address: str | None = None,
     strict: bool = False,
     limit: int | None = None,
+    settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Measure every entry of `data` with `model` and keep the tables (and `maps`) in the folder `out`.
 
     The same call goes on where an earlier one stopped, and does nothing when all is done; with another model, data or
     option it is refused. Entries that cannot be analysed go to the table of errors, or with `strict` stop the run.
-    `reader` are options of the format's reader; `limit` takes the first entries only; of an engine "ray", each of
-    `workers` has `threads` of its own.
+    `reader` are options of the format's reader; `limit` takes the first entries only; `settings` are for measures that
+    have any; of an engine "ray", each of `workers` has `threads` of its own.
     """
     if engine not in ("local", "ray"):
         raise NormscopeError(f"Unknown engine {engine!r}. Known: local, ray.")
@@ -109,6 +110,7 @@ def run(
         mask_seed,
         batch_size,
         shard_size,
+        dict(settings or {}),
     )
     lens = model if isinstance(model, Analyzer) else Analyzer.from_pretrained(str(model))
     if mask_seed is not None and (lens.two_sided or getattr(lens.tokenizer, "mask_token_id", None) is None):

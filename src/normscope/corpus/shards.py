@@ -4,7 +4,7 @@ does not matter when, where and beside what it is run."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -40,9 +40,11 @@ class Plan:
     mask_seed: int | None = None
     batch_size: int = 16
     shard_size: int = 128
+    settings: Mapping[str, Any] = field(default_factory=dict)  # plain values for measures that read a Sample
 
     def options(self) -> dict[str, Any]:
-        return asdict(self)
+        options = asdict(self)
+        return options if self.settings else {key: value for key, value in options.items() if key != "settings"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def compute(lens: Analyzer, plan: Plan, shard: Encoded) -> ShardFiles:
             assert isinstance(item, Item)
             assert isinstance(original, Item)
             try:
-                tables.measure(n, partial(Sample, entry, item, original, lens), result)
+                tables.measure(n, partial(Sample, entry, item, original, lens, settings=plan.settings), result)
             except NormscopeError as error:
                 faults[n] = Fault(entry.id, "measure", str(error))
     return tables.files(shard, [faults[n] for n in sorted(faults)])

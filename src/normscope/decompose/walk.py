@@ -15,6 +15,9 @@ from normscope.decompose.factored import Piece, Reduced, completeness, reduce, r
 from normscope.decompose.feed_forward import feed_forward, lifts_of, stream
 from normscope.decompose.gates import Gate
 from normscope.decompose.scratch import Scratch
+from normscope.decompose.shapley_gate import Shapley
+from normscope.decompose.shapley_rows import ShapleyRows, row_vectors, shapley_feed_forward
+from normscope.decompose.shapley_rows import reduce as reduce_shapley
 from normscope.measures.mixing import mixing_ratio
 from normscope.models.spec import Attention
 from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, ScaleRecord, at_rows
@@ -25,10 +28,15 @@ BLOCK_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class Options:
-    gate: Gate = "ig"
+    gate: Gate | Shapley = "ig"
     value_bias: ValueBias = "token"
     heads: tuple[int, ...] = ()
     block_bytes: int = BLOCK_BYTES
+
+    @property
+    def complete(self) -> bool:
+        """Whether contributions and remainder must sum to the model's own vectors."""
+        return not self.gate.approximate if isinstance(self.gate, Shapley) else self.gate != "tangent"
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class _Reached:
     """A state on the way through the layer."""
 
     step: Step
-    state: Factored | Rows
+    state: Factored | Rows | ShapleyRows
     actual: Tensor  # (g, R, d)
 
 
@@ -97,6 +105,12 @@ def measure(
     gated = [at for at in wanted if isinstance(at.state, Rows)]
     if gated:
         found.append(_reduce_rows(gated, items, options, scratch))
+    valued = [(at, at.state) for at in wanted if isinstance(at.state, ShapleyRows)]
+    if valued:
+        names = [str(at.step.norms) for at, _ in valued]
+        states = [state for _, state in valued]
+        places = [(_columns(states[0], item), item.rows) for item in items]
+        found.append(reduce_shapley(names, states, [at.actual for at, _ in valued], places))
     attentions = [_mixture(at) for at in reached if isinstance(at.step.part, Attention)]
     return found, [_head_maps(mixture, options.heads) for mixture in attentions if options.heads]
 
@@ -104,6 +118,12 @@ def measure(
 def _mixture(at: _Reached) -> Mixture:
     assert isinstance(at.state, Factored)
     return at.state.terms[0].mixture
+
+
+def _columns(state: ShapleyRows, item: Item) -> list[slice | Tensor]:
+    """The item's columns, for each term."""
+    found = [item.encoder if term.mixture.cross else item.columns for term in state.source.terms]
+    return [columns for columns in found if columns is not None]
 
 
 def _belongs(step: Step, mixture: Mixture) -> bool:
@@ -122,6 +142,14 @@ def vectors(
         for term, full in zip(at.state.terms, factored.vectors(at.state, positions), strict=True):
             columns = item.encoder if term.mixture.cross else item.columns
             pieces[term.mixture.cross] = full[0][item.rows][:, columns]
+        bias = at.state.bias.expand(at.actual.shape)[0][item.rows]
+    elif isinstance(at.state, ShapleyRows):
+        rows = torch.arange(at.actual.shape[1])[item.rows].tolist()
+        by_row = [row_vectors(at.state, 0, row, _columns(at.state, item)) for row in rows]
+        for number, term in enumerate(at.state.source.terms):
+            pieces[term.mixture.cross] = torch.stack([one.contributions[number] for one in by_row])
+        pieces[False][_diagonal(item, positions, layer.input.shape[1])] = torch.stack([one.own for one in by_row])
+        bias = torch.stack([one.bias for one in by_row])
     else:
         point = len(at.state.steps)
         for number, term in enumerate(at.state.source.terms):
@@ -134,12 +162,9 @@ def vectors(
             found = taps[point].vectors
             assert found is not None
             if not term.mixture.cross:
-                places = torch.arange(layer.input.shape[1], device=found.device)
-                own = (places if positions is None else positions[0])[item.rows]
-                diagonal = (torch.arange(len(own)), torch.searchsorted(places[item.columns], own))
-                found[diagonal] = at.state.own[0][item.rows]
+                found[_diagonal(item, positions, layer.input.shape[1])] = at.state.own[0][item.rows]
             pieces[term.mixture.cross] = found
-    bias = at.state.bias.expand(at.actual.shape)[0][item.rows]
+        bias = at.state.bias.expand(at.actual.shape)[0][item.rows]
     for cross, columns in ((False, item.columns), (True, item.encoder)):
         if cross not in pieces and columns is not None:  # nothing reaches these columns here
             length = len(torch.arange(item.lengths[cross])[columns])
@@ -148,15 +173,23 @@ def vectors(
     return Vectors(full, bias, at.actual[0][item.rows])
 
 
+def _diagonal(item: Item, positions: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
+    """Where the rows' own cells are in (rows, columns)."""
+    device = None if positions is None else positions.device
+    places = torch.arange(length, device=device)
+    own = (places if positions is None else positions[0])[item.rows]
+    return torch.arange(len(own), device=device), torch.searchsorted(places[item.columns], own)
+
+
 def _walk(
     layer: LayerRecord, steps: Sequence[Step], positions: Tensor | None, options: Options, scratch: Scratch
 ) -> list[_Reached]:
     """Every state on the way. Each branch of a block starts from what entered the block; the block's sum adds them all
     to it."""
     reached: list[_Reached] = []
-    entry: Factored | Rows = untouched(at_rows(layer.input, positions))
-    state: Factored | Rows = entry
-    done: list[Factored | Rows] = []  # the block's finished branches
+    entry: Factored | Rows | ShapleyRows = untouched(at_rows(layer.input, positions))
+    state: Factored | Rows | ShapleyRows = entry
+    done: list[Factored | Rows | ShapleyRows] = []  # the block's finished branches
     for number, (step, record) in enumerate(zip(steps, layer.parts, strict=False)):
         if step.starts:
             if state is not entry:
@@ -166,7 +199,10 @@ def _walk(
             state = attend(record, positions, options.value_bias, scratch)
         elif isinstance(record, FeedForwardRecord):
             assert isinstance(state, Factored)
-            state = feed_forward(state, record, options.gate)
+            if isinstance(options.gate, Shapley):
+                state = shapley_feed_forward(state, record, options.gate)
+            else:
+                state = feed_forward(state, record, options.gate)
         elif isinstance(record, NormRecord):
             # A norm before an attention is inside its values: where it is no scope, nobody reads the state after it.
             if step.norms is not None or step.role != "pre" or not isinstance(steps[number + 1].part, Attention):

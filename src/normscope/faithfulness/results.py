@@ -1,0 +1,159 @@
+"""A finished run as arrays: what every method's ranking did to every prediction, and the statistics of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from normscope.faithfulness.measuring import SHARES
+from normscope.measures import faithfulness
+from normscope.measures.faithfulness import Interval, Values, by_entry, interval
+
+if TYPE_CHECKING:
+    from normscope.corpus.store import Run
+
+ERASER = (0.01, 0.05, 0.1, 0.2, 0.5)
+DECOMPX = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One method in all contexts in which it has scores."""
+
+    method: str
+    contexts: tuple[tuple[str, int], ...]  # entry, position
+    probability: Values  # (contexts,): of the target, with all tokens
+    choice: Values  # (contexts,): the model's own
+    given: Values  # (contexts,): what would be right; -1: not known
+    after: Mapping[tuple[str, str], Values]  # erasure, "without" or "only" -> (contexts, shares)
+    choices: Mapping[tuple[str, str], Values]
+    scores: tuple[tuple[float, ...], ...]
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        return tuple(entry for entry, _ in self.contexts)
+
+
+@dataclass(frozen=True)
+class Results:
+    """All methods of a run."""
+
+    methods: Mapping[str, MethodResult]  # those that have scores at all
+    refused: Mapping[str, str]  # method -> why it has none anywhere
+    partly: Mapping[str, tuple[int, str]]  # method -> in how many contexts it has none, and why in the first
+    contexts: int
+    entries: int
+    tokens: float  # that could be taken away, on average
+    probability: float  # of the target, on average
+    labelled: bool  # whether what would be right is known everywhere
+
+
+def read(run: Run, erasures: Sequence[str]) -> Results:
+    """The table of a finished run."""
+    frame = run.scan("faithfulness").collect()
+    methods: dict[str, MethodResult] = {}
+    refused: dict[str, str] = {}
+    partly: dict[str, tuple[int, str]] = {}
+    for method in frame["method"].unique(maintain_order=True).to_list():
+        rows = frame.filter(frame["method"] == method)
+        failed = rows.filter(rows["reason"] != "")
+        good = rows.filter(rows["reason"] == "")
+        if not len(good):
+            refused[method] = str(failed["reason"][0])
+            continue
+        if len(failed):
+            partly[method] = (len(failed), str(failed["reason"][0]))
+        pairs = [(erasure, kind) for erasure in erasures for kind in ("without", "only")]
+        methods[method] = MethodResult(
+            method,
+            tuple(zip(good["id"].to_list(), good["position"].to_list(), strict=True)),
+            good["probability"].to_numpy(),
+            good["choice"].to_numpy(),
+            good["given"].to_numpy(),
+            {pair: np.array(good[f"{pair[0]}_{pair[1]}"].to_list(), dtype=np.float64) for pair in pairs},
+            {pair: np.array(good[f"{pair[0]}_{pair[1]}_choice"].to_list()) for pair in pairs},
+            tuple(map(tuple, good["scores"].to_list())),
+        )
+    first = frame.filter(frame["method"] == frame["method"][0])
+    return Results(
+        methods,
+        refused,
+        partly,
+        len(first),
+        first["id"].n_unique(),
+        float(np.mean(first["tokens"].to_numpy())),
+        float(np.mean(first["probability"].to_numpy())),
+        bool((first["given"] >= 0).all()),
+    )
+
+
+def at(shares: Sequence[float]) -> list[int]:
+    """Where shares stand among SHARES."""
+    return [SHARES.index(share) for share in shares]
+
+
+def comprehensiveness(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
+    """(contexts,): AOPC of taking the top of the ranking away."""
+    return faithfulness.aopc(faithfulness.drop(one.probability, one.after[erasure, "without"][:, at(shares)]))
+
+
+def sufficiency(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
+    """(contexts,): AOPC of keeping the top of the ranking only."""
+    return faithfulness.aopc(faithfulness.drop(one.probability, one.after[erasure, "only"][:, at(shares)]))
+
+
+def deletion(one: MethodResult, erasure: str) -> Values:
+    """(contexts,): the area under the target's probability while the top of the ranking goes first."""
+    return faithfulness.area(one.after[erasure, "without"], SHARES)
+
+
+def insertion(one: MethodResult, erasure: str) -> Values:
+    """(contexts,): the same while the top of the ranking comes first."""
+    return faithfulness.area(one.after[erasure, "only"], SHARES)
+
+
+def kept(one: MethodResult, erasure: str, right: Values) -> Values:
+    """(contexts, shares of DecompX): whether the model still chooses `right` without the top of the ranking."""
+    return faithfulness.accuracy(one.choices[erasure, "without"][:, at(DECOMPX)], right)
+
+
+def mean(one: MethodResult, values: Values, seed: int = 0) -> Interval:
+    """The mean over entries, with an interval; the contexts of an entry are one."""
+    return interval(by_entry(values, one.entries), seed=seed)
+
+
+def lead(one: MethodResult, other: MethodResult, of: Callable[[MethodResult], Values], seed: int = 0) -> Interval:
+    """How much a method is above another in the contexts that both have, paired by entry."""
+    places = {context: n for n, context in enumerate(other.contexts)}
+    both = [(n, places[context]) for n, context in enumerate(one.contexts) if context in places]
+    mine, theirs = of(one), of(other)
+    apart = np.array([mine[n] - theirs[m] for n, m in both], dtype=np.float64)
+    return interval(by_entry(apart, [one.entries[n] for n, _ in both]), seed=seed)
+
+
+def agreement(one: MethodResult, other: MethodResult, kendall: bool = False) -> Values:
+    """(contexts of both,): the rank correlation of the scores of two methods over the tokens of a context."""
+    measure = faithfulness.kendall if kendall else faithfulness.spearman
+    places = {context: n for n, context in enumerate(other.contexts)}
+    return np.array(
+        [
+            measure(one.scores[n], other.scores[places[context]]) if context in places else np.nan
+            for n, context in enumerate(one.contexts)
+        ],
+        dtype=np.float64,
+    )
+
+
+def best_first(results: Results, erasure: str) -> list[str]:
+    """The methods, that of the highest comprehensiveness first."""
+    reached = {name: mean(one, comprehensiveness(one, erasure)).mean for name, one in results.methods.items()}
+    return sorted(reached, key=lambda name: -reached[name])
+
+
+def of(erasure: str) -> Callable[[MethodResult], Values]:
+    """`comprehensiveness` by one erasure."""
+    return partial(comprehensiveness, erasure=erasure)

@@ -1,0 +1,71 @@
+"""Scores of the tokens of one context, by every method: those of `flow`, and the references that need no insight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from normscope.analyzer import Analyzer
+from normscope.errors import NormscopeError
+from normscope.faithfulness.contexts import Context
+from normscope.flow.methods import METHODS, chosen
+from normscope.flow.running import flow
+from normscope.scopes import names_of
+
+LEAVE_ONE_OUT = "leave_one_out"
+RANDOM = "random"
+REFERENCES = (LEAVE_ONE_OUT, RANDOM)
+GRADIENT = "gradient_x_input"
+SCOPED = ("rollout", "rollout-raw")  # these roll out any scope
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores of the removable tokens, or why a method has none."""
+
+    scores: tuple[float, ...] = ()
+    reason: str = ""
+
+
+def methods_of(lens: Analyzer, wanted: Sequence[str] = ()) -> tuple[str, ...]:
+    """The methods to compare: those wanted, else all of `flow`, with rollout of every scope; then the references."""
+    known = [name for name in METHODS if name != "rollout-raw"]
+    # Weights with half a residual connection are what "rollout" alone rolls out.
+    scopes = [f"rollout:{scope}" for scope in names_of(lens.stacks[-1].blocks) if not scope.endswith("RES-W")]
+    for name in wanted:
+        plain = name.partition(":")[0]
+        if plain not in METHODS and name not in REFERENCES:
+            raise NormscopeError(f"Unknown method {name!r}. Known: {', '.join((*known, *scopes, *REFERENCES))}.")
+    # Random scores are always there: what they reach is nothing.
+    return tuple(dict.fromkeys([*(wanted or (*known, *scopes, LEAVE_ONE_OUT)), RANDOM]))
+
+
+def refusal(lens: Analyzer, method: str) -> str:
+    """Why a method is not for a model; empty where it is."""
+    if method in REFERENCES:
+        return ""
+    try:
+        chosen(lens, method)
+    except NormscopeError as error:
+        return str(error)
+    return ""
+
+
+def by_flow(lens: Analyzer, context: Context, method: str, target: int) -> Scored:
+    """The scores of a method of `flow` for the target's logit."""
+    try:
+        found = flow(lens, context.item, method, target, context.position, "ig")
+    except NormscopeError as error:
+        return Scored(reason=str(error))
+    places = {label.position: n for n, label in enumerate(found.columns)}
+    scores = found.scores.double().cpu()[torch.tensor([places[n] for n in context.removable])]
+    if not bool(torch.isfinite(scores).all()):
+        return Scored(reason="some scores are no finite numbers")
+    return Scored(tuple(scores.tolist()))
+
+
+def leave_one_out(full: float, without: Mapping[int, float], context: Context) -> Scored:
+    """``p(x) - p(x without the token)``: what each token alone is worth."""
+    return Scored(tuple(full - without[n] for n in context.removable))

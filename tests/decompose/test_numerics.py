@@ -142,7 +142,9 @@ def test_feed_forward_blocks(block_bytes: int, sharp: float, gated: bool, monkey
     given = record(sharp=sharp)
     tokens, width = given.values.shape[2], given.matrix.shape[2]
     state = attend(given, None, "token", Scratch())
-    norm = NormRecord("layer", torch.rand(1, tokens) + 0.5, torch.randn(width), torch.randn(width), given.output)
+    make = torch.Generator().manual_seed(2)
+    gain, shift = torch.randn(2, width, generator=make)
+    norm = NormRecord("layer", torch.rand(1, tokens, generator=make) + 0.5, gain, shift, given.output)
     normed: Factored = state.normed(norm)
     ff = feed_forward_record(width, 20, tokens, gated)
     made = feed_forward.feed_forward(normed, ff, "ig")
@@ -169,6 +171,7 @@ def test_feed_forward_blocks(block_bytes: int, sharp: float, gated: bool, monkey
         assert float((apart[seen] / lengths[seen]).max()) < 1e-4
         vectors_found = taps[point].vectors
         assert vectors_found is not None
-        torch.testing.assert_close(vectors_found[off].double(), expected[off], rtol=1e-4, atol=1e-4)
+        miss = (vectors_found.double() - expected).norm(dim=-1)
+        assert float((miss[seen] / lengths[seen]).max()) < 1e-4
         others = (expected * off[..., None]).sum(1)
         torch.testing.assert_close(taps[point].others.double(), others, rtol=1e-4, atol=1e-3)

@@ -70,9 +70,11 @@ export class Doc {
   }
 
   private ask(wanted: Wanted, urgent: boolean): void {
-    const place = urgent && this.asked.has(wanted.key) ? this.queue.findIndex((one) => one.key === wanted.key) : -1;
-    if (place >= 0) this.queue.unshift(...this.queue.splice(place, 1));
-    if (this.asked.has(wanted.key)) return;
+    if (this.asked.has(wanted.key)) {
+      const place = urgent ? this.queue.findIndex((one) => one.key === wanted.key) : -1;
+      if (place < 0) return; // on its way
+      this.queue.splice(place, 1);
+    }
     this.asked.add(wanted.key);
     if (urgent) this.queue.unshift(wanted);
     else this.queue.push(wanted);

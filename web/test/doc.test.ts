@@ -1,0 +1,37 @@
+import { describe, expect, it } from "vitest";
+import { Doc } from "../src/data/doc.svelte";
+import { header, side } from "./fake";
+
+/** A document, and the maps that its source was asked for, in order. */
+function document() {
+  const one = side(["a", "b"]);
+  const asked: string[] = [];
+  const cells = async (_: string, scope: string, layer: number) => {
+    asked.push(`${scope}|${layer}`);
+    return new Float32Array(4);
+  };
+  return { one, asked, doc: new Doc(header(one), { header: async () => header(one), cells }) };
+}
+const settled = () => new Promise((done) => setTimeout(done, 5));
+
+describe("documents", () => {
+  it("hold back what nobody looks at until the first map is there", async () => {
+    const { one, asked, doc } = document();
+    doc.map(one, "ATTN-N", 1);
+    await settled();
+    expect(asked).toEqual([]);
+    doc.release();
+    await settled();
+    expect(asked).toEqual(["ATTN-N|1"]);
+  });
+  it("load at once what is urgent, also where it was asked for before", async () => {
+    const { one, asked, doc } = document();
+    doc.map(one, "ATTN-W", 0);
+    doc.map(one, "ATTN-N", 1);
+    doc.map(one, "ATTN-N", 1, true);
+    await settled();
+    expect(asked[0]).toBe("ATTN-N|1");
+    expect(doc.map(one, "ATTN-N", 1)).toBeDefined();
+    expect(new Set(asked).size).toBe(asked.length);
+  });
+});

@@ -72,7 +72,7 @@ class Lens:
 @pytest.fixture
 def lens(monkeypatch: pytest.MonkeyPatch) -> Lens:
     stand_in = Lens()
-    monkeypatch.setattr(cli, "_load", lambda *_: stand_in)
+    monkeypatch.setattr(cli.shared, "load", lambda *_: stand_in)
     return stand_in
 
 
@@ -132,13 +132,11 @@ def test_analyze_asks_for_everything_by_default(lens: Lens) -> None:
     }
 
 
-def test_analyze_passes_on_rows_targets_chats_and_lengths(lens: Lens) -> None:
+def test_analyze_passes_on_rows_chats_and_lengths(lens: Lens) -> None:
     run("analyze", "a", "--row", "1", "--row", "-2", "--generate", "3")
     assert (lens.asked["rows"], lens.asked["generate"]) == ([0, -2], 3)
     run("analyze", "a", "--chat")
     assert (lens.asked["given"], lens.asked["chat"]) == (None, [{"role": "user", "content": "a"}])
-    run("analyze", "a", "--target", "b")
-    assert (lens.asked["given"], lens.asked["target"]) == ("a", "b")
 
 
 def test_no_estimate_of_what_the_model_will_write(lens: Lens) -> None:
@@ -380,12 +378,12 @@ class Tiny:
 @pytest.fixture
 def translator(monkeypatch: pytest.MonkeyPatch) -> Tiny:
     stand_in = Tiny()
-    monkeypatch.setattr(cli, "_load", lambda *_: stand_in)
+    monkeypatch.setattr(cli.shared, "load", lambda *_: stand_in)
     return stand_in
 
 
 def test_an_encoder_decoder_shows_its_last_scope_and_the_cross_attention(translator: Tiny) -> None:
-    result = run("analyze", "x", "--target", "y")
+    result = run("analyze", "x", "--pair", "y")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "ATTNRESLNXATTNRESLNFFRESLN-N, layer 2" in result.output
     assert "(decoder | encoder tokens)" in result.output
@@ -422,7 +420,6 @@ def test_what_does_not_fit_the_model_is_refused(translator: Tiny, lens: Lens) ->
 
 
 def test_options_of_other_models_are_refused(translator: Tiny) -> None:
-    assert "--target, not --pair" in run("analyze", "x", "--pair", "y").stderr
     assert "leave it out with --side encoder" in run("analyze", "x", "--side", "encoder", "--row", "1").stderr
     result = run("analyze", "x", "--row", "7")
     assert (result.exit_code, result.stderr) == (
@@ -444,7 +441,7 @@ def test_a_causal_model_shows_the_first_token(monkeypatch: pytest.MonkeyPatch) -
     found = tiny_lens.analyze(inputs("llama", model))
     monkeypatch.setattr(tiny_lens, "estimate", lambda *_, **__: Estimate(0.1))
     monkeypatch.setattr(tiny_lens, "analyze", lambda *_, **__: found)
-    monkeypatch.setattr(cli, "_load", lambda *_: tiny_lens)
+    monkeypatch.setattr(cli.shared, "load", lambda *_: tiny_lens)
     result = run("analyze", "x")
     assert "First token" in result.output
     share = 100 * float(found.first_token_share("ATTN-W")[1, 1:].mean())

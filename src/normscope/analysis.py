@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from normscope.decompose.walk import Vectors
+    from normscope.flow.result import Flow
 
 FORMAT = "normscope-analysis-1"
 
@@ -262,14 +263,15 @@ class Analysis:
             raise NormscopeError("This is no analysis of a picture: plot() takes no token and no image for it.")
         return draw(self, scope, layer)
 
-    def to_html(self, path: str | os.PathLike[str], *, image: Any = None) -> Path:
+    def to_html(self, path: str | os.PathLike[str], *, image: Any = None, flow: Flow | None = None) -> Path:
         """A self-contained page with every map: the viewer and its data in one file, cells in 16 bits (the page says
-        how exact they are). `image` (a path, a PIL image or an array) is the picture under a vision model's patches."""
+        how exact they are). `image` (a path, a PIL image or an array) is the picture under a vision model's patches,
+        `flow` that of the same input to a target, from `Analyzer.flow`."""
         from normscope.view.page import write
 
         if image is not None and "grid" not in self.info:
             raise NormscopeError("This is no analysis of a picture: to_html() takes no image for it.")
-        return write(self, path, image=image)
+        return write(self, path, image=image, flow=flow)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         """What a notebook shows: the viewer, a static picture where scripts are off, or a line of text."""
@@ -380,11 +382,11 @@ class EncoderDecoderAnalysis:
             return self.side(side).plot(scope, layer)
         return (self.main if scope is None else self.side_with(scope)).plot(scope, layer)
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
+    def to_html(self, path: str | os.PathLike[str], *, flow: Flow | None = None) -> Path:
         """A self-contained page with every map of both sides, as `Analysis.to_html`."""
         from normscope.view.page import write
 
-        return write(self, path)
+        return write(self, path, flow=flow)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         """What a notebook shows: the viewer, a static picture where scripts are off, or a line of text."""

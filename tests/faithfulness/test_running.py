@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from normscope import Analyzer, NormscopeError
-from normscope.faithfulness.command import faithfulness
+from normscope.cli.faithfulness import faithfulness
 from normscope.faithfulness.running import compare
 from normscope.faithfulness.settings import Settings
 from tests.faithfulness.cases import causal, classifier, corpus_file

@@ -32,7 +32,7 @@ def classifier() -> Analyzer:
 
 def test_the_same_target_in_several_words() -> None:
     lens = classifier()
-    texts = [lens.flow("the cat", target=target) for target in (1, -2, "good", "GOOD")]
+    texts = [lens.flow("the cat", target=target) for target in (1, -2, "good", "GOOD", "1")]
     for found in texts:
         assert found.value == texts[0].value
         assert "'good'" in found.to.target  # type: ignore[union-attr]
@@ -78,6 +78,7 @@ def test_a_softcap_is_held() -> None:
     torch.testing.assert_close(capped.scores, plain.scores * capped.value / plain.value, rtol=1e-5, atol=1e-8)
     assert capped.to is not None
     assert capped.to.completeness < 1e-6
+    assert "softcap 0.5 held at its ratio" in capped.to.target
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ pytest.importorskip("matplotlib")
 
 from normscope import Analyzer, NormscopeError, default_model
 from normscope.cli import Commands
+from normscope.cli import corpus as corpus_command
+from normscope.cli.paper import paper as paper_command
 from normscope.corpus import Run
-from normscope.corpus import command as corpus_command
 from normscope.papers import experiments, facts, published
-from normscope.papers.command import paper as paper_command
 from normscope.papers.experiments import (
     PAPERS,
     Experiment,
@@ -444,7 +444,7 @@ def test_bars_count_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_of_papers() -> None:
-    from normscope.papers.command import Name
+    from normscope.cli.paper import Name
 
     assert list(PAPERS) == [name.value for name in Name]
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from normscope.analysis import Label
 from normscope.errors import NormscopeError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,12 @@ class Flow:
     def remainder(self) -> float:
         """The share of the target that is attributed to no token."""
         return self._to.remainder
+
+    def plot(self) -> Figure:
+        """The scores of the target by token and layer; without a target, the map from the input to the last layer."""
+        from normscope.view.flow_figure import draw
+
+        return draw(self)
 
     @property
     def _to(self) -> Scores:

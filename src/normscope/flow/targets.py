@@ -71,7 +71,14 @@ def aim(lens: Analyzer, model: FrozenModel, names: tuple[str, ...], target: Any,
     if len(indices) == 2 and indices[0] == indices[1]:
         raise NormscopeError("The two targets are the same: their difference is nothing.")
     named = " minus ".join(_named(lens, model.logits, index) for index in indices)
-    return Aim(row, indices, f"logit of {named}" + (f" at position {row}" if len(model.logits) > 1 else ""))
+    place = f" at position {row}" if len(model.logits) > 1 else ""
+    return Aim(row, indices, f"logit of {named}{place}{_capped(lens)}")
+
+
+def _capped(lens: Analyzer) -> str:
+    """A note on a last softcap, ``c tanh(z / c)``: it is held at its ratio, so that scores sum to the capped logit."""
+    capped = getattr(lens.model.config, "final_logit_softcapping", None)
+    return f" (softcap {capped:g} held at its ratio)" if capped else ""
 
 
 def _row(lens: Analyzer, logits: Tensor, names: tuple[str, ...], position: Any) -> int:
@@ -106,6 +113,8 @@ def _index(lens: Analyzer, logits: Tensor, row: int, target: Any) -> int:
 def _named_index(lens: Analyzer, size: int, target: str) -> int:
     if not _is_language_model(lens, size):
         labels = {name.lower(): index for index, name in _labels(lens).items()}
+        if target.lower() not in labels and target.isdecimal() and int(target) < size:
+            return int(target)
         if target.lower() not in labels:
             raise NormscopeError(f"There is no class {target!r}.{nearest(target, labels)} Known: {', '.join(labels)}.")
         return labels[target.lower()]

@@ -1,36 +1,36 @@
 """What a viewer shows of a result: a header that JSON can say, and arrays of numbers.
 
-The header describes the sides, their tokens, scopes and layers ("normscope-view-1"). An array belongs to a side, a
-scope and a layer: rows x columns, or for the scope ``heads/ATTN-W`` (or another of `head_scopes`) heads x rows x
-columns.
+The header describes the sides, their tokens, scopes and layers ("normscope-view-1"), and where there is one the flow to
+a target. An array belongs to a side, a scope and a layer: rows x columns, or for the scope ``heads/ATTN-W`` (or another
+of `head_scopes`) heads x rows x columns.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normscope.analysis import Analysis, EncoderDecoderAnalysis, Label
+from normscope.analysis import Analysis, EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
 from normscope.view import log16
 from normscope.view.components import components_of
+from normscope.view.described import labels, numbers, words_of
 from normscope.view.labels import model_label, visible
 from normscope.view.patches import grid_of
 from normscope.view.picture import data_address
+from normscope.view.scores import scores_of
+
+if TYPE_CHECKING:
+    from normscope.flow.result import Flow
 
 FORMAT = "normscope-view-1"
 HEADS = "heads/"
-DIGITS = 4  # of the measures in the header
-SPECIAL = re.compile(r"\[(CLS|SEP|PAD|BOS|EOS)\]|</?(s|bos|eos|pad|cls|sep)>|<\|(?!0x)[^|]+\|>|<(start|end)_of_turn>")
-PATCH = re.compile(r"\d+,\d+")
 
 Result = Analysis | EncoderDecoderAnalysis
 Encoding = Literal["float32", "log16"]
@@ -54,9 +54,11 @@ def title_of(result: Result) -> str:
     return f"{visible(model_label(result))}: {'; '.join(counts)}"
 
 
-def header(result: Result, *, image: Any = None, text: str | None = None, name: str | None = None) -> dict[str, Any]:
+def header(
+    result: Result, *, image: Any = None, text: str | None = None, name: str | None = None, flow: Flow | None = None
+) -> dict[str, Any]:
     """The header of a result whose arrays are float32. `image` is the picture under a vision model's patches, `text`
-    what was analysed, `name` another name of the model."""
+    what was analysed, `name` another name of the model, `flow` that of the same input to a target."""
     sides = sides_of(result)
     info = next(iter(sides.values())).info
     return {
@@ -76,6 +78,7 @@ def header(result: Result, *, image: Any = None, text: str | None = None, name: 
         "precision": 0.0,
         "sides": [_side(side, one, sides) for side, one in sides.items()],
         "image": None if image is None else data_address(image),
+        "flow": None if flow is None else scores_of(flow, sides),
     }
 
 
@@ -96,10 +99,12 @@ def cells(result: Result, side: str, scope: str, layer: int | None = None) -> by
     return _array(maps).astype("<f4", copy=False).tobytes()
 
 
-def packed(result: Result, *, image: Any = None, text: str | None = None) -> tuple[dict[str, Any], bytes]:
+def packed(
+    result: Result, *, image: Any = None, text: str | None = None, flow: Flow | None = None
+) -> tuple[dict[str, Any], bytes]:
     """The header of a result whose arrays are log16, and all of them in turn as one raw deflate stream: those of the
     scopes of each side, layer by layer, then those of the heads of each side."""
-    described = header(result, image=image, text=text)
+    described = header(result, image=image, text=text, flow=flow)
     pack = zlib.compressobj(9, zlib.DEFLATED, -15)
     pieces = []
     worst = 0.0
@@ -137,35 +142,22 @@ def size_of(result: Result) -> int:
 
 
 def _side(side: str, analysis: Analysis, sides: dict[str, Analysis]) -> dict[str, Any]:
-    words = _words(analysis, sides)
+    words = words_of(sides)
     causal = bool(analysis.info.get("causal", side == "decoder"))
     grid = grid_of(analysis)
-
-    def labels(given: Sequence[Label]) -> list[dict[str, Any]]:
-        return [
-            {
-                "token": visible(label.token),
-                "side": label.side,
-                "position": label.position,
-                "special": _special(label, words, grid is not None),
-                "word": words.get(label.side, {}).get(label.position),
-            }
-            for label in given
-        ]
-
     return {
         "side": side,
         "causal": causal,
-        "rows": labels(analysis.rows),
-        "columns": labels(analysis.columns),
+        "rows": labels(analysis.rows, words, grid is not None),
+        "columns": labels(analysis.columns, words, grid is not None),
         "layers": list(analysis.layers),
         "model_layers": int(analysis.info.get("model_layers", max(analysis.layers) + 1)),
         "components": components_of(analysis),
         "scopes": list(analysis.scopes),
         "aliases": {alias: scope for alias, scope in analysis.aliases.items() if scope in analysis.measured},
-        "completeness": {scope: _numbers(one.completeness) for scope, one in analysis.measured.items()},
-        "mixing": {scope: _numbers(one.mixing) for scope, one in analysis.measured.items()},
-        "remainder": {scope: _numbers(one.remainder) for scope, one in analysis.measured.items()},
+        "completeness": {scope: numbers(one.completeness) for scope, one in analysis.measured.items()},
+        "mixing": {scope: numbers(one.mixing) for scope, one in analysis.measured.items()},
+        "remainder": {scope: numbers(one.remainder) for scope, one in analysis.measured.items()},
         "heads": list(analysis.head_indices),
         "head_scopes": head_scopes(analysis),
         "grid": None if grid is None else list(grid),
@@ -173,48 +165,9 @@ def _side(side: str, analysis: Analysis, sides: dict[str, Analysis]) -> dict[str
     }
 
 
-def _words(analysis: Analysis, sides: dict[str, Analysis]) -> dict[str, dict[int, int | None]]:
-    """side -> position -> word, of the sides whose words are known."""
-    found: dict[str, dict[int, int | None]] = {}
-    for one in (*sides.values(), analysis):
-        if one.word_ids is not None:
-            own = one.rows[0].side
-            pairs = zip(one.columns, one.word_ids, strict=True)
-            found[own] = {label.position: word for label, word in pairs if label.side == own}
-    return found
-
-
-def _special(label: Label, words: dict[str, dict[int, int | None]], picture: bool) -> bool:
-    """Whether a token stands for no text: of an encoder one without a word, else one that is written like it (what a
-    model has generated has no words either)."""
-    if picture:
-        return PATCH.fullmatch(label.token) is None
-    known = words.get(label.side)
-    if known is not None and label.side == "encoder":
-        return known.get(label.position) is None
-    return SPECIAL.fullmatch(label.token) is not None
-
-
 def _array(maps: Tensor) -> NDArray[Any]:
     array: NDArray[Any] = maps.detach().cpu().numpy()
     return array
-
-
-def _numbers(tensor: Tensor) -> Any:
-    """Nested lists with four digits; what is not finite becomes null."""
-    values = tensor.detach().cpu().double().numpy()
-    finite = np.isfinite(values)
-    sizes = np.log10(np.abs(values), out=np.zeros_like(values), where=finite & (values != 0))
-    factors = 10.0 ** np.clip(DIGITS - 1 - np.floor(sizes), -300, 300)
-    with np.errstate(all="ignore"):
-        rounded = np.rint(values * factors) / factors
-    return rounded.tolist() if bool(np.isfinite(rounded).all()) else _nulls(rounded.tolist())
-
-
-def _nulls(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_nulls(entry) for entry in value]
-    return value if math.isfinite(value) else None
 
 
 def _rounded_up(value: float) -> float:

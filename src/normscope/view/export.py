@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from normscope.analysis import Analysis, EncoderDecoderAnalysis, Label
 from normscope.errors import NormscopeError
 from normscope.files import atomic
 from normscope.view import figure, page
+
+if TYPE_CHECKING:
+    from normscope.flow.result import Flow
 
 Result = Analysis | EncoderDecoderAnalysis
 FIGURES = tuple(f".{name}" for name in figure.FORMATS)
@@ -61,9 +64,11 @@ def export(
     layer: int | None = None,
     *,
     image: Any = None,
+    flow: Flow | None = None,
 ) -> Path:
     """Write the analysis to `path`. `scope` and `layer` (counted from 0) choose what a figure shows, and `image` is the
-    picture under the patches, of a figure or a page; see `Analysis.plot`."""
+    picture under the patches, of a figure or a page; see `Analysis.plot`. A page also shows the `flow` of the same
+    input to a target."""
     check_path(path)
     target = Path(path)
     suffix = target.suffix.lower()
@@ -72,7 +77,7 @@ def export(
             return figure.save(analysis.plot(scope, layer), target)
         return figure.save(analysis.plot(scope, layer, image=image), target)
     if suffix == ".html":
-        return page.write(analysis, target, image=image)
+        return page.write(analysis, target, image=image, flow=flow)
     if suffix == ".json":
         return _json(analysis, target)
     if suffix == ".npz":
@@ -84,10 +89,10 @@ def as_dict(analysis: Result) -> dict[str, Any]:
     """The analysis as plain lists, numbers and strings: what the JSON file holds."""
     if isinstance(analysis, EncoderDecoderAnalysis):
         sides = {side: as_dict(one) for side, one in analysis.sides.items()}
-        return {"format": FORMAT, "info": _plain(analysis.info), "sides": sides}
+        return {"format": FORMAT, "info": plain(analysis.info), "sides": sides}
     content: dict[str, Any] = {
         "format": FORMAT,
-        "info": _plain(analysis.info),
+        "info": plain(analysis.info),
         "layers": list(analysis.layers),
         "rows": [label._asdict() for label in analysis.rows],
         "columns": [label._asdict() for label in analysis.columns],
@@ -140,7 +145,7 @@ def _arrays(analysis: Result) -> dict[str, Any]:
         "scopes": _strings(analysis.scopes),
         "layers": np.array(analysis.layers, dtype=np.int64),
         "head_indices": np.array(analysis.head_indices, dtype=np.int64),
-        "info": np.array(json.dumps(_plain(analysis.info), allow_nan=False)),
+        "info": np.array(json.dumps(plain(analysis.info), allow_nan=False)),
     }
 
 
@@ -164,12 +169,14 @@ def _rounded(value: Any, digits: int) -> Any:
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
-def _plain(value: Any) -> Any:
-    """What JSON can say: other objects as text, numbers that are not finite as null."""
+def plain(value: Any) -> Any:
+    """What JSON can say: tensors as lists, other objects as text, numbers that are not finite as null."""
+    if isinstance(value, Tensor):
+        return _lists(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)

@@ -17,6 +17,7 @@ from normscope.errors import NormscopeError
 from normscope.files import atomic
 from normscope.view.labels import (
     BEYOND,
+    Labelled,
     Scale,
     Values,
     contributing,
@@ -88,7 +89,8 @@ def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None)
     layers = analysis.layers if layer is None else (analysis.layers[analysis.layer_position(layer)],)
     with style():
         if scope is not None and layer is not None:
-            figure = _single(analysis, scopes[0], layers[0])
+            values = values_of(analysis, scopes[0], layers[0])
+            figure = single(analysis, values, f"{scopes[0]}, layer {layers[0] + 1}", quantity(scopes[0]))
         elif scope is not None:
             figure = _wrapped(analysis, [(scopes[0], layer) for layer in layers], [f"layer {k + 1}" for k in layers])
         elif layer is not None:
@@ -113,23 +115,23 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _single(analysis: Analysis, scope: str, layer: int) -> Figure:
-    values = values_of(analysis, scope, layer)
+def single(labelled: Labelled, values: Values, title: str, what: str) -> Figure:
+    """One map (rows, columns) with its tokens."""
     rows, columns = values.shape
     cell = min(0.27, SIDE / max(rows, columns))
     width, height = max(cell * columns, 1.1), max(cell * rows, 1.1)
     size = min(max(cell * 72 * 0.85, 5.0), 7.5)
-    margin = size / 72 * 0.62 * min(max(len(visible(label.token)) for label in analysis.columns), 18)
+    margin = size / 72 * 0.62 * min(max(len(visible(label.token)) for label in labelled.columns), 18)
     figure = blank(width + margin + 1.1, height + margin + 0.7)
     axes = figure.add_subplot()
-    scale = scale_of([values], own_cells(analysis))
-    image = _paint(axes, values, scale, analysis)
-    axes.set_title(f"{scope}, layer {layer + 1}", pad=13 if _name_sides(axes, analysis) else 5)
-    _label(axes, analysis, size)
-    axes.set_xlabel("input token" + sides_note(analysis))
+    scale = scale_of([values], own_cells(labelled))
+    image = _paint(axes, values, scale, labelled)
+    axes.set_title(title, pad=13 if _name_sides(axes, labelled) else 5)
+    _label(axes, labelled, size)
+    axes.set_xlabel("input token" + sides_note(labelled))
     axes.set_ylabel("output token")
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=extend(scale))
-    tidy(bar, scale, _bar_label(scope, scale))
+    tidy(bar, scale, _bar_label(what, scale))
     return figure
 
 
@@ -170,7 +172,7 @@ def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequen
     if one_scope and image is not None:
         scope = maps[0][0]
         bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.02, aspect=40, extend=extend(scales[scope]))
-        tidy(bar, scales[scope], _bar_label(scope, scales[scope]))
+        tidy(bar, scales[scope], _bar_label(quantity(scope), scales[scope]))
         figure.suptitle(scope, fontsize=8)
         _caption(figure, analysis, "All maps share the colour scale", scales.values(), listed=not written)
     else:
@@ -208,7 +210,7 @@ def _panel(analysis: Analysis, side: float) -> tuple[float, float]:
     return max(side * columns / max(rows, columns), 0.4), max(side * rows / max(rows, columns), 0.2)
 
 
-def _paint(axes: Axes, values: Values, scale: Scale, analysis: Analysis, maps: int = 1) -> ScalarMappable:
+def _paint(axes: Axes, values: Values, scale: Scale, analysis: Labelled, maps: int = 1) -> ScalarMappable:
     from matplotlib import colormaps
 
     rows, columns = values.shape
@@ -231,7 +233,7 @@ def _paint(axes: Axes, values: Values, scale: Scale, analysis: Analysis, maps: i
     return image
 
 
-def _label(axes: Axes, analysis: Analysis, size: float) -> None:
+def _label(axes: Axes, analysis: Labelled, size: float) -> None:
     """Tokens on both axes, thinned out where there are too many."""
     for axis, labels in ((axes.xaxis, analysis.columns), (axes.yaxis, analysis.rows)):
         step = math.ceil(len(labels) / LABELLED)
@@ -243,7 +245,7 @@ def _label(axes: Axes, analysis: Analysis, size: float) -> None:
         text.set_color(_ink(label.side, analysis))
 
 
-def _name_sides(axes: Axes, analysis: Analysis) -> bool:
+def _name_sides(axes: Axes, analysis: Labelled) -> bool:
     """The names of two sides above their columns; False where there is one."""
     spans = spans_of(analysis.columns)
     for span in spans if len(spans) > 1 else []:
@@ -253,7 +255,7 @@ def _name_sides(axes: Axes, analysis: Analysis) -> bool:
     return len(spans) > 1
 
 
-def _ink(side: str, analysis: Analysis) -> str:
+def _ink(side: str, analysis: Labelled) -> str:
     """The colour of a column's label: another one for the tokens of the other side."""
     return "black" if side == analysis.rows[0].side else OTHER
 
@@ -267,9 +269,8 @@ def extend(scale: Scale) -> Literal["max", "neither"]:
     return "max" if scale.clipped else "neither"
 
 
-def _bar_label(scope: str, scale: Scale) -> str:
-    beyond = f"\n(the token itself: up to {scale.top:.3g}, beyond the scale)" if scale.clipped else ""
-    return quantity(scope) + beyond
+def _bar_label(what: str, scale: Scale) -> str:
+    return what + (f"\n(the token itself: up to {scale.top:.3g}, beyond the scale)" if scale.clipped else "")
 
 
 def tidy(bar: Colorbar, scale: Scale, label: str = "") -> None:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,16 @@ def _prefix(glyphs: Sequence[str], width: int) -> list[str]:
     return taken
 
 
+class Labelled(Protocol):
+    """What has tokens on both sides of its maps."""
+
+    @property
+    def rows(self) -> Sequence[Label]: ...
+
+    @property
+    def columns(self) -> Sequence[Label]: ...
+
+
 class Span(NamedTuple):
     """Neighbouring columns of one side."""
 
@@ -85,7 +95,7 @@ def spans_of(labels: Sequence[Label]) -> list[Span]:
     return [Span(labels[a].side, a, b) for a, b in zip(starts, [*starts[1:], len(labels)], strict=True)]
 
 
-def sides_note(analysis: Analysis) -> str:
+def sides_note(analysis: Labelled) -> str:
     """`" (decoder | encoder tokens)"` where not all columns are on the side of the rows."""
     sides = [span.side for span in spans_of(analysis.columns)]
     return f" ({' | '.join(sides)} tokens)" if sides != [analysis.rows[0].side] else ""
@@ -131,7 +141,7 @@ def values_of(analysis: Analysis, scope: str, layer: int) -> Values:
     return values
 
 
-def own_cells(analysis: Analysis) -> NDArray[np.bool_]:
+def own_cells(analysis: Labelled) -> NDArray[np.bool_]:
     """(rows, columns): where input and output are the same token."""
     rows = [(label.side, label.position) for label in analysis.rows]
     columns = [(label.side, label.position) for label in analysis.columns]

@@ -6,12 +6,15 @@ import base64
 import html
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normscope.files import atomic
 from normscope.view import bundle
 from normscope.view.document import Result, as_json, packed, sides_of, title_of
 from normscope.view.labels import own_cells, quantity, values_of, visible, worst_completeness
+
+if TYPE_CHECKING:
+    from normscope.flow.result import Flow
 
 ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 STRONGEST = 10  # cells that are listed where scripts are off
@@ -40,22 +43,23 @@ EMBEDDED = (
 SERVED = '<script src="/viewer.js" defer></script>\n</body>\n</html>\n'
 
 
-def write(result: Result, path: str | os.PathLike[str], *, image: Any = None) -> Path:
-    """Write the page with every map of the result; `image` is the picture under a vision model's patches."""
-    made = page(result, image=image)
+def write(result: Result, path: str | os.PathLike[str], *, image: Any = None, flow: Flow | None = None) -> Path:
+    """Write the page with every map of the result; `image` is the picture under a vision model's patches, `flow` that
+    of the same input to a target."""
+    made = page(result, image=image, flow=flow)
     with atomic(path) as temporary:
         temporary.write_text(made, encoding="utf-8")
     return Path(path)
 
 
-def page(result: Result, *, image: Any = None) -> str:
+def page(result: Result, *, image: Any = None, flow: Flow | None = None) -> str:
     """The page's source."""
-    described, data = packed(result, image=image)
+    described, data = packed(result, image=image, flow=flow)
     script = bundle.inline(bundle.read("viewer.js"))
     head = _head(
         title=title_of(result),
         policy=policy(bundle.digest(script), styles="'unsafe-inline'", connect="'none'"),
-        without=without_scripts(result),
+        without=without_scripts(result) + (without_flow(described["flow"]) if described["flow"] else ""),
         style=f"<style>{_style()}</style>\n" if bundle.has("viewer.css") else "",
     )
     parts = (as_json(described).translate(ESCAPES), base64.b64encode(data).decode("ascii"), script)
@@ -107,6 +111,20 @@ def without_scripts(result: Result) -> str:
         lines.append(f"<p>Strongest between different tokens, {scope}, layer {layer + 1}, {quantity(scope)}:</p>")
         lines.append(f"<ol>{listed}</ol>")
     return "\n".join(lines)
+
+
+def without_flow(scores: dict[str, Any]) -> str:
+    """The scores of a target for a reader without scripts, as HTML."""
+    pairs = zip(scores["columns"], scores["scores"], strict=True)
+    listed = "".join(f"<li><bdi>{html.escape(label['token'])}</bdi>: {_number(score)}</li>" for label, score in pairs)
+    return (
+        f"\n<p>Scores of the tokens for the <bdi>{html.escape(scores['target'])}</bdi>, which is "
+        f"{_number(scores['value'])}; remainder {_number(scores['remainder'])}:</p>\n<ol>{listed}</ol>"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.4g}"
 
 
 def _head(**parts: str) -> str:

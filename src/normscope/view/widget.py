@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from normscope.analysis import EncoderDecoderAnalysis
@@ -18,14 +18,20 @@ from normscope.view.document import Result, packed, sides_of, title_of
 from normscope.view.labels import worst_completeness
 from normscope.view.patches import grid_of
 
+if TYPE_CHECKING:
+    from normscope.flow.result import Flow
+
 MISSING = "Widgets need anywidget: pip install 'normscope[notebook]'."
 VIEW = "application/vnd.jupyter.widget-view+json"
 DOTS = 110  # per inch, of the static picture
 _made: WeakKeyDictionary[Result, Any] = WeakKeyDictionary()  # a result that is shown twice has one widget
 
 
-def widget(result: Result) -> Any:
-    """The widget of a result, an `anywidget.AnyWidget`."""
+def widget(result: Result, flow: Flow | None = None) -> Any:
+    """The widget of a result, an `anywidget.AnyWidget`; with a `flow` of the same input to a target, one of its own."""
+    if flow is not None:
+        described, data = packed(result, flow=flow)
+        return _kind()(header=described, data=data)
     if result not in _made:
         described, data = packed(result)
         _made[result] = _kind()(header=described, data=data)

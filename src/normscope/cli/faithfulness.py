@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from normscope.corpus.command import Engine, bars, model_path, quieten, reader_options
+from normscope.cli.corpus import Engine, bars, model_path, quieten, reader_options
 from normscope.corpus.readers import FORMATS
 
 if TYPE_CHECKING:

@@ -1,0 +1,60 @@
+"""`normscope check`: does a model decompose exactly?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from normscope.cli import shared
+from normscope.cli.shared import DEFAULT, DEFAULT_NAME, Dtype
+
+
+def check(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help=f"Hub name or folder of a model; '{DEFAULT}' is {DEFAULT_NAME}.", show_default=False
+        ),
+    ],
+    dtype: Dtype = None,
+) -> None:
+    """Prove that a model decomposes exactly: every scope and layer, padded and not. Exit code 1 if it does not.
+
+    Of an encoder-decoder both sides; a vision or speech model is given noise.
+
+    Example: normscope check bert-base-uncased --dtype float64
+    """
+    with shared.quiet():
+        lens = shared.load(model, dtype)
+        from normscope import checking
+
+        with shared.progress_bar("checking") as progress:
+            report = checking.check(lens, progress=progress)
+    table = Table(
+        title=Text(f"{lens.model_name}: worst errors over {report.inputs} inputs (limit)"), title_justify="left"
+    )
+    table.add_column("scope", no_wrap=True)
+    first = report.rows[0]  # the limits of all
+    for title, limit in (
+        ("map against\nvectors", first.maps_limit),
+        ("sum against\nmodel", first.sums_limit),
+        ("padded\nagainst not", first.padded_limit),
+    ):
+        table.add_column(f"{title}\n({limit:.0e})", justify="right", no_wrap=True)
+    table.add_column("")
+    for row in report.rows:
+        name = f"{row.side} {row.scope}" if row.side else row.scope
+        table.add_row(name, *(f"{error:.1e}" for error in (row.maps, row.sums, row.padded)), _verdict(row.ok))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(_verdict(report.ok))
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _verdict(ok: bool) -> Text:
+    return Text("PASS", style="green") if ok else Text("FAIL", style="bold red")

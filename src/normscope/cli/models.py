@@ -1,0 +1,102 @@
+"""`normscope models`: the families, and what a layer of each is made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from normscope.errors import NormscopeError, nearest
+
+if TYPE_CHECKING:
+    from normscope.models import Family
+
+
+def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="FAMILY", help="A family or model type, such as Llama: its scopes.", show_default=False),
+    ] = None,
+    scopes: Annotated[bool, typer.Option("--scopes", help="Also the scopes of every kind of layer.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the supported model families and what is special about each.
+
+    Example: normscope models Llama
+    """
+    from normscope.models import FAMILIES
+
+    entries = [_family(family) for family in FAMILIES]
+    if name is not None:
+        entries = _named(entries, name)
+    if as_json:
+        typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    lines = list(map(_details, entries))
+    if name is None:
+        lines = _overview(entries, console.width if console.is_terminal else None)
+        if not scopes:
+            lines += ["", "normscope models FAMILY: its scopes and their aliases; --scopes: those of all."]
+    if scopes:
+        kinds = {stack["order"]: stack["scopes"] for entry in entries for stack in entry["stacks"]}
+        lines += [f"\nScopes of {order}:\n{' '.join(listed)}" for order, listed in kinds.items()]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _overview(entries: Sequence[dict[str, Any]], width: int | None) -> list[str]:
+    """One line per family, of an encoder-decoder with the decoder's layer; notes are cut at the width of a terminal."""
+    lines = [("family", "model types", "a layer is", "note")]
+    for entry in entries:
+        lines.append((entry["name"], ", ".join(entry["model_types"]), entry["stacks"][-1]["order"], entry["note"]))
+    wide = [max(len(line[k]) for line in lines) for k in range(3)]
+    texts = ["  ".join([*(f"{cell:{w}}" for cell, w in zip(line, wide, strict=False)), line[3]]) for line in lines]
+    return texts if width is None else [text if len(text) <= width else f"{text[: width - 1]}…" for text in texts]
+
+
+def _details(entry: dict[str, Any]) -> str:
+    lines = [f"{entry['name']} ({', '.join(entry['model_types'])}): {entry['note']}"]
+    for stack in entry["stacks"]:
+        named: dict[str, list[str]] = {}
+        for alias, scope in stack["aliases"].items():
+            named.setdefault(scope, []).append(alias)
+        lines.append(f"  {stack['side']} layer: {stack['order']}")
+        width = max(map(len, stack["scopes"]))
+        lines += [f"    {scope:{width}}  {', '.join(named.get(scope, []))}".rstrip() for scope in stack["scopes"]]
+    return "\n".join(lines)
+
+
+def _named(entries: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The families of a name or model type, in any case."""
+    wanted = name.lower()
+    found = [e for e in entries if wanted in (e["name"].lower(), *(kind.lower() for kind in e["model_types"]))]
+    if not found:
+        known = [known for e in entries for known in (e["name"], *e["model_types"])]
+        raise NormscopeError(f"No family {name!r}.{nearest(name, known)} `normscope models` lists all of them.")
+    return found
+
+
+def _family(family: Family) -> dict[str, Any]:
+    from normscope.scopes import aliases_of, names_of
+
+    return {
+        "name": family.name,
+        "model_types": list(family.model_types),
+        "input": family.input,
+        "note": family.note,
+        "stacks": [
+            {
+                "side": stack.side,
+                "order": " ".join(re.findall("X?ATTN|RES|LN|FF", names_of(stack.blocks)[-1])),
+                "scopes": list(names_of(stack.blocks)),
+                "aliases": aliases_of(stack.blocks),
+            }
+            for stack in family.stacks
+        ],
+    }

@@ -1,0 +1,106 @@
+"""`normscope analyze --target`: a logit by input token, in the terminal and in files."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from normscope import Analyzer, cli
+from normscope.view import flow_terminal
+from tests.flow.test_targets import classifier, masked
+from tests.test_generation import SOURCE, TARGET, speaker, translator
+from tests.test_inputs import toy_lens
+
+TEXT = "the cat sat on a"
+
+
+def run(lens: Analyzer, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> Result:
+    monkeypatch.setattr(cli.shared, "load", lambda *_: lens)
+    return CliRunner().invoke(cli.app, ["analyze", *arguments])
+
+
+def test_the_scores_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every score, what biases add, and the sum: the same numbers as the library's."""
+    lens = speaker()
+    result = run(lens, TEXT, "--target", "mat", monkeypatch=monkeypatch)
+    assert result.exit_code == 0, result.output
+    flow = lens.flow(TEXT, target="mat")
+    assert f"= {flow.value:.4g}" in result.output
+    for token, score in zip(flow.tokens, flow.scores.tolist(), strict=True):
+        assert re.search(rf"\d +{re.escape(token)} +{re.escape(f'{score:+.4g}')}", result.output), token
+    assert re.search(rf"biases +{re.escape(f'{flow.remainder:+.4g}')}", result.output)
+    assert "completeness" in result.output
+
+
+def test_two_targets_another_method_and_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ("--target", "mat", "--against", "cat", "--position", "3", "--method", "decompx")
+    result = run(speaker(), TEXT, *given, monkeypatch=monkeypatch)
+    assert result.exit_code == 0, result.output
+    assert "'mat' minus 'cat' at token 3" in result.output
+    assert "[decompx]" in result.output
+    assert (
+        result.output
+        == run(speaker(), TEXT, *given[:-4], "--position", "-4", *given[-2:], monkeypatch=monkeypatch).output
+    )
+
+
+def test_methods_without_parts_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(speaker(), TEXT, "-t", "top", "--method", "alti", monkeypatch=monkeypatch)
+    assert "no parts that sum to it" in result.output.replace("\n", " ")
+
+
+def test_classes_masks_and_translations(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "logit of 'good'" in run(classifier(), "the cat", "-t", "good", monkeypatch=monkeypatch).output
+    assert "logit of 'good'" in run(classifier(), "the cat", "-t", "1", monkeypatch=monkeypatch).output
+    assert "at token 3" in run(masked(), "the [MASK] sat", "-t", "cat", monkeypatch=monkeypatch).output
+    result = run(translator(), SOURCE, "--pair", TARGET, "-t", "top", monkeypatch=monkeypatch)
+    assert "(encoder)" in result.output
+    assert "(decoder)" in result.output
+
+
+def test_a_long_text_lists_the_largest_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_terminal, "LISTED", 3)
+    result = run(speaker(), TEXT, "-t", "mat", monkeypatch=monkeypatch)
+    assert "The 3 largest of 6 scores" in result.output
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf", "json", "html"])
+def test_files(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / f"scores.{suffix}"
+    for lens, given in ((speaker(), (TEXT,)), (translator(), (SOURCE, "--pair", TARGET))):
+        result = run(lens, *given, "-t", "top", "-o", str(path), monkeypatch=monkeypatch)
+        assert result.exit_code == 0, result.output
+        assert f"wrote {path}" in result.output.replace("\n", "")
+        assert path.stat().st_size > 500
+    if suffix == "json":
+        content = json.loads(path.read_text(encoding="utf-8"))
+        assert content["format"] == "normscope-flow-1"
+        total = sum(content["to"]["scores"]) + content["to"]["remainder"]
+        assert total == pytest.approx(content["to"]["value"], rel=1e-4)
+        assert len(content["to"]["scores"]) == len(content["columns"])
+    if suffix == "svg":
+        text = path.read_text(encoding="utf-8")
+        assert "biases" in text
+        assert "logit of" in text
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(lens: Analyzer, *arguments: str) -> str:
+        result = run(lens, *arguments, monkeypatch=monkeypatch)
+        assert result.exit_code == 1, result.output
+        assert result.stderr.startswith("error: ")
+        return result.stderr
+
+    assert "no head" in refusal(toy_lens(), "the cat", "-t", "top")
+    assert "not in the vocabulary" in refusal(speaker(), TEXT, "-t", "zzzz")
+    assert "There is no class" in refusal(classifier(), "the cat", "-t", "great")
+    assert "There is no class" in refusal(classifier(), "the cat", "-t", "7")
+    assert "There is no position" in refusal(speaker(), TEXT, "-t", "top", "--position", "99")
+    assert "Unknown method" in refusal(speaker(), TEXT, "-t", "top", "--method", "magic")
+    for option in (("--against", "cat"), ("--position", "1"), ("--method", "alti")):
+        assert f"{option[0]} says how a target is explained" in refusal(speaker(), TEXT, *option)
+    assert "use .html" in refusal(speaker(), TEXT, "-t", "top", "-o", str(tmp_path / "x.npz"))
+    zero = run(speaker(), TEXT, "-t", "top", "--position", "0", monkeypatch=monkeypatch)
+    assert zero.exit_code == 2

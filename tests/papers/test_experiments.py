@@ -368,7 +368,7 @@ def test_the_command_of_a_report(folder: Path) -> None:
 
 
 def test_papers_are_found() -> None:
-    with pytest.raises(NormscopeError, match="Known: emnlp2020, emnlp2021, ff"):
+    with pytest.raises(NormscopeError, match="Known: emnlp2020, emnlp2021, ff, layers, shapley"):
         find("acl")
 
 

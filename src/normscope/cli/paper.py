@@ -22,15 +22,24 @@ if TYPE_CHECKING:
 
 
 class Name(StrEnum):
-    """The papers."""
+    """The papers, and two studies of our own."""
 
     emnlp2020 = "emnlp2020"
     emnlp2021 = "emnlp2021"
     ff = "ff"
+    layers = "layers"
+    shapley = "shapley"
 
 
 def paper(
-    name: Annotated[Name, typer.Argument(metavar="NAME", help="emnlp2020, emnlp2021 or ff.", show_default=False)],
+    name: Annotated[
+        Name,
+        typer.Argument(
+            metavar="NAME",
+            help="emnlp2020, emnlp2021 or ff; studies of our own: layers (across layers), shapley (against IG).",
+            show_default=False,
+        ),
+    ],
     model: Annotated[str, typer.Option("--model", "-m", metavar="M", help="Hub name or folder.")] = "default",
     data: Annotated[
         str | None, typer.Option("--data", metavar="DATA", help="A file, or the name of a Hugging Face dataset.")

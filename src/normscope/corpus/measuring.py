@@ -37,6 +37,8 @@ EXTRA = (
     "normscope.papers.emnlp2020.measures",
     "normscope.papers.emnlp2021.measures",
     "normscope.papers.feed_forward.measures",
+    "normscope.papers.across_layers.measures",
+    "normscope.papers.shapley.measures",
 )
 
 

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from normscope.analyzer import Analyzer
     from normscope.corpus.store import Run
 
-PAPERS = {"emnlp2020": "emnlp2020", "emnlp2021": "emnlp2021", "ff": "feed_forward"}  # name -> module
+PAPERS = {  # name -> module; the last two are studies of our own
+    "emnlp2020": "emnlp2020",
+    "emnlp2021": "emnlp2021",
+    "ff": "feed_forward",
+    "layers": "across_layers",
+    "shapley": "shapley",
+}
 NO_DATA = "It reads a corpus: give one with --data."
 PEEK = 1000  # entries that tell which annotations a corpus has
 Progress = Callable[[str, int, int], None]  # what is counted (the name of a run, or "sections"), done, in all

@@ -36,7 +36,7 @@ def page(report: Report) -> str:
 def claims_table(claims: Sequence[Claim]) -> str:
     """Each claim on a line."""
     rows = [(text(claim.text), STATES[claim.holds], text(claim.ours), text(claim.published)) for claim in claims]
-    return _table(("claim of the paper", "here", "ours", "published"), rows)
+    return _table(("claim", "here", "ours", "published"), rows)
 
 
 def text(given: str) -> str:

@@ -1,0 +1,110 @@
+"""Corpus measures of the study across layers: what the states of each layer are made of, counted from the input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normscope.analysis import Label
+from normscope.corpus.measuring import Columns, Sample, reachable, register
+from normscope.errors import NormscopeError
+from normscope.flow.methods import chosen
+from normscope.flow.result import Flow
+from normscope.flow.running import flow
+from normscope.measures import categories
+from normscope.measures.similarity import correlation, ranks
+
+METHODS = ("rollout", "rollout:layer", "alti", "alti+")  # set against the exact flow, where a model has them
+KEYS = ("own", "first", "other_side", "inputs", "own_in_layer", "inputs_in_layer")
+
+
+@register("flow", scopes=("layer",), whole=True)
+def flow_rows(sample: Sample) -> Columns:
+    """layer, position, token, category -> shares of the input tokens in a state by the exact flow, by norm: the own
+    token's, the first one's, those of the other side; the effective number of inputs; the same in the layer alone"""
+    found = _exact(sample)
+    if found is None:
+        return dict.fromkeys(("layer", "position", "token", "category", *KEYS, "completeness"), ())
+    layers, rows = len(found.layers), len(found.rows)
+    assert found.completeness is not None
+    shares = _shares(found.maps)
+    alone = _shares(sample.analysis["layer"])
+    own = _own(found.rows, found.columns)
+    elsewhere = torch.tensor([label.side != found.rows[0].side for label in found.columns])
+    first = shares[..., 0].clone()
+    first[:, own == 0] = torch.nan  # its own state says nothing of others
+    values = {
+        "own": _at(shares, own),
+        "first": first,
+        "other_side": shares[..., elsewhere].sum(-1),
+        "inputs": effective(shares),
+        "own_in_layer": _at(alone, _own(sample.analysis.rows, sample.analysis.columns)),
+        "inputs_in_layer": effective(alone),
+    }
+    tokens = [label.token for label in found.rows]
+    return {
+        "layer": np.repeat(np.array(found.layers, dtype=np.int16), rows),
+        "position": np.tile(np.array([label.position for label in found.rows], dtype=np.int32), layers),
+        "token": tokens * layers,
+        "category": [categories.category(token) for token in tokens] * layers,
+        **{key: values[key].flatten().float().numpy() for key in KEYS},
+        "completeness": np.repeat(found.completeness.numpy(), rows),
+    }
+
+
+@register("flow_agreement", scopes=("layer",), whole=True)
+def flow_agreement(sample: Sample) -> Columns:
+    """method, layer -> Spearman's correlation of the method's map from the input with that of the exact flow"""
+    exact = _exact(sample)
+    if exact is None:
+        return {"method": (), "layer": (), "spearman": ()}
+    cells = reachable(sample.analysis)
+    truth = ranks(exact.maps[:, cells])
+    methods, values = [], []
+    for method in METHODS:
+        try:
+            chosen(sample.lens, method)
+        except NormscopeError:
+            continue
+        other = flow(sample.lens, sample.item, method, None, None, "ig")
+        methods.append(method)
+        values.append(correlation(truth, ranks(other.maps[:, cells])))
+    return {
+        "method": np.repeat(np.array(methods, dtype=object), len(exact.layers)),
+        "layer": np.tile(np.array(exact.layers, dtype=np.int16), len(methods)),
+        "spearman": torch.cat(values).numpy(),
+    }
+
+
+def effective(shares: Tensor) -> Tensor:
+    """(...,): ``exp(-sum_k p_k log p_k)`` of shares (..., columns): how many equal inputs would spread as much."""
+    found: Tensor = torch.special.entr(shares.double()).sum(-1).exp()
+    return found
+
+
+def _exact(sample: Sample) -> Flow | None:
+    """The exact flow of a sample; None for the encoder of an encoder-decoder, which is a part of its decoder's."""
+    if sample.analysis.info["side"] != sample.lens.stacks[-1].side:
+        return None
+    return flow(sample.lens, sample.item, "exact", None, None, "ig")
+
+
+def _shares(maps: Tensor) -> Tensor:
+    return maps.double() / maps.double().sum(-1, keepdim=True).clamp_min(1e-300)
+
+
+def _own(rows: Any, columns: Any) -> Tensor:
+    """(rows,): the column of each row's own token."""
+    place = {_key(label): n for n, label in enumerate(columns)}
+    return torch.tensor([place[_key(label)] for label in rows])
+
+
+def _key(label: Label) -> tuple[str, int]:
+    return label.side, label.position
+
+
+def _at(shares: Tensor, columns: Tensor) -> Tensor:
+    return shares.gather(2, columns[None, :, None].expand(len(shares), -1, 1))[..., 0]

@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import models
+from benchmarks import flow, models, papers
 from benchmarks.corpora import corpus_rate, flat_memory, ray_rate, start_up
 from benchmarks.measures import Row, against_published, attention_scopes, extra_memory, feed_forward_floor
 from benchmarks.memory import THREADS
@@ -30,8 +31,8 @@ BUSY = 0.05  # a share of the processors; when others take more, the ratios mean
 Measure = Callable[[], Row]
 
 
-def full() -> Iterator[Measure]:
-    """Every measurement with its bar: about ten minutes on two cores."""
+def core() -> Iterator[Measure]:
+    """Scopes against the forward pass, the published algorithm and the machine's own rate; memory."""
     base = models.bert()
     bars = {(1, 128): 1.5, (16, 25): 1.5, (16, 128): 1.6, (1, 512): 2.0}
     for batch, length in [(1, 25), (16, 25), (1, 128), (16, 128), (1, 512)]:
@@ -48,8 +49,16 @@ def full() -> Iterator[Measure]:
     yield from minilm(quick=False)
     yield lambda: extra_memory(BASE, "bert", 12, 512, 0.45)
     yield lambda: extra_memory(BASE, "bert", 2, 2048, 1.2, without_maps=True)
-    yield from llama()
-    yield from (corpus_rate, ray_rate, start_up, flat_memory, first_map)
+
+
+def corpora() -> Iterator[Measure]:
+    """Corpus runs."""
+    yield from (corpus_rate, ray_rate, start_up, flat_memory)
+
+
+def viewer() -> Iterator[Measure]:
+    """The viewer in Chromium."""
+    yield first_map
     for row in large_maps():
         yield lambda row=row: row  # type: ignore[misc]
 
@@ -92,6 +101,16 @@ def minilm(quick: bool) -> Iterator[Measure]:
     if not quick:
         yield lambda: against_published(MINILM, model, 1, 128, 5, feed_forward=True)
         yield lambda: feed_forward_floor(MINILM, model, 2, 512, 15)
+
+
+PARTS: dict[str, Callable[[], Iterator[Measure]]] = {
+    "core": core,
+    "llama": llama,
+    "corpora": corpora,
+    "papers": papers.rows,
+    "flow": flow.rows,
+    "viewer": viewer,
+}
 
 
 def table(rows: list[Row]) -> Table:
@@ -141,9 +160,15 @@ def _cpu() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Side-by-side measurements of normscope.")
-    parser.add_argument("--quick", action="store_true", help="fewer layers and shapes: one or two minutes")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: all of them")
+    parser.add_argument(
+        "--quick", action="store_true", help="the core with fewer layers and shapes: one or two minutes"
+    )
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results.json"), help="where the raw numbers go")
     chosen = parser.parse_args()
+    unknown = [name for name in chosen.parts if name not in PARTS]
+    if unknown:
+        parser.error(f"no part {', '.join(unknown)}: there are {', '.join(PARTS)}")
 
     torch.set_num_threads(THREADS)
     transformers.utils.logging.disable_progress_bar()
@@ -153,7 +178,7 @@ def main() -> None:
     console.print(f"The baseline agrees with normscope to {verify():.1e}.")
     start = time.perf_counter()
     rows: list[Row] = []
-    for measure in quick() if chosen.quick else full():
+    for measure in quick() if chosen.quick else chain.from_iterable(PARTS[name]() for name in chosen.parts or PARTS):
         neighbours = Neighbours()
         row = measure()
         row.neighbours = neighbours.share()

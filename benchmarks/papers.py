@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -19,6 +20,17 @@ from normscope.corpus.paragraph_pairs import read_pairs
 
 NAME = "MiniLM"
 SCOPES = ("ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N", "ATTNRESLNFFRES-N", "ATTNRESLNFFRESLN-N")
+
+
+def rows() -> Iterator[Callable[[], Row]]:
+    """Every measurement with its bar. The pairs are those of NORMSCOPE_TEST_DATA, where that is set."""
+    data = Path(os.environ.get("NORMSCOPE_TEST_DATA", "/nowhere")) / "data/wikitext2.raw.test.txt"
+    if data.is_file():
+        yield lambda: similarity_of_all_scopes(data)
+    else:
+        missing = "NORMSCOPE_TEST_DATA has no data/wikitext2.raw.test.txt"
+        yield lambda: Row("naive / similarity of all scopes", NAME, "", note=missing)
+    yield bootstrap_of_a_layer
 
 
 def similarity_of_all_scopes(data: Path, entries: int = 100) -> Row:

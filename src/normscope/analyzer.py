@@ -5,29 +5,28 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from normscope import default_model, features, generation, inputs, loading, versions
+from normscope import default_model, generation, inputs, loading, reading, versions
 from normscope._version import __version__
-from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Label, Measured
-from normscope.collect import Collected
+from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Measured
+from normscope.batch import BatchRun, geometry_of, labels_of, place_of
 from normscope.decompose import walk
 from normscope.decompose.scratch import Scratch
 from normscope.decompose.shapley_gate import Shapley
 from normscope.errors import NormscopeError
-from normscope.estimate import GROUP_TOKENS, Estimate, default_budget, estimate, refuse_over_budget, shape_of
+from normscope.estimate import Estimate, default_budget, estimate, refuse_over_budget, shape_of
 from normscope.inputs import Input, Item, Limits
 from normscope.models import depth_of, family_of, heads_of, max_positions, padding_id
 from normscope.models.spec import Stack
-from normscope.records import LayerRecord, select_items, select_rows
+from normscope.records import LayerRecord, select_rows
 from normscope.request import Request, gate_of, integers, reach, requests_of, within
 from normscope.scopes import aliases_of, steps_of
 from normscope.trace import Wish, has_layers, layer_modules, trace
@@ -101,7 +100,7 @@ class Analyzer:
 
     @cached_property
     def limits(self) -> Limits:
-        """What the first side can take; `_target_limits` what the decoder of an encoder-decoder can."""
+        """What the first side can take; `target_limits` what the decoder of an encoder-decoder can."""
         embedding: Any = self.base.get_input_embeddings()
         config = self.base.config
         positions = max_positions(self.family, self.base)
@@ -117,7 +116,7 @@ class Analyzer:
         )
 
     @cached_property
-    def _target_limits(self) -> Limits:
+    def target_limits(self) -> Limits:
         decoder: Any = getattr(self.base, "decoder", None)
         embedding = getattr(decoder, "embed_tokens", None)
         vocabulary = int(getattr(embedding, "num_embeddings", self.limits.vocabulary))
@@ -281,59 +280,7 @@ class Analyzer:
 
     def items(self, given: Any, truncation: bool = False, generate: int | None = None) -> list[Item]:
         """One input as items, the target of an encoder-decoder included."""
-        if self.family.input == "image":
-            if generate is not None:
-                raise NormscopeError(f"{self.family.name} is a vision model: it generates no text.")
-            return features.image_item(given, self.tokenizer, self.base.config)
-        if self.two_sided:
-            return self._pairs(given, truncation, generate)
-        _refuse_picture(given)
-        items = inputs.encode(given, self.tokenizer, self.limits, truncation)
-        if generate is not None:
-            return [generation.continued(self.model, self.tokenizer, item, generate, self.limits) for item in items]
-        return items
-
-    def _pairs(self, given: Any, truncation: bool, generate: int | None) -> list[Item]:
-        """Source and target: a pair, a dict with decoder_input_ids, or a source that the model itself goes on from."""
-        target: Any = None
-        if isinstance(given, Mapping):
-            target = {key.removeprefix("decoder_"): given[key] for key in inputs.DECODER if given.get(key) is not None}
-            source: Any = {key: value for key, value in given.items() if key not in inputs.DECODER}
-            target = target or None
-        elif isinstance(given, tuple) and len(given) == 2:
-            source, target = given
-        else:
-            source = given
-        if target is not None and generate is not None:
-            raise NormscopeError("Give either a target or generate, the number of tokens of the model's own.")
-        if isinstance(source, Mapping) and any(key in source for key in inputs.DECODER):
-            raise NormscopeError("The target is given twice, as decoder_input_ids and as target.")
-        if isinstance(target, Mapping) and target.get("input_ids") is None:
-            raise NormscopeError("The encoding has a decoder_attention_mask, but no decoder_input_ids.")
-        if self.family.input == "audio":
-            if not isinstance(source, Mapping):
-                raise NormscopeError(
-                    f"{self.family.name} listens: give a dict with input_features, made by its feature extractor, not "
-                    f"{type(source).__name__}."
-                )
-            sources = features.sound_items(source, self.base.config)
-        else:
-            _refuse_picture(source)
-            sources = inputs.encode(source, self.tokenizer, self.limits, truncation)
-        if target is None:
-            return [
-                inputs.joined(one, generation.answered(self.model, self.tokenizer, one, generate, self._target_limits))
-                for one in sources
-            ]
-        if isinstance(target, Mapping):
-            targets = inputs.encode(target, self.tokenizer, self._target_limits, truncation)
-        else:
-            targets = [
-                generation.forced(self.model, self.tokenizer, target, self._target_limits, truncation) for _ in sources
-            ]
-        if len(targets) != len(sources):
-            raise NormscopeError(f"There are {len(sources)} sources, but {len(targets)} targets.")
-        return [inputs.joined(one, other) for one, other in zip(sources, targets, strict=True)]
+        return reading.items(self, given, truncation, generate)
 
     def requests(
         self,
@@ -392,7 +339,7 @@ class Analyzer:
             if progress is not None:
                 progress(done, total)
 
-        runs = [_Run(request, items, self.base.device, self.dtype, scratch, tick) for request in requests]
+        runs = [BatchRun(request, items, self.base.device, self.dtype, scratch, tick) for request in requests]
         try:
             trace(self.base, self.batch(items), [run.wish for run in runs], self.dtype)
         finally:
@@ -417,15 +364,15 @@ class Analyzer:
             batch["use_cache"] = False
         return batch
 
-    def _analysis(self, item: Item, run: _Run, number: int) -> Analysis:
+    def _analysis(self, item: Item, run: BatchRun, number: int) -> Analysis:
         request, geometry = run.request, run.geometry[number]
-        labels = _labels(item, request.stack.side)
+        labels = labels_of(item, request.stack.side)
         columns = tuple(labels[n] for n in geometry.real.tolist())
         rows = columns if request.rows is None else tuple(labels[n] for n in geometry.positions.tolist())
         words = item.sides[request.stack.side].word_ids
         word_ids = None if words is None else tuple(words[label.position] for label in columns)
         if request.crosses:
-            sources = _labels(item, "encoder")
+            sources = labels_of(item, "encoder")
             encoder = tuple(sources[n] for n in item.sides["encoder"].real.nonzero().flatten().tolist())
             columns += encoder
             word_ids = None if word_ids is None else word_ids + (None,) * len(encoder)
@@ -485,7 +432,7 @@ class Analyzer:
         found: list[walk.Vectors] = []
         side = request.stack.side
         at = torch.tensor([list(positions)], device=self.base.device)
-        place = replace(_place(item, request, _geometry(item, side, None)), rows=slice(None))
+        place = replace(place_of(item, request, geometry_of(item, side, None)), rows=slice(None))
         steps = reach(steps_of(request.stack.blocks), [scope])
 
         def on_layer(record: LayerRecord) -> None:
@@ -497,95 +444,6 @@ class Analyzer:
         return found[0]
 
 
-class _Run:
-    """One stack's share of a run over a batch."""
-
-    def __init__(
-        self,
-        request: Request,
-        items: Sequence[Item],
-        device: torch.device,
-        dtype: torch.dtype,
-        scratch: Scratch,
-        tick: Callable[[], None],
-    ) -> None:
-        self.request, self.items = request, items
-        side = request.stack.side
-        self.geometry = [_geometry(item, side, request.rows) for item in items]
-        self.positions = None
-        if request.rows is not None:
-            self.positions = torch.stack([geometry.positions for geometry in self.geometry]).to(device)
-        self.longest = max(len(item.sides[side]) for item in items)
-        encoder = max(len(item.sides["encoder"]) for item in items) if request.crosses else 0
-        self.collected = Collected(request, len(items), self.longest, encoder, dtype)
-        self.scratch, self.tick = scratch, tick
-        self.wish = Wish(
-            request.stack,
-            request.steps,
-            request.layers,
-            self._on_layer,
-            inputs.real(items, side, device),
-            request.options.value_bias == "remainder",
-        )
-
-    def _on_layer(self, record: LayerRecord) -> None:
-        request, group = self.request, max(1, GROUP_TOKENS // self.longest)
-        layer = request.layers.index(record.index)
-        for start in range(0, len(self.items), group):
-            some = slice(start, start + group)
-            rows = None if self.positions is None else self.positions[some]
-            part = select_rows(select_items(record, some), rows)
-            places = [_place(item, request, g) for item, g in zip(self.items[some], self.geometry[some], strict=True)]
-            found, heads = walk.measure(
-                part, request.steps, request.scopes, places, rows, request.options, self.scratch
-            )
-            self.collected.put(layer, some, found, heads, rows)
-        self.tick()
-
-    def columns(self, number: int) -> slice | Tensor:
-        """The real columns of an item among those of the batch, the encoder's after the own."""
-        own = self.geometry[number].columns
-        if not self.request.crosses:
-            return own
-        return torch.cat(
-            [self.geometry[number].real, self.longest + self.items[number].sides["encoder"].real.nonzero().flatten()]
-        )
-
-
-@dataclass(frozen=True)
-class _Geometry:
-    """Where the real tokens of an item are."""
-
-    real: Tensor  # positions that are not masked
-    columns: slice | Tensor
-    rows: slice | Tensor
-    positions: Tensor  # of the rows
-
-
-def _geometry(item: Item, side: str, rows: Sequence[int] | None) -> _Geometry:
-    tokens = item.sides[side]
-    real = tokens.real.nonzero().flatten()
-    columns = _span(tokens)
-    if rows is None:
-        return _Geometry(real, columns, columns, real)
-    chosen = within("row", rows, len(real))
-    return _Geometry(real, columns, slice(None), real[torch.tensor(chosen)])
-
-
-def _span(tokens: inputs.Tokens) -> slice | Tensor:
-    return slice(0, len(tokens)) if bool(tokens.real.all()) else tokens.real.nonzero().flatten()
-
-
-def _place(item: Item, request: Request, geometry: _Geometry) -> walk.Item:
-    lengths = (len(item.sides[request.stack.side]), len(item.sides["encoder"]) if request.crosses else 0)
-    encoder = _span(item.sides["encoder"]) if request.crosses else None
-    return walk.Item(geometry.columns, geometry.rows, encoder, lengths)
-
-
-def _labels(item: Item, side: str) -> list[Label]:
-    return [Label(token, side, n) for n, token in enumerate(item.sides[side].names)]
-
-
 def _present(base: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
     """The sides that a model has: of an encoder-decoder perhaps the encoder alone."""
     found = tuple(stack for stack in stacks if has_layers(base, stack))
@@ -594,13 +452,6 @@ def _present(base: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[Stack, .
             f"{type(base).__name__} is a decoder without the encoder that it reads. Load the whole model."
         )
     return found or stacks
-
-
-def _refuse_picture(given: Any) -> None:
-    if hasattr(given, "convert") or (hasattr(given, "shape") and not isinstance(given, Mapping)):
-        raise NormscopeError(f"This model reads text, not {type(given).__name__}: give it a text or an encoding.")
-    if isinstance(given, Mapping) and "pixel_values" in given:
-        raise NormscopeError("This model reads text: an encoding with pixel_values is for a vision model.")
 
 
 def _dtype(wanted: torch.dtype | None, model: torch.dtype) -> torch.dtype:

@@ -1,0 +1,109 @@
+"""One side's share of a run over a batch: which tokens are real, what is recorded, and where the results go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normscope import inputs
+from normscope.analysis import Label
+from normscope.collect import Collected
+from normscope.decompose import walk
+from normscope.decompose.scratch import Scratch
+from normscope.estimate import GROUP_TOKENS
+from normscope.inputs import Item
+from normscope.records import LayerRecord, select_items, select_rows
+from normscope.request import Request, within
+from normscope.trace import Wish
+
+
+class BatchRun:
+    """One stack's share of a run over a batch."""
+
+    def __init__(
+        self,
+        request: Request,
+        items: Sequence[Item],
+        device: torch.device,
+        dtype: torch.dtype,
+        scratch: Scratch,
+        tick: Callable[[], None],
+    ) -> None:
+        self.request, self.items = request, items
+        side = request.stack.side
+        self.geometry = [geometry_of(item, side, request.rows) for item in items]
+        self.positions = None
+        if request.rows is not None:
+            self.positions = torch.stack([geometry.positions for geometry in self.geometry]).to(device)
+        self.longest = max(len(item.sides[side]) for item in items)
+        encoder = max(len(item.sides["encoder"]) for item in items) if request.crosses else 0
+        self.collected = Collected(request, len(items), self.longest, encoder, dtype)
+        self.scratch, self.tick = scratch, tick
+        self.wish = Wish(
+            request.stack,
+            request.steps,
+            request.layers,
+            self._on_layer,
+            inputs.real(items, side, device),
+            request.options.value_bias == "remainder",
+        )
+
+    def _on_layer(self, record: LayerRecord) -> None:
+        request, group = self.request, max(1, GROUP_TOKENS // self.longest)
+        layer = request.layers.index(record.index)
+        for start in range(0, len(self.items), group):
+            some = slice(start, start + group)
+            rows = None if self.positions is None else self.positions[some]
+            part = select_rows(select_items(record, some), rows)
+            places = [place_of(item, request, g) for item, g in zip(self.items[some], self.geometry[some], strict=True)]
+            found, heads = walk.measure(
+                part, request.steps, request.scopes, places, rows, request.options, self.scratch
+            )
+            self.collected.put(layer, some, found, heads, rows)
+        self.tick()
+
+    def columns(self, number: int) -> slice | Tensor:
+        """The real columns of an item among those of the batch, the encoder's after the own."""
+        own = self.geometry[number].columns
+        if not self.request.crosses:
+            return own
+        return torch.cat(
+            [self.geometry[number].real, self.longest + self.items[number].sides["encoder"].real.nonzero().flatten()]
+        )
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where the real tokens of an item are."""
+
+    real: Tensor  # positions that are not masked
+    columns: slice | Tensor
+    rows: slice | Tensor
+    positions: Tensor  # of the rows
+
+
+def geometry_of(item: Item, side: str, rows: Sequence[int] | None) -> Geometry:
+    tokens = item.sides[side]
+    real = tokens.real.nonzero().flatten()
+    columns = _span(tokens)
+    if rows is None:
+        return Geometry(real, columns, columns, real)
+    chosen = within("row", rows, len(real))
+    return Geometry(real, columns, slice(None), real[torch.tensor(chosen)])
+
+
+def _span(tokens: inputs.Tokens) -> slice | Tensor:
+    return slice(0, len(tokens)) if bool(tokens.real.all()) else tokens.real.nonzero().flatten()
+
+
+def place_of(item: Item, request: Request, geometry: Geometry) -> walk.Item:
+    lengths = (len(item.sides[request.stack.side]), len(item.sides["encoder"]) if request.crosses else 0)
+    encoder = _span(item.sides["encoder"]) if request.crosses else None
+    return walk.Item(geometry.columns, geometry.rows, encoder, lengths)
+
+
+def labels_of(item: Item, side: str) -> list[Label]:
+    return [Label(token, side, n) for n, token in enumerate(item.sides[side].names)]

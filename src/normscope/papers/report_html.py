@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from normscope._version import __version__
+from normscope.papers import published
 from normscope.papers.report import READINGS, Claim, Picture, Report, Section, Table, numeric, plain, shown, tally
 from normscope.papers.verify import Check, failures, verdict
 from normscope.view.labels import visible
@@ -34,6 +35,7 @@ def page(report: Report, drawn: Mapping[str, str]) -> str:
     body = "\n".join(
         f'<section id="{anchor}">\n<h2>{text(title)}</h2>\n{content}\n</section>' for anchor, title, content in parts
     )
+    made = "reproduced" if published.models(report.paper) else "measured"
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -46,7 +48,7 @@ def page(report: Report, drawn: Mapping[str, str]) -> str:
 </head>
 <body>
 <header>
-<p class="kicker">{text(report.paper)}, reproduced by normscope</p>
+<p class="kicker">{text(report.paper)}, {made} by normscope</p>
 <h1>{text(report.title)}</h1>
 <p class="citation">{text(report.citation)}</p>
 </header>

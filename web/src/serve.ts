@@ -14,14 +14,18 @@ export const requestOf = (part: Partial<Request>, models: readonly ModelInfo[]):
   generate: part.generate ?? null,
   image: part.image ?? null,
   heads: part.heads ?? false,
+  flow: part.flow ?? null,
 });
+
+/** Whether two requests ask for the same; heads are a matter of the view. */
+const alike = (a: Partial<Request>, b: Partial<Request>): boolean =>
+  (["model", "text", "second", "target", "generate"] as const).every((name) => (a[name] || null) === (b[name] || null)) &&
+  JSON.stringify(a.flow ?? null) === JSON.stringify(b.flow ?? null);
 
 /** Go where an address points to: another view, and with a server another text or model too. */
 export async function follow(store: Store, fragment: string): Promise<void> {
   const { request, other } = store.recall(fragment);
-  const now = store.asked.request;
-  const same = (["model", "text", "second", "target", "generate"] as const).every((name) => (request[name] || null) === (now[name] || null));
-  if (!store.lab || same || !request.text) return;
+  if (!store.lab || alike(request, store.asked.request) || !request.text) return;
   await store.analyse(requestOf({ ...request, heads: store.view.heads }, store.models));
   if (store.doc && other) await store.analyse(requestOf({ ...request, ...other }, store.models), true);
 }

@@ -4,7 +4,7 @@ import type { Request } from "../src/data/source";
 import { requestOf } from "../src/serve";
 import { header, noise, side } from "./fake";
 
-const request: Request = { model: "toy", text: "a b", second: null, target: null, generate: null, image: null, heads: false };
+const request: Request = { model: "toy", text: "a b", second: null, target: null, generate: null, image: null, heads: false, flow: null };
 const one = header(side(["a", "b"], { scopes: ["ATTN-N"], layers: [0, 1] }));
 const json = (body: unknown, status = 200) => new Response(JSON.stringify(body), { status });
 const values = noise(8);
@@ -70,7 +70,7 @@ describe("a server", () => {
 });
 
 describe("a request", () => {
-  const models = [{ name: "first", family: "", kind: "encoder" as const, layers: 1, heads: 1, scopes: [], max_tokens: null }];
+  const models = [{ name: "first", family: "", kind: "encoder" as const, layers: 1, heads: 1, scopes: [], max_tokens: null, targets: "none" as const, classes: [], positions: false }];
   it("names a model that there is", () => {
     expect(requestOf({ model: "gone", text: "x" }, models).model).toBe("first");
     expect(requestOf({ text: "x", second: "" }, models)).toMatchObject({ second: null, target: null, heads: false });

@@ -50,6 +50,18 @@ describe("views", () => {
   });
 });
 
+describe("the path", () => {
+  const path = { ...first, path: true };
+  it("gives way to whatever map is asked for", () => {
+    for (const next of [stepScope(path, doc, 1), stepLayer(path, doc, 1), toggleDifference(path, doc), opened(path, doc), following(path, doc)]) expect(next?.path).toBe(false);
+    expect(toggleDifference({ ...path, against: "ATTN-W" }, doc)).toMatchObject({ path: false, against: "ATTN-W" });
+  });
+  it("is not offered where a document has none", () => {
+    expect(settled(path, doc).path).toBe(true);
+    expect(settled(path, header(side(["a", "b"], { layers: [0, 2] }))).path).toBe(false);
+  });
+});
+
 describe("difference mode", () => {
   it("goes from the scope before of the same kind", () => {
     expect(before(POST_LN, "ATTNRESLN-N")).toBe("ATTNRES-N");
@@ -113,7 +125,7 @@ describe("two models", () => {
 describe("the address", () => {
   const full: View = {
     band: "encoder", layer: 2, scope: "ATTNRESLNFF-N", against: "ATTNRESLN-N", per: "input", heads: true, head: 4, norm: "column", log: true, diagonal: "hide",
-    special: false, reach: "all", token: "encoder:2", cell: [1, 2], beside: { layer: 1, scope: "ATTN-N", linked: false }, matrix: true,
+    special: false, reach: "all", token: "encoder:2", cell: [1, 2], beside: { layer: 1, scope: "ATTN-N", linked: false }, matrix: true, path: true, least: 0.015,
   };
   it("holds the view", () => {
     expect(fromFragment(toFragment(full)).view).toEqual(full);
@@ -128,6 +140,18 @@ describe("the address", () => {
     const { asked } = fromFragment(toFragment({ ...first, beside: { layer: 0, scope: "", linked: true } }, { request, other: { model: "c", text: "d" } }));
     expect(asked.request).toEqual({ model: "a/b", text: request.text, second: "two", generate: 12 });
     expect(asked.other).toEqual({ model: "c", text: "d" });
+  });
+  it("holds the target", () => {
+    const aims = [
+      { target: "top", against: null, position: null, method: "exact" },
+      { target: "</script>&", against: " sad", position: 6, method: "decompx:norm" },
+    ];
+    for (const flow of aims) expect(fromFragment(toFragment(first, { request: { flow }, other: null })).asked.request).toEqual({ flow });
+    expect(fromFragment("instead=x&at=3").asked.request).toEqual({});
+  });
+  it("holds the path and its threshold, as a step that there is", () => {
+    expect(fromFragment("path=1&edges=1.4").view).toMatchObject({ path: true, least: 0.015 });
+    for (const wild of ["0", "-1", "x", "1e9", "100.00000001"]) expect(fromFragment(`edges=${wild}`).view.least).toBeNull();
   });
   it("ignores what it does not understand", () => {
     const { view } = fromFragment("layer=-4&scope=%E0%A4&head=x&norm=huge&cell=0,0&token=encoder:0&beside=,&nonsense");

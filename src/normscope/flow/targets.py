@@ -72,7 +72,7 @@ def aim(lens: Analyzer, model: FrozenModel, names: tuple[str, ...], target: Any,
         raise NormscopeError("The two targets are the same: their difference is nothing.")
     named = " minus ".join(_named(lens, model.logits, index) for index in indices)
     place = f" at position {row}" if len(model.logits) > 1 else ""
-    return Aim(row, indices, f"logit of {named}{place}{_capped(lens)}")
+    return Aim(row, indices, f"logit of {named}{_capped(lens)}{place}")
 
 
 def _capped(lens: Analyzer) -> str:

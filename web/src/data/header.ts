@@ -54,6 +54,21 @@ export interface Model {
   versions: Record<string, string>;
 }
 
+/** A target (a logit, or the difference of two) by input token, and by token of the states before each layer and after
+ *  the last. The scores and the remainder add up to the value, where a method decomposes it. */
+export interface Flow {
+  method: string;
+  target: string; // in words
+  position: number | null; // of the token that it is read at
+  value: Figure;
+  remainder: Figure;
+  completeness: Figure;
+  columns: Label[];
+  scores: Figure[];
+  layers: Record<string, Figure[][]>; // side -> (layers + 1) x tokens of that side
+  remainders: Record<string, Figure[]>;
+}
+
 export interface Header {
   format: string;
   model: Model;
@@ -61,6 +76,7 @@ export interface Header {
   precision: number;
   sides: Side[];
   image: string | null;
+  flow?: Flow | null;
 }
 
 /** The header, or an error that says what is wrong with it. */

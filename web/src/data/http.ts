@@ -99,7 +99,7 @@ export class HttpLab implements Lab {
         known = (await (await ask(`${this.path(known.id)}?wait=${LONG}`, { signal })).json()) as State;
       }
       if (known.state === "cancelled") throw new DOMException("The analysis was cancelled.", "AbortError");
-      if (known.state === "failed") throw new ServerError(known.error ?? "The analysis failed.", 422);
+      if (known.state === "failed") throw new ServerError(fromOne(known.error ?? "The analysis failed."), 422);
       return new HttpSource(this.path(known.id), known.header);
     } catch (error) {
       if (signal.aborted) void started.then((known) => fetch(this.path(known.id), { method: "DELETE", keepalive: true })).catch(() => undefined);
@@ -117,6 +117,10 @@ export class HttpLab implements Lab {
     return `${this.base}/analyses/${encodeURIComponent(id)}`;
   }
 }
+
+/** The refusal of a token that a logit is read at, which the server counts from 0 and the page from 1. */
+export const fromOne = (refusal: string): string =>
+  refusal.replace(/^There is no position (\d+) in the logits: valid are -\d+ to (\d+)/, (_, given: string, last: string) => `There is no token ${Number(given) + 1}: there are 1 to ${Number(last) + 1}`);
 
 /** What is promised, unless the signal comes first. */
 function unless<T>(signal: AbortSignal, promised: Promise<T>): Promise<T> {

@@ -2,6 +2,14 @@
 
 import type { Header } from "./header";
 
+/** The logit that the tokens are to be scored for. */
+export interface Aim {
+  target: string; // a class or token, or "top"
+  against: string | null; // the same, subtracted
+  position: number | null; // where it is read, counted from 0
+  method: string;
+}
+
 /** What `normscope serve` is asked to analyse. */
 export interface Request {
   model: string;
@@ -11,6 +19,7 @@ export interface Request {
   generate: number | null;
   image: string | null;
   heads: boolean;
+  flow: Aim | null;
 }
 
 export interface ModelInfo {
@@ -21,6 +30,9 @@ export interface ModelInfo {
   heads: number;
   scopes: string[];
   max_tokens: number | null;
+  targets: "none" | "classes" | "tokens";
+  classes: string[];
+  positions: boolean; // there is a logit at every token
 }
 
 export interface Source {

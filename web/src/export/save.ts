@@ -4,19 +4,24 @@ import { put } from "../look/canvas";
 import { paint } from "../look/paint";
 import { pool } from "../maths/pool";
 import type { Place, Store } from "../state/store.svelte";
+import { layersOf } from "../maths/scores";
+import { nodeColour } from "../state/nodes";
+import { pathAt, type Shown } from "../state/path";
 import { csvOf, type Sheet } from "./csv";
-import { MOST, svgOf, type Colours, type Panel } from "./svg";
+import { pathCsv, pathDrawn, type PathColours, type PathPanel } from "./path";
+import { MOST, sideBySide, svgOf, type Panel, type Picture } from "./svg";
 
 export type Kind = "svg" | "png" | "csv";
 
-const PAPER: Record<"light" | "dark", Colours> = {
-  light: { paper: "#fcfbf8", ink: "#1e1d1b", quiet: "#66625b", soft: "#f3f1ec" },
-  dark: { paper: "#16181b", ink: "#e7e5e0", quiet: "#a5a29b", soft: "#23272c" },
+const PAPER: Record<"light" | "dark", PathColours> = {
+  light: { paper: "#fcfbf8", ink: "#1e1d1b", quiet: "#66625b", soft: "#f3f1ec", self: "#948f86", mix: "#a63a1c", other: "#2f4f86", idle: "#c9c4b8" },
+  dark: { paper: "#16181b", ink: "#e7e5e0", quiet: "#a5a29b", soft: "#23272c", self: "#7d7a74", mix: "#f0977a", other: "#9db8ea", idle: "#454a51" },
 };
 
-function titleOf(place: Place): string {
+function titleOf(place: Place, path?: Shown): string {
   const { name } = place.doc.header.model;
   const scope = place.against === null ? place.scope : `${place.against} to ${place.scope}`;
+  if (path) return `${name}, path of ${path.side.rows[path.row].token} (${path.side.side} token ${path.side.rows[path.row].position + 1})`;
   return `${name}, layer ${place.layer + 1}, ${scope}${place.head === null ? "" : `, head ${place.head + 1}`}`;
 }
 
@@ -51,7 +56,7 @@ function panelOf(store: Store, place: Place): Panel | null {
 }
 
 /** An SVG picture as PNG, twice as fine. */
-async function pngOf(svg: { text: string; width: number; height: number }): Promise<Blob> {
+async function pngOf(svg: Picture): Promise<Blob> {
   const image = new Image();
   const address = URL.createObjectURL(new Blob([svg.text], { type: "image/svg+xml" }));
   try {
@@ -76,17 +81,52 @@ function download(blob: Blob, name: string): void {
 }
 
 /** A name that any file system takes. */
-const fileName = (place: Place): string => `normscope ${titleOf(place)}`.replace(/[^\w.-]+/g, "-").slice(0, 100);
+const fileName = (title: string): string => `normscope ${title}`.replace(/[^\w.-]+/g, "-").slice(0, 100);
+
+/** What can be saved of what is shown, each made when it is asked for. */
+interface Things {
+  title: string;
+  csv: () => string;
+  svg: () => Picture;
+}
+
+const some = <T>(list: (T | null | undefined)[]): T[] => list.filter((one): one is T => one !== null && one !== undefined);
+
+function mapsOf(store: Store, places: Place[]): Things {
+  return {
+    title: titleOf(places[0]),
+    csv: () => csvOf(some(places.map((place) => sheetOf(store, place)))),
+    svg: () => svgOf(some(places.map((place) => panelOf(store, place))), PAPER[store.shade]),
+  };
+}
+
+function pathsOf(store: Store, places: Place[]): Things {
+  const docs = places.filter((place, k) => k === 0 || place.doc !== places[0].doc);
+  const paths = some(docs.map((place) => {
+    const shown = pathAt(store, place);
+    return shown && { place, shown, name: place.doc.header.model.name };
+  }));
+  const panel = ({ place, shown }: (typeof paths)[0]): PathPanel => {
+    const scores = layersOf(place.doc.header.flow, shown.side);
+    return { title: titleOf(place, shown), shown, colour: nodeColour(shown, scores, store.palette), scored: scores !== null };
+  };
+  const colours = PAPER[store.shade];
+  return {
+    title: titleOf(places[0], paths[0]?.shown),
+    csv: () => pathCsv(paths),
+    svg: () => sideBySide(paths.map((one) => pathDrawn(panel(one), colours)), colours),
+  };
+}
 
 export async function save(store: Store, kind: Kind): Promise<void> {
-  const places = [store.main, store.second].filter((place) => place !== null);
-  const some = <T>(list: (T | null)[]) => list.filter((one): one is T => one !== null);
+  const places = some([store.main, store.second]);
   if (!places.length) return;
+  const things = store.view.path ? pathsOf(store, places) : mapsOf(store, places);
   let blob: Blob;
-  if (kind === "csv") blob = new Blob([csvOf(some(places.map((place) => sheetOf(store, place))))], { type: "text/csv;charset=utf-8" });
+  if (kind === "csv") blob = new Blob([things.csv()], { type: "text/csv;charset=utf-8" });
   else {
-    const svg = svgOf(some(places.map((place) => panelOf(store, place))), PAPER[store.shade]);
+    const svg = things.svg();
     blob = kind === "svg" ? new Blob([svg.text], { type: "image/svg+xml" }) : await pngOf(svg);
   }
-  download(blob, `${fileName(places[0])}.${kind}`);
+  download(blob, `${fileName(things.title)}.${kind}`);
 }

@@ -37,7 +37,20 @@ const longest = (labels: Label[]): number => labels.reduce((most, label) => Math
 
 const r = (x: number): number => Math.round(x * 100) / 100;
 
-function panel(one: Panel, colours: Colours): { svg: string; width: number; height: number } {
+/** Something drawn: the inside of an SVG picture, and its size. */
+export interface Drawn {
+  svg: string;
+  width: number;
+  height: number;
+}
+
+export interface Picture {
+  text: string;
+  width: number;
+  height: number;
+}
+
+function panel(one: Panel, colours: Colours): Drawn {
   const { plane, ink } = one;
   const left = longest(one.rows) * FONT * CHARACTER + 10;
   const top = 30 + longest(one.columns) * FONT * CHARACTER * 0.79 + 8;
@@ -88,9 +101,9 @@ function key(ink: Ink, x: number, y: number, colours: Colours): { svg: string; t
   return { svg: bars.join("") + labels.join(""), tall: 28 };
 }
 
-/** The panels side by side. */
-export function svgOf(panels: readonly Panel[], colours: Colours): { text: string; width: number; height: number } {
-  const made = panels.map((one) => panel(one, colours));
+export const svgOf = (panels: readonly Panel[], colours: Colours): Picture => sideBySide(panels.map((one) => panel(one, colours)), colours);
+
+export function sideBySide(made: readonly Drawn[], colours: Colours): Picture {
   const PAD = 16;
   let x = PAD;
   const bodies = made.map((one) => {

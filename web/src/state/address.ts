@@ -1,12 +1,15 @@
 /** The view as the fragment of the address, so that it can be shared. People count layers, heads and tokens from 1. */
 
-import type { Request } from "../data/source";
+import type { Aim, Request } from "../data/source";
+import { nearestStep, STEPS } from "../maths/path";
 import { DIAGONALS, NORMS, START, type View } from "./view";
 
 export interface Asked {
   request: Partial<Request>;
   other: Partial<Request> | null; // the second document
 }
+
+export const EXACT = "exact"; // the method unless another is asked for
 
 const oneOf = <T extends string>(list: readonly T[], given: string | null, otherwise: T): T => list.find((one) => one === given) ?? otherwise;
 
@@ -23,6 +26,13 @@ export function toFragment(view: View, asked?: Asked): string {
   if (request.second) out.set("second", request.second);
   if (request.target) out.set("target", request.target);
   if (request.generate) out.set("generate", String(request.generate));
+  if (request.flow) {
+    const { target, against, position, method } = request.flow;
+    out.set("logit", target);
+    if (against) out.set("instead", against);
+    if (position !== null) out.set("at", String(position + 1));
+    if (method !== EXACT) out.set("method", method);
+  }
   if (view.band) out.set("side", view.band);
   out.set("layer", String(view.layer + 1));
   if (view.scope) out.set("scope", view.scope);
@@ -38,6 +48,8 @@ export function toFragment(view: View, asked?: Asked): string {
   if (view.token !== null) out.set("token", view.token.replace(/\d+$/, (position) => String(Number(position) + 1)));
   if (view.cell) out.set("cell", `${view.cell[0] + 1},${view.cell[1] + 1}`);
   if (view.matrix) out.set("matrix", "1");
+  if (view.path) out.set("path", "1");
+  if (view.least !== null) out.set("edges", String(Number((100 * view.least).toPrecision(3))));
   if (view.beside) {
     out.set("beside", view.beside.linked ? "linked" : `${view.beside.layer + 1},${view.beside.scope}`);
     if (other?.model) out.set("model2", other.model);
@@ -70,6 +82,8 @@ export function fromFragment(fragment: string): { view: View; asked: Asked } {
     token: token && Number(token[2]) > 0 ? `${token[1]}:${Number(token[2]) - 1}` : null,
     cell: cell && Number(cell[1]) > 0 && Number(cell[2]) > 0 ? [Number(cell[1]) - 1, Number(cell[2]) - 1] : null,
     matrix: get("matrix") === "1",
+    path: get("path") === "1",
+    least: leastOf(get("edges")),
     beside: besideOf(get("beside")),
   };
   const request: Partial<Request> = {};
@@ -79,11 +93,24 @@ export function fromFragment(fragment: string): { view: View; asked: Asked } {
   }
   const generate = whole(get("generate"));
   if (generate !== null) request.generate = generate + 1;
+  const flow = aimOf(get);
+  if (flow) request.flow = flow;
   const other: Partial<Request> = {};
   if (get("model2") !== null) other.model = get("model2") ?? "";
   if (get("text2") !== null) other.text = get("text2") ?? "";
   if (get("target2") !== null) other.target = get("target2");
   return { view, asked: { request, other: Object.keys(other).length ? other : null } };
+}
+
+function aimOf(get: (name: string) => string | null): Aim | null {
+  const target = get("logit");
+  return target ? { target, against: get("instead") || null, position: whole(get("at")), method: get("method") || EXACT } : null;
+}
+
+/** The percentage of an address as the nearest step that edges can be shown from. */
+function leastOf(given: string | null): number | null {
+  const share = given !== null && /^\d{1,3}(\.\d{1,6})?$/.test(given) ? Number(given) / 100 : NaN;
+  return share > 0 && share <= 1 ? STEPS[nearestStep(share)] : null;
 }
 
 function besideOf(given: string | null): View["beside"] {

@@ -227,7 +227,7 @@ export class Store {
   nextDiagonal = (): void => void (this.view = views.nextDiagonal(this.view));
 
   toggleHeads = (): void => {
-    this.change({ heads: !this.view.heads, head: null });
+    this.change({ heads: this.view.path || !this.view.heads, head: null, path: false });
     if (this.view.heads && this.lab && this.doc && this.side && !this.side.heads.length) void this.analyse({ ...(this.asked.request as Request), heads: true });
   };
 
@@ -261,6 +261,8 @@ export class Store {
     this.view = next;
     this.timer = setTimeout(this.tick, STEP);
   };
+
+  togglePath = (): void => this.change({ path: !this.view.path });
 
   toggleBeside = (): void => {
     const { layer, scope, beside } = this.view;

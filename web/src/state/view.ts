@@ -32,6 +32,8 @@ export interface View {
   cell: [number, number] | null; // row and column of the document
   beside: Beside | null;
   matrix: boolean; // a picture's map as a matrix of patches instead of over the picture
+  path: boolean; // the path of a token through all layers instead of a map
+  least: number | null; // the share of the output that a path's edges must have to be shown; null: as it is readable
 }
 
 export const START: View = {
@@ -51,6 +53,8 @@ export const START: View = {
   cell: null,
   beside: null,
   matrix: false,
+  path: false,
+  least: null,
 };
 
 /** The bands of a document: its sides, and "cross" where a decoder reads an encoder. */
@@ -83,6 +87,16 @@ export function scopesOf(header: Header, band: string): string[] {
 /** The component after which a scope is read. */
 export const componentOf = (side: Side, scope: string): Component | undefined =>
   side.components.find((one) => one.norms === scope || one.weights === scope);
+
+/** The scope whose maps a path goes through: the whole layer, or the last norms there are. Null where there is no path:
+ *  in a picture, or where tokens or layers in between are missing. */
+export function pathScope(side: Side): string | null {
+  const whole = side.rows.length === side.columns.filter((label) => label.side === side.side).length;
+  const gapless = side.layers.every((layer, k) => layer === side.layers[0] + k);
+  if (side.grid || !whole || !gapless) return null;
+  const layer = side.aliases.layer;
+  return side.scopes.includes(layer) ? layer : (side.scopes.findLast((scope) => scope.endsWith("-N")) ?? null);
+}
 
 const within = <T>(list: readonly T[], wanted: T, otherwise: T): T => (list.includes(wanted) ? wanted : otherwise);
 
@@ -118,6 +132,7 @@ export function settled(view: View, header: Header): View {
     head: headed && view.head !== null && side.heads.includes(view.head) ? view.head : null,
     token: known ? view.token : null,
     cell: inside ? view.cell : null,
+    path: view.path && pathScope(side) !== null,
   };
 }
 
@@ -126,7 +141,7 @@ export function atScope(view: View, header: Header, scope: string): View {
   const scopes = scopesOf(header, view.band);
   const tandem = view.against !== null && view.against === before(scopes, view.scope);
   const against = tandem ? before(scopes, scope) : view.against;
-  return settled({ ...view, scope, against: against === scope ? before(scopes, scope) : against }, header);
+  return settled({ ...view, path: false, scope, against: against === scope ? before(scopes, scope) : against }, header);
 }
 
 /** The nearest earlier scope of the same kind, weights or norms; of the first the next one. */
@@ -146,7 +161,7 @@ export function stepScope(view: View, header: Header, by: number): View {
 export function stepLayer(view: View, header: Header, by: number): View {
   const { layers } = sideOf(header, view.band);
   const place = layers.indexOf(view.layer) + by;
-  return place < 0 || place >= layers.length ? view : settled({ ...view, layer: layers[place] }, header);
+  return place < 0 || place >= layers.length ? view : settled({ ...view, path: false, layer: layers[place] }, header);
 }
 
 /** The next picture of the film: scope by scope, then layer by layer; null at the end. */
@@ -169,12 +184,12 @@ export function opened(view: View, header: Header): View {
 
 /** Difference mode on or off: by default against the scope before this one, or from the first to the next. */
 export function toggleDifference(view: View, header: Header): View {
-  if (view.against !== null) return { ...view, against: null };
+  if (view.against !== null) return view.path ? { ...view, path: false } : { ...view, against: null };
   const scopes = scopesOf(header, view.band);
   const earlier = before(scopes, view.scope);
-  if (earlier) return settled({ ...view, against: earlier, head: null }, header);
+  if (earlier) return settled({ ...view, path: false, against: earlier, head: null }, header);
   const next = scopes.find((scope) => before(scopes, scope) === view.scope);
-  return next ? settled({ ...view, against: view.scope, scope: next, head: null }, header) : view;
+  return next ? settled({ ...view, path: false, against: view.scope, scope: next, head: null }, header) : view;
 }
 
 const turn = <T>(list: readonly T[], now: T): T => list[(list.indexOf(now) + 1) % list.length];

@@ -10,10 +10,11 @@ export const KEYS: readonly [string, string][] = [
   ["space", "play, or stop"],
   ["d", "difference to the scope before"],
   ["h", "heads"],
+  ["p", "path of a token through all layers"],
   ["n", "raw, share of row, share of column"],
   ["g", "diagonal shown, hidden, on its own scale"],
   ["/", "to the input"],
-  ["shift + arrows", "move over the cells of the map"],
+  ["shift + arrows", "move over the cells of the map, or the tokens of the path"],
   ["enter", "choose the token of the cell"],
   ["esc", "let go of the chosen token"],
   ["?", "this list"],
@@ -51,6 +52,6 @@ function actionOf(store: Store, key: string, at: Element | null, root: HTMLEleme
     case "Escape":
       return () => store.change({ token: null, cell: null, head: null });
     default:
-      return { d: store.toggleDifference, h: store.toggleHeads, n: store.nextNorm, g: store.nextDiagonal }[key] ?? null;
+      return { d: store.toggleDifference, h: store.toggleHeads, p: store.togglePath, n: store.nextNorm, g: store.nextDiagonal }[key] ?? null;
   }
 }

@@ -10,13 +10,20 @@ from typing import Any
 
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError, nearest
+from normscope.flow.result import Flow
+from normscope.flow.running import flow as flow_of
+from normscope.inputs import Item
 from normscope.scopes import names_of
 from normscope.view import document
 from normscope.view.document import Result
 from normscope.view.server.pictures import decoded
-from normscope.view.server.schemas import AnalysisRequest, Kind, ModelInfo
+from normscope.view.server.schemas import AnalysisRequest, FlowRequest, Kind, ModelInfo, Targets
 
-TRUNCATION = ", or ask for truncation=True"  # which a request cannot
+FLOW = 4  # layers that are decomposed in the time in which a flow passes one
+WORDED = {  # options that a request has not, or not by that name
+    ", or ask for truncation=True": "",
+    "say at which, position=, or mask": "say at which token, or mask",
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,24 @@ def describe(name: str, lens: Analyzer) -> ModelInfo:
         heads=max(lens.head_counts),
         scopes=list(scopes),
         max_tokens=None if kind == "vision" else lens.limits.positions,
+        targets=targets_of(lens),
+        classes=_classes(lens) if targets_of(lens) == "classes" else [],
+        positions=targets_of(lens) == "tokens" or "TokenClassification" in type(lens.model).__name__,
     )
+
+
+def targets_of(lens: Analyzer) -> Targets:
+    """What the logits of a model's head are of; "none" where it has no head, or one without logits to explain."""
+    if lens.model is lens.base:
+        return "none"
+    if "Classification" in type(lens.model).__name__:
+        return "classes"
+    return "none" if lens.model.get_output_embeddings() is None else "tokens"
+
+
+def _classes(lens: Analyzer) -> list[str]:
+    named: Any = lens.model.config.id2label or {}
+    return [str(name) for _, name in sorted((int(index), name) for index, name in named.items())]
 
 
 def chosen(models: Mapping[str, Analyzer], request: AnalysisRequest) -> Analyzer:
@@ -85,6 +109,8 @@ def chosen(models: Mapping[str, Analyzer], request: AnalysisRequest) -> Analyzer
         known = ", ".join(models)
         raise NormscopeError(f"No model {request.model!r} is served.{nearest(request.model, models)} Served: {known}.")
     _refuse_misfit(kind_of(lens), request)
+    if request.flow is not None and targets_of(lens) == "none":
+        raise NormscopeError("This model has no head, so there is no logit to explain. Leave the flow out.")
     return lens
 
 
@@ -120,15 +146,33 @@ def analysed(lens: Analyzer, request: AnalysisRequest, progress: Callable[[int, 
     given: Any = request.text if picture is None else picture
     if request.second:
         given = (request.text, request.second)
-    options: dict[str, Any] = {"heads": request.heads, "progress": progress}
     if request.target and request.target.strip():
-        options["target"] = request.target
-    if request.generate is not None:
-        options["generate"] = request.generate
+        given = (request.text, request.target)
     try:
-        result: Result = lens.analyze(given, **options)
+        (item,) = lens.items(given, generate=request.generate)  # for both: what a model writes itself is written once
+        requests = lens.requests(heads=request.heads)
+        # The maps first: they refuse a text that is too large before anything is run.
+        result: Result = lens.run([item], requests, progress if request.flow is None else _followed(progress))[0]
+        flow = None if request.flow is None else flowing(lens, item, request.flow)
     except NormscopeError as error:
-        raise NormscopeError(str(error).replace(TRUNCATION, "")) from error
+        raise NormscopeError(worded(str(error))) from error
     text = None if picture is not None else request.text
-    header = document.header(result, image=picture, text=text, name=request.model)
+    header = document.header(result, image=picture, text=text, name=request.model, flow=flow)
     return Shown(result, document.as_json(header).encode("ascii"))
+
+
+def _followed(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """The progress of something that a flow comes after."""
+    return lambda done, total: progress(done, total + max(1, total // FLOW))
+
+
+def flowing(lens: Analyzer, item: Item, asked: FlowRequest) -> Flow:
+    target = asked.target if asked.against is None else (asked.target, asked.against)
+    return flow_of(lens, item, asked.method, target, asked.position, "ig")
+
+
+def worded(refusal: str) -> str:
+    """For people who ask through the API or the page, and not in Python."""
+    for there, here in WORDED.items():
+        refusal = refusal.replace(there, here)
+    return refusal

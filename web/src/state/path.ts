@@ -1,0 +1,69 @@
+/** The path that is shown: of the chosen token, or of the one that the target is read from. */
+
+import type { Label, Side } from "../data/header";
+import { carried, edgesOf, MOST, pathTo, readable, type Edge, type Layers, type Path } from "../maths/path";
+import { rowRead } from "../maths/scores";
+import { Kept } from "./kept";
+import type { Place, Store } from "./store.svelte";
+import { pathScope, tokenPlaces } from "./view";
+
+export interface Shown {
+  side: Side;
+  scope: string;
+  row: number; // the output
+  path: Path;
+  least: number; // what edges must have
+  edges: Edge[]; // those that are drawn, the strongest first
+  left: number; // edges that are strong enough and not drawn: too many
+  carried: number; // the part of everything that they carry
+  away: number; // the part of the output that comes from the other side
+  other: string | null; // the name of that side
+}
+
+interface Found {
+  layers: Layers;
+  path: Path;
+  readable: number;
+}
+
+const found = new Kept<Found>(24);
+const drawn = new Kept<Shown>(24);
+
+/** Where an output's token stands among the columns. */
+const ownColumns = (side: Side): Int32Array => {
+  const at = new Map(side.columns.map((label, j) => [`${label.side}:${label.position}`, j]));
+  return Int32Array.from(side.rows, (label) => at.get(`${label.side}:${label.position}`) ?? -1);
+};
+
+/** The path at a place; undefined until its maps are there. */
+export function pathAt(store: Store, place: Place): Shown | undefined {
+  const side = store.sideAt(place);
+  const scope = pathScope(side);
+  const own = ownColumns(side);
+  if (scope === null || own.includes(-1)) return undefined;
+  const maps = side.layers.map((layer) => place.doc.map(side, scope, layer, true));
+  if (!maps.every((map) => map !== undefined)) return undefined;
+  const chosen = tokenPlaces(side, store.view.token).row;
+  const row = chosen >= 0 ? chosen : rowRead(place.doc.header.flow, side);
+  const key = `${place.doc.id}|${side.side}|${row}`;
+  const { layers, path, readable: few } = found.get(key, () => {
+    const layers: Layers = { maps, width: side.columns.length, own };
+    const path = pathTo(layers, row);
+    return { layers, path, readable: readable(layers, path) };
+  });
+  const least = store.view.least ?? few;
+  return drawn.get(`${key}|${least}`, () => {
+    const all = edgesOf(layers, path, least);
+    const edges = all.slice(0, MOST);
+    const away = path.others.reduce((sum, layer) => sum + layer.reduce((a, b) => a + b, 0), 0);
+    const other = side.columns.find((label) => label.side !== side.side)?.side ?? null;
+    return { side, scope, row, path, least, edges, left: all.length - edges.length, carried: carried(path, edges), away, other };
+  });
+}
+
+/** What an output comes from in the end: its tokens before the first layer, and those of the other side. */
+export function origins({ side, path }: Shown): { label: Label; value: number }[] {
+  const own = side.rows.map((label, i) => ({ label, value: path.nodes[0][i] }));
+  const others = side.columns.flatMap((label, j) => (label.side === side.side ? [] : [{ label, value: path.others.reduce((sum, layer) => sum + layer[j], 0) }]));
+  return [...own, ...others].sort((a, b) => b.value - a.value);
+}

@@ -46,6 +46,10 @@ def test_shares_and_inputs(make: Any, tmp_path: Path) -> None:
         assert numbers[f"inputs.L{layer + 1}"] == pytest.approx(inputs.mean(), rel=1e-5)
         first = np.concatenate([one[layer][1:, 0] for one in found])
         assert numbers[f"first.L{layer + 1}"] == pytest.approx(first.mean(), rel=1e-5)
+    causal = lens.stacks[0].side == "decoder"
+    each = [1 / (row + 1 if causal else len(one[0])) for one in found for row in range(1, len(one[0]))]
+    (claim,) = (claim for claim in report.claims if "even share" in claim.text)
+    assert claim.ours.endswith(f"an even share is {np.mean(each):.3f}")
     assert numbers["completeness"] < 1e-5
     assert [title for title, _ in report.skipped] == ["Source and target"]
 

@@ -18,13 +18,13 @@ from normscope.measures import categories
 from normscope.measures.similarity import correlation, ranks
 
 METHODS = ("rollout", "rollout:layer", "alti", "alti+")  # set against the exact flow, where a model has them
-KEYS = ("own", "first", "other_side", "inputs", "own_in_layer", "inputs_in_layer")
+KEYS = ("own", "first", "even", "other_side", "inputs", "own_in_layer", "inputs_in_layer")
 
 
 @register("flow", scopes=("layer",), whole=True)
 def flow_rows(sample: Sample) -> Columns:
     """layer, position, token, category -> shares of the input tokens in a state by the exact flow, by norm: the own
-    token's, the first one's, those of the other side; the effective number of inputs; the same in the layer alone"""
+    token's, the first one's, an even one, those of the other side; how many inputs that is; the same in the layer alone"""
     found = _exact(sample)
     if found is None:
         return dict.fromkeys(("layer", "position", "token", "category", *KEYS, "completeness"), ())
@@ -39,6 +39,7 @@ def flow_rows(sample: Sample) -> Columns:
     values = {
         "own": _at(shares, own),
         "first": first,
+        "even": 1 / (shares > 0).sum(-1),
         "other_side": shares[..., elsewhere].sum(-1),
         "inputs": effective(shares),
         "own_in_layer": _at(alone, _own(sample.analysis.rows, sample.analysis.columns)),

@@ -77,8 +77,9 @@ def spread(setting: Setting, runs: Mapping[str, Run]) -> Section:
 
 def first(setting: Setting, runs: Mapping[str, Run]) -> Section:
     """The first token's share, which is a sink of attention in many models."""
-    means = _means(runs, pl.col("first").is_not_nan(), "first")
+    means = _means(runs, pl.col("first").is_not_nan(), "first", "even")
     layers, values = [row["layer"] for row in means], [row["first"] for row in means]
+    even = means[-1]["even"]
     table = Table(
         "first",
         "Share of the first token in the states of others",
@@ -86,15 +87,17 @@ def first(setting: Setting, runs: Mapping[str, Run]) -> Section:
         tuple(zip(layers, values, strict=True)),
         {"share": ".3f"},
     )
-    lengths = runs[RUN].scan("items").select(pl.col("length").mean()).collect().item()
     claim = Claim(
         "The first token has more than its even share in the states of the last layer",
-        values[-1] > 1 / lengths,
-        f"{values[-1]:.3f} where an even share is {1 / lengths:.3f}",
+        values[-1] > even,
+        f"{values[-1]:.3f} where an even share is {even:.3f}",
     )
     chart = charts.line_chart({"first token": values}, x=layers, ylabel="share in other tokens' states")
     numbers = {f"first.L{n}": value for n, value in zip(layers, values, strict=True)}
-    text = "How much of the states of all other tokens comes from the first one, which attention likes to rest on."
+    text = (
+        "How much of the states of all other tokens comes from the first one, which attention likes to rest on. An even "
+        "share is one part in as many as a state can have inputs, in a causal model those up to its own."
+    )
     return Section(
         "first", "The first token", text, (table, Picture("first-chart", table.title, chart)), (claim,), numbers
     )

@@ -24,7 +24,7 @@ KEYS = ("own", "first", "even", "other_side", "inputs", "own_in_layer", "inputs_
 @register("flow", scopes=("layer",), whole=True)
 def flow_rows(sample: Sample) -> Columns:
     """layer, position, token, category -> shares of the input tokens in a state by the exact flow, by norm: the own
-    token's, the first one's, an even one, those of the other side; how many inputs that is; the same in the layer alone"""
+    token's, the first one's, an even one, those of the other side; how many inputs that is; the same in one layer"""
     found = _exact(sample)
     if found is None:
         return dict.fromkeys(("layer", "position", "token", "category", *KEYS, "completeness"), ())

@@ -95,8 +95,8 @@ def first(setting: Setting, runs: Mapping[str, Run]) -> Section:
     chart = charts.line_chart({"first token": values}, x=layers, ylabel="share in other tokens' states")
     numbers = {f"first.L{n}": value for n, value in zip(layers, values, strict=True)}
     text = (
-        "How much of the states of all other tokens comes from the first one, which attention likes to rest on. An even "
-        "share is one part in as many as a state can have inputs, in a causal model those up to its own."
+        "How much of the states of all other tokens comes from the first one, which attention likes to rest on. An "
+        "even share is one part in as many as a state can have inputs, in a causal model those up to its own."
     )
     return Section(
         "first", "The first token", text, (table, Picture("first-chart", table.title, chart)), (claim,), numbers

@@ -20,7 +20,8 @@ PYTEST  := $(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-slow test-oldest browser web web-check families bench lint types format clean
+.PHONY: help setup demo test test-all test-slow test-oldest browser web web-check docs families figures tutorials \
+	dist bench lint types format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -49,7 +50,8 @@ test-slow: setup browser ## only the slow tests
 
 test-oldest: $(OLDEST_STAMP) ## the tests of the families, with the oldest transformers that is supported
 	$(THREADS) $(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow' \
-		tests/test_families.py tests/test_oracle.py tests/test_peft.py tests/docs
+		tests/test_families.py tests/test_oracle.py tests/test_peft.py \
+		tests/docs/test_code_blocks.py tests/docs/test_families_page.py tests/docs/test_versions.py
 
 $(OLDEST_STAMP): pyproject.toml constraints.txt src/normscope/versions.py
 	test -x $(OLDEST_VENV)/bin/python || $(PYTHON) -m venv $(OLDEST_VENV)
@@ -95,8 +97,22 @@ web-checked: web/node_modules/.stamp
 		&& { diff -rq "$$fresh" ../src/normscope/view/static \
 			|| { echo "The viewer in static/ is not that of web/: run \`make web\` and commit it." >&2; exit 1; }; }
 
+docs: setup ## build the documentation into site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html"
+
 families: setup ## write docs/families.md anew
 	$(THREADS) $(BIN)/python -m docs.make_families
+
+figures: setup ## draw docs/figures anew
+	$(THREADS) $(BIN)/python -m docs.make_figures
+
+tutorials: setup ## run the notebooks of docs/tutorials and keep their outputs
+	$(THREADS) $(BIN)/python -m docs.make_tutorials
+
+dist: setup ## build the wheel and the source archive into dist/
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
 
 bench: setup ## run the benchmarks
 	$(BIN)/python -m benchmarks
@@ -113,5 +129,5 @@ format: setup ## let ruff fix what it can and format the code
 	$(BIN)/ruff format .
 
 clean: ## remove caches and build products (not the environments)
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . \( -path ./$(VENV) -o -path ./$(OLDEST_VENV) \) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

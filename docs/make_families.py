@@ -59,7 +59,7 @@ A family is a set of model types whose layers are built alike. Each is listed wi
 Components: ATTN is self-attention, XATTN cross-attention, FF the feed-forward, LN a norm of any kind, SCALE a learned
 factor for each dimension (LayerScale), RES the residual connection. `[ATTN | FF]` are parallel: both read what entered
 the block, and are added together. A model with a task head counts as its base model.
-For a family that is not here, see [a family of your own](your-own-family.md).
+For a family that is not here, see [a family of your own](guides/your-own-family.md).
 """
 LAYERS = """\
 ## Layers

@@ -1,0 +1,164 @@
+"""What `mkdocs build` does beside turning Markdown into pages (hooks of mkdocs.yml).
+
+- Formulas between dollars become MathML, which browsers draw themselves: no script, no network.
+- The notebooks of tutorials/ become pages, with the outputs that they were committed with.
+- CONTRIBUTING.md and CHANGELOG.md, which stand at the top of the repository, become pages of the site.
+- The reference of the command line is written from the commands themselves.
+- Every report of findings/ is in the navigation.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+# Files outside docs/ that have a page, or are named without a link.
+ABOVE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAPERS = {"emnlp2020": "EMNLP 2020", "emnlp2021": "EMNLP 2021", "ff": "Feed-forward"}
+CORPORA = {"conll": "CoNLL-2003", "hansards": "Hansards", "sst2": "SST-2", "wikitext": "WikiText-2"}
+ALONE = ("concepts.md", "families.md")
+MATHS = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s#]+)(#[^)]*)?\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    reports = sorted(Path(config.docs_dir, "findings").glob("*/report.md"))
+    for section in config.nav or ():
+        if isinstance(section, dict) and "Findings" in section:
+            section["Findings"] += [
+                {_title(path.parent.name): f"findings/{path.parent.name}/report.md"} for path in reports
+            ]
+    return config
+
+
+def _title(report: str) -> str:
+    """ff-stories-sst2 -> Feed-forward: stories, SST-2"""
+    paper, *rest = report.split("-")
+    return f"{PAPERS.get(paper, paper.capitalize())}: {', '.join(CORPORA.get(one, one) for one in rest)}"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for name, page in ABOVE.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
+    for notebook in sorted(Path(config.docs_dir, "tutorials").glob("*.ipynb")):
+        text, pictures = page_of(json.loads(notebook.read_text(encoding="utf-8")), notebook.stem)
+        files.append(File.generated(config, f"tutorials/{notebook.stem}.md", content=text))
+        for name, data in pictures.items():
+            files.append(File.generated(config, f"tutorials/{name}", content=data))
+    files.append(File.generated(config, "api/command-line.md", content=command_line()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if page.file.src_uri in ALONE:
+        page.meta["hide"] = ["navigation"]  # a tab of one page has nothing to list
+    if page.file.src_uri.startswith("findings/"):
+        page.meta["search"] = {"boost": 0.3}  # whoever searches wants the guides first
+    here = Path(config.docs_dir, page.file.src_uri).parent
+    up = "../" * page.file.src_uri.count("/")
+
+    def linked(match: re.Match[str]) -> str:
+        text, target, anchor = match.groups()
+        name = Path(target).name
+        if target.endswith(("../" + name, "/" + name)) and name in ABOVE and target.startswith(".."):
+            return f"[{text}]({up}{ABOVE[name]}{anchor or ''})"
+        # Reports name the tables that they were written with; only their numbers are kept here.
+        if page.file.src_uri.startswith("findings/") and "://" not in target and not (here / target).exists():
+            return text
+        return match[0]
+
+    return LINK.sub(linked, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    return MATHS.sub(_mathml, html)
+
+
+def _mathml(match: re.Match[str]) -> str:
+    kind, latex = match.groups()
+    drawn = convert(html.unescape(latex.strip()), display="block" if kind == "div" else "inline")
+    return f'<div class="formula">{drawn}</div>' if kind == "div" else drawn
+
+
+def page_of(notebook: dict[str, Any], stem: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and its pictures by file name."""
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"]).strip()
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        elif cell["cell_type"] == "code":
+            parts.append(f"```python\n{source}\n```")
+            for kind, content in _outputs(cell):
+                if kind == "text":
+                    parts.append(f"``` {{ .text .output }}\n{content.rstrip()}\n```")
+                else:
+                    name = f"{stem}-{len(pictures) + 1}.png"
+                    pictures[name] = base64.b64decode(content)
+                    parts.append(f"![What the code above draws]({name}){{ .output }}")
+    note = f'!!! note "A notebook"\n    This page is `docs/tutorials/{stem}.ipynb`, with its outputs.'
+    return "\n\n".join([parts[0], note, *parts[1:]]) + "\n", pictures
+
+
+def _outputs(cell: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for output in cell["outputs"]:
+        if output["output_type"] == "stream":
+            yield "text", "".join(output["text"])
+        elif "image/png" in output.get("data", {}):
+            yield "png", "".join(output["data"]["image/png"])
+        elif "text/plain" in output.get("data", {}):
+            yield "text", "".join(output["data"]["text/plain"])
+
+
+def command_line() -> str:
+    """The reference of `normscope`: every command, its arguments and options, as its own help says it."""
+    import typer.main
+
+    from normscope.cli import app
+
+    group: Any = typer.main.get_command(app)
+    lines = [
+        "# Command line",
+        "",
+        _tidy(group.help),
+        "",
+        "`normscope COMMAND --help` says the same in the terminal.",
+        "",
+    ]
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        text, _, example = _tidy(command.help).partition("Example: ")
+        lines += [f"## normscope {name}", "", text.strip(), ""]
+        if example:
+            lines += ["```sh", example.strip(), "```", ""]
+        lines += ["| option | | |", "|---|---|---|", *(_row(one) for one in command.params if not one.hidden), ""]
+    return "\n".join(lines)
+
+
+def _tidy(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _row(parameter: Any) -> str:
+    names = parameter.opts + parameter.secondary_opts
+    metavar = parameter.metavar or ""
+    if parameter.param_type_name == "argument":
+        names, metavar = [metavar or parameter.name.upper()], ""
+    value = "" if parameter.default in (None, False, (), []) or callable(parameter.default) else parameter.default
+    value = getattr(value, "value", value)
+    note = "required" if parameter.required else f"default: {value}" if value not in ("", True) else ""
+    shown = ", ".join(f"`{name}`" for name in names) + (f" *{metavar}*" if metavar else "")
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (shown, _tidy(parameter.help), note)) + " |"

@@ -72,8 +72,10 @@ def main(source: Path) -> None:
 def _copy(report: Path, into: Path) -> None:
     shutil.rmtree(into, ignore_errors=True)
     (into / "figures").mkdir(parents=True)
-    for path in (report / "report.md", report / "numbers.csv"):
-        shutil.copy(path, into / path.name)
+    shutil.copy(report / "numbers.csv", into)
+    lines = (report / "report.md").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("In full: [tables/")]  # the tables themselves are not kept
+    (into / "report.md").write_text("\n".join(kept) + "\n")
     for path in sorted((report / "figures").glob("*.svg")):
         if f"figures/{path.name}" in (report / "report.md").read_text():
             shutil.copy(path, into / "figures" / path.name)

@@ -96,6 +96,7 @@ class Analyzer:
 
     @property
     def two_sided(self) -> bool:
+        """Whether the model is an encoder-decoder."""
         return len(self.stacks) == 2
 
     @cached_property
@@ -117,6 +118,7 @@ class Analyzer:
 
     @cached_property
     def target_limits(self) -> Limits:
+        """What the decoder of an encoder-decoder can take."""
         decoder: Any = getattr(self.base, "decoder", None)
         embedding = getattr(decoder, "embed_tokens", None)
         vocabulary = int(getattr(embedding, "num_embeddings", self.limits.vocabulary))

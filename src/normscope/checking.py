@@ -53,16 +53,20 @@ class CheckRow:
 
     @property
     def ok(self) -> bool:
+        """Whether all errors are within their limits."""
         return self.maps <= self.maps_limit and self.sums <= self.sums_limit and self.padded <= self.padded_limit
 
 
 @dataclass
 class CheckReport:
+    """What `check` found, scope by scope."""
+
     rows: tuple[CheckRow, ...]
     inputs: int = field(default=0)
 
     @property
     def ok(self) -> bool:
+        """Whether all errors are within their limits."""
         return all(row.ok for row in self.rows)
 
 

@@ -28,6 +28,8 @@ class AttentionRecord:
 
 @dataclass(frozen=True)
 class ResidualRecord:
+    """The sum of a residual connection."""
+
     output: Tensor  # (b, i, d) the model's own sum
 
 
@@ -86,6 +88,8 @@ Record = AttentionRecord | ResidualRecord | ScaleRecord | NormRecord | FeedForwa
 
 @dataclass(frozen=True)
 class LayerRecord:
+    """What one layer did: its input and its parts."""
+
     index: int
     input: Tensor  # (b, n, d)
     parts: tuple[Record, ...]  # one for each step of the layer, as far as it was asked for

@@ -43,6 +43,7 @@ class Summary:
 
     @property
     def finished(self) -> bool:
+        """Whether every entry is done."""
         return self.done == self.entries
 
     def __str__(self) -> str:

@@ -82,6 +82,7 @@ class Term:
         return x if self.gain is None else x * self.gain
 
     def normed(self, norm: NormRecord) -> Term:
+        """Behind a norm."""
         term = self
         if norm.kind == "layer" and self.gain is not None:  # a second norm: fold the first into the matrix
             matrix = self.view(self.mixture.matrix)
@@ -93,24 +94,30 @@ class Term:
         return replace(term.scaled(norm.gain), scale=scale, centered=term.centered or norm.kind == "layer")
 
     def scaled(self, gain: Tensor) -> Term:
+        """Multiplied by a gain (d,)."""
         return replace(self, gain=gain if self.gain is None else self.gain * gain)
 
 
 @dataclass(frozen=True)
 class Factored:
+    """Contributions as terms over columns, the own part and the remainder."""
+
     terms: tuple[Term, ...]
     split: Tensor  # (2, g, R, d): c_ii, and the sum of the c_ij with j != i; without terms (1, g, R, d)
     bias: Tensor  # (g, R, d): b_i, or (1, 1, d) while it is the same for all
 
     @property
     def own(self) -> Tensor:
+        """(g, R, d): c_ii."""
         return self.split[0]
 
     def normed(self, norm: NormRecord) -> Factored:
+        """Behind a norm."""
         bias = with_shift(norm, apply_norm(norm, self.bias))
         return Factored(tuple(term.normed(norm) for term in self.terms), apply_norm(norm, self.split), bias)
 
     def scaled(self, gain: Tensor) -> Factored:
+        """Multiplied by a gain (d,)."""
         return Factored(tuple(term.scaled(gain) for term in self.terms), self.split * gain, self.bias * gain)
 
     def plus(self, state: Factored) -> Factored:
@@ -151,6 +158,7 @@ class Rows:
     steps: tuple[NormRecord | Factored | Tensor, ...] = ()  # a norm to pass, a state to add, a gain to multiply with
 
     def normed(self, norm: NormRecord) -> Rows:
+        """Behind a norm."""
         return replace(
             self,
             own=apply_norm(norm, self.own),
@@ -159,6 +167,7 @@ class Rows:
         )
 
     def scaled(self, gain: Tensor) -> Rows:
+        """Multiplied by a gain (d,)."""
         return replace(self, own=self.own * gain, bias=self.bias * gain, steps=(*self.steps, gain))
 
     def plus(self, state: Factored) -> Rows:
@@ -176,6 +185,7 @@ def apply_norm(norm: NormRecord, x: Tensor) -> Tensor:
 
 
 def with_shift(norm: NormRecord, x: Tensor) -> Tensor:
+    """The shift of a norm, which goes to the remainder."""
     return x if norm.shift is None else x + norm.shift
 
 

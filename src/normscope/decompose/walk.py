@@ -28,6 +28,8 @@ BLOCK_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class Options:
+    """How a layer is decomposed."""
+
     gate: Gate | Shapley = "ig"
     value_bias: ValueBias = "token"
     heads: tuple[int, ...] = ()

@@ -82,6 +82,8 @@ class Experts:
 
 @dataclass(frozen=True)
 class Branch:
+    """One way through a block: an operation with the norms and the scale around it."""
+
     op: Attention | FeedForward | Experts
     pre: Norm | None = None
     post: Norm | None = None
@@ -90,6 +92,8 @@ class Branch:
 
 @dataclass(frozen=True)
 class Block:
+    """``y = after(keep * x + sum over branches of scale * post(op(pre(x))))``."""
+
     branches: tuple[Branch, ...]
     after: Norm | None = None
 
@@ -132,4 +136,5 @@ class Family:
     note: str = ""
 
     def stack(self, side: str) -> Stack:
+        """The stack of a side."""
         return next(stack for stack in self.stacks if stack.side == side)

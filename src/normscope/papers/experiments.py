@@ -75,6 +75,7 @@ class Setting:
 
     @property
     def has_entities(self) -> bool:
+        """Whether entries have named entities."""
         return any(entry.entities for entry in self.entries)
 
     @property

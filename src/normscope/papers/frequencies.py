@@ -52,6 +52,7 @@ class Fit:
 
     @property
     def good(self) -> bool:
+        """Whether the counts are of the vocabulary that is used."""
         return self.tokens < ENOUGH or (self.covered >= COVERED and self.common >= COMMON)
 
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from normscope import NormscopeError
-from normscope.papers import charts
+from normscope.papers import charts, map_charts
 
 TOKENS = ["[CLS]", "$x^2$", "<b>", "a&b", "␣", "\x00", "[SEP]"]
 
@@ -33,11 +33,13 @@ ALL: dict[str, Callable[[], Any]] = {
     "histogram": lambda: charts.histogram({"a": [1, 2, 2.5], "b": [0.0, 1, np.nan]}, xlabel="value"),
     "scatter": lambda: charts.scatter([1, 2, 3], [3, 1, 2], xlabel="x", ylabel="y", labels=["$a$", "", "c"]),
     "many points": lambda: charts.scatter(range(4000), range(4000), xlabel="x", ylabel="y"),
-    "map": lambda: charts.heat_map(square(), rows=TOKENS, columns=TOKENS, label="norm"),
-    "large map": lambda: charts.heat_map(np.eye(80), rows=range(80), columns=range(80)),
-    "long map": lambda: charts.heat_map(np.ones((3, 900)), rows=range(3), columns=range(900)),
-    "maps": lambda: charts.heat_maps({"one": square(), "two": square(9)}, rows=TOKENS, columns=TOKENS),
-    "own scales": lambda: charts.heat_maps({"1": square(), "2": square(9)}, rows=TOKENS, columns=TOKENS, shared=False),
+    "map": lambda: map_charts.heat_map(square(), rows=TOKENS, columns=TOKENS, label="norm"),
+    "large map": lambda: map_charts.heat_map(np.eye(80), rows=range(80), columns=range(80)),
+    "long map": lambda: map_charts.heat_map(np.ones((3, 900)), rows=range(3), columns=range(900)),
+    "maps": lambda: map_charts.heat_maps({"one": square(), "two": square(9)}, rows=TOKENS, columns=TOKENS),
+    "own scales": lambda: map_charts.heat_maps(
+        {"1": square(), "2": square(9)}, rows=TOKENS, columns=TOKENS, shared=False
+    ),
 }
 
 
@@ -106,7 +108,7 @@ def test_labels_of_points_and_marks_are_not_mathematics() -> None:
 
 def test_values_in_cells() -> None:
     values = np.array([[0.123, np.nan], [-1.0, 0.5]])
-    figure = charts.heat_map(values, rows="ab", columns="cd", annotate=True, diverging=True, decimals=1)
+    figure = map_charts.heat_map(values, rows="ab", columns="cd", annotate=True, diverging=True, decimals=1)
     found = texts(figure)
     assert {"0.1", "-1.0", "0.5"} <= set(found)
     assert "nan" not in found
@@ -116,7 +118,7 @@ def test_values_in_cells() -> None:
 
 def test_scales_are_shared_or_not() -> None:
     def ends(shared: bool) -> list[tuple[float, float]]:
-        figure = charts.heat_maps({"1": square(), "2": square(9)}, rows=TOKENS, columns=TOKENS, shared=shared)
+        figure = map_charts.heat_maps({"1": square(), "2": square(9)}, rows=TOKENS, columns=TOKENS, shared=shared)
         return [axes.collections[0].get_clim() for axes in figure.axes[:2]]
 
     assert ends(True) == [(0, 432), (0, 432)]
@@ -160,7 +162,7 @@ def test_error_bars_and_marks() -> None:
     [
         (lambda: charts.line_chart({}, x=[1]), "at least one series"),
         (lambda: charts.line_chart({"a": [1.0]}, x=[1, 2]), "'a' has 1 values for 2"),
-        (lambda: charts.heat_map(np.ones((2, 3)), rows="ab", columns="ab"), r"\(2, 3\).*2 rows and 2 columns"),
+        (lambda: map_charts.heat_map(np.ones((2, 3)), rows="ab", columns="ab"), r"\(2, 3\).*2 rows and 2 columns"),
         (lambda: charts.scatter([1, 2], [1], xlabel="", ylabel=""), "as many x as y"),
         (lambda: charts.histogram({"a": [1, 2]}, xlabel="", edges=[0, 1]), "one edge more"),
     ],

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from normscope import NormscopeError
-from normscope.papers import charts, report_html, report_markdown
+from normscope.papers import charts, map_charts, report_html, report_markdown
 from normscope.papers.report import Claim, Picture, Report, Section, Table, shown, tally, write
 from normscope.papers.verify import compare
 
@@ -26,7 +26,7 @@ NASTY = "<script>alert('1')</script> & \"q\" | `c` *b* _i_ $m$ [a](b) \x00\ud800
 
 def chart(tokens: list[str] | None = None) -> Any:
     given = tokens or ["a", "b"]
-    return charts.heat_map(np.eye(len(given)), rows=given, columns=given)
+    return map_charts.heat_map(np.eye(len(given)), rows=given, columns=given)
 
 
 def table(name: str = "table1", **changes: Any) -> Table:

@@ -1,4 +1,7 @@
-"""Charts of the reports: one style, colours that the colour-blind can tell apart, no text taken for mathematics."""
+"""Charts of the reports: one style, colours that the colour-blind can tell apart, no text taken for mathematics.
+
+Those of maps are in `map_charts`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from normscope.view.labels import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 # The palette of Okabe and Ito without its yellow, which is too pale for a line.
@@ -26,8 +28,6 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X")
 WIDTH = 5.8  # inches: a report's column
 HEIGHT = 2.7
 LYING = 3  # characters of a label below a chart up to which it lies
-ABSENT = "#e3e5e8"  # cells without a value
-VECTOR_CELLS = 3_000  # above, cells are an image: a page with that many rectangles opens slowly
 VECTOR_POINTS = 3_000  # above, points are an image
 PUBLISHED = "published"
 
@@ -53,12 +53,12 @@ def line_chart(
     with style():
         figure, axes = _axes(WIDTH, HEIGHT)
         for n, (name, values) in enumerate(series.items()):
-            axes.plot(list(x), _floats(values), label=name, **_line(n))
+            axes.plot(list(x), floats(values), label=name, **_line(n))
         for n, (name, values) in enumerate(given.items()):
             at = list(x) if len(values) == len(x) else [x[0] + k for k in range(len(values))]
             place = list(series).index(name) if name in series else len(series) + n
             label = None if name in series else f"{name} ({reference_label})"
-            axes.plot(at, _floats(values), label=label, color=_colour(place), **DASHED)
+            axes.plot(at, floats(values), label=label, color=_colour(place), **DASHED)
         if any(name in series for name in given):
             axes.plot([], [], color=GREY, label=reference_label, **DASHED)
         if ylim is not None:
@@ -87,15 +87,15 @@ def bars_with_errors(
         places, width = np.arange(len(x)), 0.8 / max(len(groups), 1)
         for n, (name, values) in enumerate(groups.items()):
             at = places + (n - (len(groups) - 1) / 2) * width
-            spread = None if errors is None or name not in errors else _floats(errors[name])
+            spread = None if errors is None or name not in errors else floats(errors[name])
             axes.bar(
-                at, _floats(values), width * 0.92, label=name, color=_colour(n), yerr=spread,
+                at, floats(values), width * 0.92, label=name, color=_colour(n), yerr=spread,
                 error_kw={"elinewidth": 0.7, "capsize": 1.5, "capthick": 0.7, "ecolor": "#333333"},
             )  # fmt: skip
         axes.axhline(0, color="#333333", linewidth=0.5)
         if marks is not None:
             _write_marks(axes, groups, errors or {}, marks)
-        _ticks(axes.xaxis, x, 7.5, WIDTH - 0.6)
+        ticks(axes.xaxis, x, 7.5, WIDTH - 0.6)
         axes.set_xlim(-0.6, len(x) - 0.4)
         _finish(figure, axes, xlabel, ylabel)
         return figure
@@ -138,7 +138,7 @@ def scatter(
     groups: Sequence[str] | None = None,
 ) -> Figure:
     """A point per pair; `labels` (empty ones too) are written beside the points, `groups` colour them."""
-    across, up = _floats(x), _floats(y)
+    across, up = floats(x), floats(y)
     if not len(across) == len(up) == len(labels or up) == len(groups or up):
         raise NormscopeError("A scatter chart needs as many x as y, labels and groups.")
     kinds = list(dict.fromkeys(groups or [""]))
@@ -157,92 +157,6 @@ def scatter(
             if text and math.isfinite(a) and math.isfinite(b):
                 axes.annotate(shorten(visible(text), 18), (a, b), (3, 2), textcoords="offset points", fontsize=6)
         _finish(figure, axes, xlabel, ylabel)
-        return figure
-
-
-def heat_map(
-    values: ArrayLike,
-    *,
-    rows: Sequence[Any],
-    columns: Sequence[Any],
-    label: str = "",
-    xlabel: str = "",
-    ylabel: str = "",
-    diverging: bool = False,
-    annotate: bool = False,
-    decimals: int = 2,
-    limits: tuple[float, float] | None = None,
-) -> Figure:
-    """A matrix in colours; `label` says what they mean, `limits` are the ends of their scale. Tokens may be labels."""
-    return heat_maps(
-        {"": values},
-        rows=rows,
-        columns=columns,
-        label=label,
-        xlabel=xlabel,
-        ylabel=ylabel,
-        diverging=diverging,
-        annotate=annotate,
-        decimals=decimals,
-        limits=limits,
-    )
-
-
-def heat_maps(
-    panels: Mapping[str, ArrayLike],
-    *,
-    rows: Sequence[Any],
-    columns: Sequence[Any],
-    label: str = "",
-    xlabel: str = "",
-    ylabel: str = "",
-    diverging: bool = False,
-    annotate: bool = False,
-    decimals: int = 2,
-    limits: tuple[float, float] | None = None,
-    shared: bool = True,
-) -> Figure:
-    """Matrices side by side under their titles, with one colour scale or (shared=False) each with its own."""
-    maps = {title: np.atleast_2d(_floats(values)) for title, values in panels.items()}
-    for title, values in maps.items():
-        if values.shape != (len(rows), len(columns)):
-            raise NormscopeError(
-                f"The heat map {title!r} is of shape {values.shape}, but its labels are for {len(rows)} rows and "
-                f"{len(columns)} columns."
-            )
-    across = min(len(maps), 3 if len(maps) != 4 else 2)
-    down = math.ceil(len(maps) / across)
-    own = not shared and len(maps) > 1
-    wide, high = _panel(len(rows), len(columns), across, annotate)
-    size = min(max(min(wide / len(columns), high / len(rows)) * 72 * 0.8, 4.5), 7.0)
-    with style():
-        left, under = _room(rows, size), _room(columns, size, lying=all(len(str(c)) <= LYING for c in columns))
-        figure = _blank(
-            left + across * (wide + (0.55 if own else 0.12)) + (0 if own else 0.75) + 0.2,
-            under + down * (high + 0.25) + 0.3,
-            "compressed",  # bars as high as the maps
-        )
-        grid = figure.subplots(down, across, squeeze=False)
-        every = _scale(list(maps.values()), diverging, limits)
-        for n, (axes, (title, values)) in enumerate(zip(grid.flat, maps.items(), strict=False)):
-            scale = _scale([values], diverging, limits) if own else every
-            image = _paint(axes, values, scale, diverging, wide / len(columns) / (high / len(rows)), len(maps))
-            axes.set_title(title, fontsize=7.5, pad=3)
-            _ticks(axes.yaxis, rows if n % across == 0 else [], size, high)
-            _ticks(axes.xaxis, columns if n + across >= len(maps) else [], size, wide)
-            if n % across == 0:
-                axes.set_ylabel(ylabel)
-            if n + across >= len(maps):
-                axes.set_xlabel(xlabel)
-            if annotate:
-                _write_values(axes, values, image, decimals, size)
-            if own:
-                _bar(figure, image, axes, "" if n % across < across - 1 else label)
-        for axes in grid.flat[len(maps) :]:
-            axes.set_axis_off()
-        if not own:
-            _bar(figure, image, grid, label)
-        _settle(figure)
         return figure
 
 
@@ -279,7 +193,8 @@ def _mark(n: int) -> str:
     return MARKS[(n + n // len(COLOURS)) % len(MARKS)]  # a colour that comes again comes with another mark
 
 
-def _floats(values: ArrayLike) -> Values:
+def floats(values: ArrayLike) -> Values:
+    """As an array of float64."""
     found: Values = np.asarray(values, dtype=np.float64)
     return found
 
@@ -292,14 +207,15 @@ def _same_length(series: Mapping[str, Sequence[float]], x: Sequence[Any]) -> Non
             raise NormscopeError(f"The series {name!r} has {len(values)} values for {len(x)} places.")
 
 
-def _blank(width: float, height: float, layout: Literal["constrained", "compressed"]) -> Figure:
+def blank(width: float, height: float, layout: Literal["constrained", "compressed"]) -> Figure:
+    """An empty figure."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout=layout)
 
 
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = _blank(width, height, "constrained")
+    figure = blank(width, height, "constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e8eb", linewidth=0.5)
@@ -327,7 +243,7 @@ def _finish(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
             columnspacing=1.4,
             borderaxespad=0.1,
         )
-    _settle(figure)
+    settle(figure)
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:
@@ -339,7 +255,7 @@ def _legend_columns(names: Sequence[str], width: float) -> int:
     return math.ceil(len(names) / math.ceil(len(names) / most))
 
 
-def _settle(figure: Figure) -> None:
+def settle(figure: Figure) -> None:
     """Make every tick label now, in this style, and keep the layout: saving need not find it again."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
@@ -369,11 +285,11 @@ def _write_marks(
 def _counted(
     groups: Mapping[str, ArrayLike], bins: int, edges: Sequence[float] | None, limits: tuple[float, float] | None
 ) -> tuple[Values, dict[str, Values]]:
-    found = {name: _floats(values) for name, values in groups.items()}
+    found = {name: floats(values) for name, values in groups.items()}
     if edges is not None:
         if any(len(counts) != len(edges) - 1 for counts in found.values()):
             raise NormscopeError("A histogram of counts needs one edge more than counts.")
-        return _floats(edges), found
+        return floats(edges), found
     found = {name: values[np.isfinite(values)] for name, values in found.items()}
     if limits is None:
         everything = np.concatenate([values.ravel() for values in found.values()])
@@ -384,70 +300,7 @@ def _counted(
     return sides, {name: np.histogram(np.clip(values, *limits), sides)[0] * 1.0 for name, values in found.items()}
 
 
-def _panel(rows: int, columns: int, across: int, annotate: bool) -> tuple[float, float]:
-    """Width and height in inches of one map: square cells, unless one side is much longer."""
-    wide = (WIDTH - 1.3) / across
-    cell = min(0.36 if annotate else 0.24, wide / columns, 7 / rows)
-    if cell < 0.1 and max(rows, columns) > 4 * min(rows, columns):
-        return min(wide, columns * 0.24), min(7, rows * 0.16)
-    return max(cell * columns, 0.5), max(cell * rows, 0.3)
-
-
-def _room(labels: Sequence[Any], size: float, lying: bool = False) -> float:
-    """Inches that labels take beside a map."""
-    longest = 1 if lying else min(max((len(visible(str(label))) for label in labels), default=1), 20)
-    return 0.25 + longest * size / 72 * 0.6
-
-
-def _scale(maps: Sequence[Values], diverging: bool, limits: tuple[float, float] | None) -> tuple[float, float]:
-    if limits is not None:
-        return limits
-    values = np.concatenate([values[np.isfinite(values)] for values in maps])
-    if not values.size:
-        return (0.0, 1.0)
-    if diverging:
-        end = float(np.abs(values).max()) or 1.0
-        return (-end, end)
-    low, high = float(values.min()), float(values.max())
-    return (low, high) if high > low else (low, low + 1.0)
-
-
-def _paint(
-    axes: Axes, values: Values, scale: tuple[float, float], diverging: bool, aspect: float, maps: int
-) -> ScalarMappable:
-    from matplotlib import colormaps
-
-    rows, columns = values.shape
-    colours = colormaps["PuOr_r" if diverging else "cividis"].with_extremes(bad=ABSENT)
-    options: dict[str, Any] = {"cmap": colours, "vmin": scale[0], "vmax": scale[1]}
-    seen = np.ma.masked_invalid(values)
-    image: ScalarMappable
-    if values.size * maps <= VECTOR_CELLS:
-        sides = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
-        # Edges in the colour of the face close the hairlines that viewers draw between rectangles.
-        image = axes.pcolormesh(*sides, seen, edgecolors="face", linewidth=0.15, **options)
-    else:
-        image = axes.imshow(seen, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5), **options)
-    axes.set_xlim(-0.5, columns - 0.5)
-    axes.set_ylim(rows - 0.5, -0.5)
-    axes.set_aspect(1 / aspect)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, pad=2)
-    if not np.isfinite(values).all():
-        axes.set_facecolor(ABSENT)  # masked cells are not drawn
-    return image
-
-
-def _write_values(axes: Axes, values: Values, image: ScalarMappable, decimals: int, size: float) -> None:
-    for (i, j), value in np.ndenumerate(values):
-        if not math.isfinite(value):
-            continue
-        red, green, blue, _ = image.to_rgba(np.array([value]))[0]
-        ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
-        axes.text(j, i, f"{value:.{decimals}f}", ha="center", va="center", color=ink, fontsize=min(size * 0.9, 6.5))
-
-
-def _ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
+def ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
     """A label at each place; where `room` (in inches) is too small for all, at every second, fifth, tenth, ..."""
     texts = [shorten(visible(str(label)), 20) if str(label) else "" for label in labels]
     longest = max(map(len, texts), default=0)
@@ -465,10 +318,3 @@ def _ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
 
 def _steps() -> Iterator[int]:
     return (factor * 10**power for power in count() for factor in (1, 2, 5))
-
-
-def _bar(figure: Figure, image: ScalarMappable, axes: Any, label: str) -> None:
-    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=26)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=6, length=1.5, width=0.3, pad=1.5, color=GREY)
-    bar.set_label(label, fontsize=7)

@@ -19,7 +19,7 @@ from normscope.errors import NormscopeError
 from normscope.measures.alignment import SETTINGS, Hits, word_maps
 from normscope.measures.frequency import spearman
 from normscope.measures.similarity import correlation
-from normscope.papers import charts, published
+from normscope.papers import charts, map_charts, published
 from normscope.papers.emnlp2020.measures import LAYER_LEVEL, cross_maps, words_of
 from normscope.papers.emnlp2020.shared import CLEAR, PAPER, PARALLEL, finite, known, said
 from normscope.papers.report import Cell, Claim, Picture, Section, Table
@@ -230,7 +230,7 @@ def _head_maps(found: Found, norms: Mapping[tuple[int, int], float]) -> Picture:
         for way in SETTINGS
     }
     panels["mean ||alpha f||"] = grid = _grid(norms)
-    chart = charts.heat_maps(
+    chart = map_charts.heat_maps(
         panels,
         rows=range(1, grid.shape[0] + 1),
         columns=range(1, grid.shape[1] + 1),
@@ -290,7 +290,7 @@ def drawn_example(setting: Setting, best: Mapping[tuple[str, str], int]) -> Iter
             continue
         for way in SETTINGS:
             panels = {f"{method}, layer {best[way, 'norm'] + 1}": maps[way, method] for method in METHODS}
-            figure = charts.heat_maps(
+            figure = map_charts.heat_maps(
                 panels, rows=target, columns=source, xlabel="source", ylabel="target", shared=False
             )
             _mark(figure, len(panels), entry)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.measures.grouped import OCTAVES, resolution, spearman
-from normscope.papers import charts, published
+from normscope.papers import charts, map_charts, published
 from normscope.papers.emnlp2020.measures import KINDS, NORM_BINS, WEIGHT_BINS
 from normscope.papers.emnlp2020.shared import (
     CATEGORIES,
@@ -135,7 +135,7 @@ def _drawn(cells: Mapping[str, Sequence[NDArray[Any]]]) -> Picture:
         total = found.sum()
         with np.errstate(divide="ignore"):
             panels[name] = np.where(found > 0, np.log10(found / max(total, 1)), nan)
-    chart = charts.heat_maps(
+    chart = map_charts.heat_maps(
         panels,
         rows=[f"{2 ** (bin / DRAWN_NORMS):.2g}" for bin in up],
         columns=[f"{2.0 ** (bin / DRAWN_WEIGHTS):.0e}" for bin in across],

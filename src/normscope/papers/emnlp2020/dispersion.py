@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from normscope.measures.dispersion import Moments
-from normscope.papers import charts, published
+from normscope.papers import map_charts, published
 from normscope.papers.emnlp2020.shared import PAPER, PLAIN, REFERENCE, finite, known, lengths, norm_moments, said
 from normscope.papers.report import Cell, Claim, Picture, Section, Table
 
@@ -111,7 +111,7 @@ def _drawn(values: Mapping[tuple[int, int], tuple[float, ...]]) -> Figure:
         name: np.array([[values.get((layer, head), (nan,) * 5)[n] for head in heads] for layer in layers])
         for name, n in (("mean", 0), ("CV", 2))
     }
-    return charts.heat_maps(
+    return map_charts.heat_maps(
         panels,
         rows=[layer + 1 for layer in layers],
         columns=[head + 1 for head in heads],

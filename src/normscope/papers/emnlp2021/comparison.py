@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.analysis import Analysis
 from normscope.measures.sinks import normalised
-from normscope.papers import charts
+from normscope.papers import map_charts
 from normscope.papers.emnlp2021.ratios import methods, scope
 from normscope.papers.report import Claim, Picture, Section, Table
 
@@ -38,7 +38,7 @@ def comparison(setting: Setting, runs: Mapping[str, Run]) -> Section:
         Picture(
             f"comparison-{kind}",
             f"Maps of the example by {kind}, layer {layer} of {depth}",
-            charts.heat_maps(
+            map_charts.heat_maps(
                 {name: result[name][layer - 1].numpy() for name in names},
                 rows=tokens,
                 columns=tokens,

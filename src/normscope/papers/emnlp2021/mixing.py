@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from normscope.measures.permutation import spearman_p
-from normscope.papers import charts, published
+from normscope.papers import charts, map_charts, published
 from normscope.papers.emnlp2021.ratios import (
     TYPES,
     by_layer,
@@ -90,7 +90,7 @@ def layers(setting: Setting, runs: Mapping[str, Run]) -> Section:
         name: np.array([[found[name].get((layer, kind), np.nan) for kind in kinds] for layer in range(1, depth + 1)])
         for name in names
     }
-    heat = charts.heat_maps(
+    heat = map_charts.heat_maps(
         panels,
         rows=range(1, depth + 1),
         columns=kinds,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from normscope.measures.amplification import amplification as ff_amp_of
-from normscope.papers import charts
+from normscope.papers import map_charts
 from normscope.papers.feed_forward.maps import Texts, Values, ff_amp, texts
 from normscope.papers.feed_forward.shared import Layout, known_layout
 from normscope.papers.feed_forward.top import Pairs, amplified_pairs, overlap
@@ -140,7 +140,7 @@ def _matrix(setting: Setting, run: Run, scopes: Layout, given: Texts) -> Picture
     return Picture(
         "ff-amp",
         f"FF-amp matrix of a sequence, layer {layer + 1}",
-        charts.heat_map(
+        map_charts.heat_map(
             drawn, rows=tokens[:shown], columns=tokens[:shown], label="FF-amp", xlabel="input", ylabel="output",
             diverging=True,
         ),

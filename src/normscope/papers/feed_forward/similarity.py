@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normscope.papers import charts, published
+from normscope.papers import charts, map_charts, published
 from normscope.papers.feed_forward.shared import (
     PAPER,
     REFERENCE,
@@ -98,7 +98,7 @@ def similarity(setting: Setting, runs: Mapping[str, Run]) -> Section:
             Picture(
                 "fig12-all-pairs",
                 "Fig. 12. Similarity of all scopes, mean over layers and sequences",
-                charts.heat_map(
+                map_charts.heat_map(
                     _matrix(scopes, raw),
                     rows=scopes.chain,
                     columns=scopes.chain,

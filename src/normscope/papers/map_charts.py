@@ -1,0 +1,179 @@
+"""Maps as charts of the reports: matrices in colours, alone or side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from normscope.errors import NormscopeError
+from normscope.papers.charts import LYING, WIDTH, Values, blank, floats, settle, ticks
+from normscope.view.figure import GREY, style
+from normscope.view.labels import visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+
+ABSENT = "#e3e5e8"  # cells without a value
+VECTOR_CELLS = 3_000  # above, cells are an image: a page with that many rectangles opens slowly
+
+
+def heat_map(
+    values: ArrayLike,
+    *,
+    rows: Sequence[Any],
+    columns: Sequence[Any],
+    label: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
+    diverging: bool = False,
+    annotate: bool = False,
+    decimals: int = 2,
+    limits: tuple[float, float] | None = None,
+) -> Figure:
+    """A matrix in colours; `label` says what they mean, `limits` are the ends of their scale. Tokens may be labels."""
+    return heat_maps(
+        {"": values},
+        rows=rows,
+        columns=columns,
+        label=label,
+        xlabel=xlabel,
+        ylabel=ylabel,
+        diverging=diverging,
+        annotate=annotate,
+        decimals=decimals,
+        limits=limits,
+    )
+
+
+def heat_maps(
+    panels: Mapping[str, ArrayLike],
+    *,
+    rows: Sequence[Any],
+    columns: Sequence[Any],
+    label: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
+    diverging: bool = False,
+    annotate: bool = False,
+    decimals: int = 2,
+    limits: tuple[float, float] | None = None,
+    shared: bool = True,
+) -> Figure:
+    """Matrices side by side under their titles, with one colour scale or (shared=False) each with its own."""
+    maps = {title: np.atleast_2d(floats(values)) for title, values in panels.items()}
+    for title, values in maps.items():
+        if values.shape != (len(rows), len(columns)):
+            raise NormscopeError(
+                f"The heat map {title!r} is of shape {values.shape}, but its labels are for {len(rows)} rows and "
+                f"{len(columns)} columns."
+            )
+    across = min(len(maps), 3 if len(maps) != 4 else 2)
+    down = math.ceil(len(maps) / across)
+    own = not shared and len(maps) > 1
+    wide, high = _panel(len(rows), len(columns), across, annotate)
+    size = min(max(min(wide / len(columns), high / len(rows)) * 72 * 0.8, 4.5), 7.0)
+    with style():
+        left, under = _room(rows, size), _room(columns, size, lying=all(len(str(c)) <= LYING for c in columns))
+        figure = blank(
+            left + across * (wide + (0.55 if own else 0.12)) + (0 if own else 0.75) + 0.2,
+            under + down * (high + 0.25) + 0.3,
+            "compressed",  # bars as high as the maps
+        )
+        grid = figure.subplots(down, across, squeeze=False)
+        every = _scale(list(maps.values()), diverging, limits)
+        for n, (axes, (title, values)) in enumerate(zip(grid.flat, maps.items(), strict=False)):
+            scale = _scale([values], diverging, limits) if own else every
+            image = _paint(axes, values, scale, diverging, wide / len(columns) / (high / len(rows)), len(maps))
+            axes.set_title(title, fontsize=7.5, pad=3)
+            ticks(axes.yaxis, rows if n % across == 0 else [], size, high)
+            ticks(axes.xaxis, columns if n + across >= len(maps) else [], size, wide)
+            if n % across == 0:
+                axes.set_ylabel(ylabel)
+            if n + across >= len(maps):
+                axes.set_xlabel(xlabel)
+            if annotate:
+                _write_values(axes, values, image, decimals, size)
+            if own:
+                _bar(figure, image, axes, "" if n % across < across - 1 else label)
+        for axes in grid.flat[len(maps) :]:
+            axes.set_axis_off()
+        if not own:
+            _bar(figure, image, grid, label)
+        settle(figure)
+        return figure
+
+
+def _panel(rows: int, columns: int, across: int, annotate: bool) -> tuple[float, float]:
+    """Width and height in inches of one map: square cells, unless one side is much longer."""
+    wide = (WIDTH - 1.3) / across
+    cell = min(0.36 if annotate else 0.24, wide / columns, 7 / rows)
+    if cell < 0.1 and max(rows, columns) > 4 * min(rows, columns):
+        return min(wide, columns * 0.24), min(7, rows * 0.16)
+    return max(cell * columns, 0.5), max(cell * rows, 0.3)
+
+
+def _room(labels: Sequence[Any], size: float, lying: bool = False) -> float:
+    """Inches that labels take beside a map."""
+    longest = 1 if lying else min(max((len(visible(str(label))) for label in labels), default=1), 20)
+    return 0.25 + longest * size / 72 * 0.6
+
+
+def _scale(maps: Sequence[Values], diverging: bool, limits: tuple[float, float] | None) -> tuple[float, float]:
+    if limits is not None:
+        return limits
+    values = np.concatenate([values[np.isfinite(values)] for values in maps])
+    if not values.size:
+        return (0.0, 1.0)
+    if diverging:
+        end = float(np.abs(values).max()) or 1.0
+        return (-end, end)
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high > low else (low, low + 1.0)
+
+
+def _paint(
+    axes: Axes, values: Values, scale: tuple[float, float], diverging: bool, aspect: float, maps: int
+) -> ScalarMappable:
+    from matplotlib import colormaps
+
+    rows, columns = values.shape
+    colours = colormaps["PuOr_r" if diverging else "cividis"].with_extremes(bad=ABSENT)
+    options: dict[str, Any] = {"cmap": colours, "vmin": scale[0], "vmax": scale[1]}
+    seen = np.ma.masked_invalid(values)
+    image: ScalarMappable
+    if values.size * maps <= VECTOR_CELLS:
+        sides = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
+        # Edges in the colour of the face close the hairlines that viewers draw between rectangles.
+        image = axes.pcolormesh(*sides, seen, edgecolors="face", linewidth=0.15, **options)
+    else:
+        image = axes.imshow(seen, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5), **options)
+    axes.set_xlim(-0.5, columns - 0.5)
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.set_aspect(1 / aspect)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, pad=2)
+    if not np.isfinite(values).all():
+        axes.set_facecolor(ABSENT)  # masked cells are not drawn
+    return image
+
+
+def _write_values(axes: Axes, values: Values, image: ScalarMappable, decimals: int, size: float) -> None:
+    for (i, j), value in np.ndenumerate(values):
+        if not math.isfinite(value):
+            continue
+        red, green, blue, _ = image.to_rgba(np.array([value]))[0]
+        ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
+        axes.text(j, i, f"{value:.{decimals}f}", ha="center", va="center", color=ink, fontsize=min(size * 0.9, 6.5))
+
+
+def _bar(figure: Figure, image: ScalarMappable, axes: Any, label: str) -> None:
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=26)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=6, length=1.5, width=0.3, pad=1.5, color=GREY)
+    bar.set_label(label, fontsize=7)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import normscope.analyzer
+import normscope.batch
 import normscope.request
 from normscope import Analysis, Analyzer, NormscopeError
 from normscope.decompose import attention, contributions, walk
@@ -583,7 +583,7 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     elif request.param == "blocks":
         monkeypatch.setattr(normscope.request, "Options", partial(walk.Options, block_bytes=20000))
     elif request.param == "groups":
-        monkeypatch.setattr(normscope.analyzer, "GROUP_TOKENS", 20)
+        monkeypatch.setattr(normscope.batch, "GROUP_TOKENS", 20)
     else:
         monkeypatch.setattr(normscope.trace, "SCORES", 50)
         monkeypatch.setattr(normscope.decompose.feed_forward, "HIDDEN", 7)

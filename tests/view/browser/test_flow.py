@@ -199,6 +199,7 @@ def test_a_path(browser: Browser, server: Live, model: str, size: str) -> None:
         expect(tab.part("path")).to_have_attribute("aria-label", re.compile("Path of (the|colin)"))
         expect(tab.part("inspector")).to_contain_text("Comes from, through all layers")
         assert overflow(tab) <= 0
+        expect(tab.page).to_have_url(re.compile("token=\\w+(:|%3A)2"))  # the address follows a moment later
         address = tab.page.url
         tab.page.goto("about:blank")
         tab.page.goto(address)

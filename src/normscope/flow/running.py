@@ -7,6 +7,7 @@ from typing import Any
 
 from normscope.analysis import Label
 from normscope.analyzer import Analyzer
+from normscope.batch import labels_of
 from normscope.errors import NormscopeError
 from normscope.flow.freezing import freeze
 from normscope.flow.methods import Run, chosen
@@ -54,5 +55,5 @@ def flow(lens: Analyzer, item: Item, method: str, target: Any, position: int | N
 
 
 def _labels(item: Item, side: str) -> tuple[Label, ...]:
-    tokens = item.sides[side]
-    return tuple(Label(tokens.names[n], side, n) for n in tokens.real.nonzero().flatten().tolist())
+    labels = labels_of(item, side)
+    return tuple(labels[n] for n in item.sides[side].real.nonzero().flatten().tolist())

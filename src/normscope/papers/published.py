@@ -8,7 +8,7 @@ BERT-base, but its code gives 96.41 and 48.21, which also agrees with the per-la
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,6 +69,11 @@ def reference(paper: str) -> dict[str, float]:
     for data in reversed(CORPORA):
         found |= figures(paper, "bert-base", data)
     return found
+
+
+def said(reference: Mapping[str, float], text: str, *keys: str) -> str:
+    """A published statement; empty where its numbers are not known."""
+    return text.format(*(reference[key] for key in keys)) if all(key in reference for key in keys) else ""
 
 
 def models(paper: str) -> tuple[str, ...]:

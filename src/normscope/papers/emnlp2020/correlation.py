@@ -24,9 +24,9 @@ from normscope.papers.emnlp2020.shared import (
     labels,
     norm_moments,
     rows_of,
-    said,
 )
 from normscope.papers.emnlp2020.shares import by_category
+from normscope.papers.published import said
 from normscope.papers.report import Cell, Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

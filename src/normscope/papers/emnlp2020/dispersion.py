@@ -11,7 +11,8 @@ import numpy as np
 
 from normscope.measures.dispersion import Moments
 from normscope.papers import map_charts, published
-from normscope.papers.emnlp2020.shared import PAPER, PLAIN, REFERENCE, finite, known, lengths, norm_moments, said
+from normscope.papers.emnlp2020.shared import PAPER, PLAIN, REFERENCE, finite, known, lengths, norm_moments
+from normscope.papers.published import said
 from normscope.papers.report import Cell, Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from normscope.measures.frequency import spearman
 from normscope.papers import charts, frequencies, published
-from normscope.papers.emnlp2020.shared import CLEAR, PAPER, PLAIN, REFERENCE, finite, known, rows_of, said
+from normscope.papers.emnlp2020.shared import CLEAR, PAPER, PLAIN, REFERENCE, finite, known, rows_of
+from normscope.papers.published import said
 from normscope.papers.report import Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

@@ -61,11 +61,6 @@ def lengths(setting: Setting, run: Run) -> list[int]:
     return [int(length) for length in rows_of(setting, run, "items").select("length").collect()["length"]]
 
 
-def said(reference: Mapping[str, float], text: str, *keys: str) -> str:
-    """A published statement; empty where its numbers are not known."""
-    return text.format(*(reference[key] for key in keys)) if all(key in reference for key in keys) else ""
-
-
 def known(value: float) -> float | None:
     """A number for a table; None for what is not defined."""
     return None if math.isnan(value) else value

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from normscope import probing
 from normscope.measures import expansion as rates
 from normscope.papers import charts, published
-from normscope.papers.emnlp2021.shared import PAPER, PUBLISHED, said
+from normscope.papers.emnlp2021.shared import PAPER, PUBLISHED
+from normscope.papers.published import said
 from normscope.papers.report import Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from normscope.measures.frequency import spearman
 from normscope.papers import charts, frequencies, published
 from normscope.papers.emnlp2021.ratios import grouped, known, methods, ratios, scope
-from normscope.papers.emnlp2021.shared import PAPER, PUBLISHED, REFERENCE, said
+from normscope.papers.emnlp2021.shared import PAPER, PUBLISHED, REFERENCE
+from normscope.papers.published import said
 from normscope.papers.report import Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

@@ -21,15 +21,8 @@ from normscope.papers.emnlp2021.ratios import (
     scope,
     summary,
 )
-from normscope.papers.emnlp2021.shared import (
-    PAPER,
-    PUBLISHED,
-    REFERENCE,
-    described_input,
-    masked_run,
-    over_layers,
-    said,
-)
+from normscope.papers.emnlp2021.shared import PAPER, PUBLISHED, REFERENCE, described_input, masked_run, over_layers
+from normscope.papers.published import said
 from normscope.papers.report import Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from normscope.measures.permutation import spearman_p
@@ -20,11 +20,6 @@ REFERENCE = "Published: BERT-base on Wikipedia."
 def masked_run(setting: Setting) -> str:
     """The name of the run that the paper masks; what is no masked language model reads the text as it is."""
     return "masked" if setting.readings.masking and _masks(setting) else "plain"
-
-
-def said(reference: Mapping[str, float], text: str, *keys: str) -> str:
-    """A published statement; empty where its numbers are not known."""
-    return text.format(*(reference[key] for key in keys)) if all(key in reference for key in keys) else ""
 
 
 def described_input(setting: Setting) -> str:

@@ -183,3 +183,28 @@ def test_bad_options_are_refused_before_any_input_is_read() -> None:
     for options in ({"scopes": "nope"}, {"layers": 9}, {"heads": [9]}, {"gate": "nope"}, {"batch_size": 0}):
         with pytest.raises(NormscopeError):
             list(toy_lens().stream(never(), **options))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"heads": True}, {"rows": [0, -1]}, {"layers": [1, 0]}, {"layers": [1]}], ids=repr
+)
+def test_the_first_layer_is_told_before_the_others_are_there(options: dict[str, Any]) -> None:
+    lens = toy_lens()
+    items = [item for text in ("the cats sat on the big red mat", "a cat") for item in lens.items(text)]
+    requests = lens.requests(**options)
+    told: list[list[Any]] = []
+    whole = lens.run(items, requests, None, told.append)
+    if len(whole[0].layers) == 1:
+        assert told == []
+        return
+    (early,) = told
+    for part, result in zip(early, whole, strict=True):
+        assert part.layers == result.layers[:1]
+        assert part.rows == result.rows
+        for scope in result.scopes:
+            for mine, all_layers in zip(
+                vars(part.measured[scope]).values(), vars(result.measured[scope]).values(), strict=True
+            ):
+                assert torch.equal(mine, all_layers[:1])
+        for scope, maps in result.heads.items():
+            assert torch.equal(part.heads[scope], maps[:1])

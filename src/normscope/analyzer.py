@@ -327,8 +327,15 @@ class Analyzer:
             for stack, heads, depth in zip(self.stacks, self.head_counts, self.depths, strict=True)
         }
 
-    def run(self, items: Sequence[Item], requests: Sequence[Request], progress: Progress | None = None) -> list[Result]:
-        """One forward pass over a batch; each layer is decomposed as soon as it is done."""
+    def run(
+        self,
+        items: Sequence[Item],
+        requests: Sequence[Request],
+        progress: Progress | None = None,
+        first: Callable[[list[Result]], None] | None = None,
+    ) -> list[Result]:
+        """One forward pass over a batch; each layer is decomposed as soon as it is done. `first` is told the results of
+        the first layer as soon as they are there, unless the model has two sides."""
         budget = default_budget() if self.memory_budget is None else self.memory_budget
         refuse_over_budget(self.cost(items, requests), budget)
         scratch = self._free.pop() if self._free else Scratch()
@@ -340,6 +347,8 @@ class Analyzer:
             done += 1
             if progress is not None:
                 progress(done, total)
+            if first is not None and done == 1 < total and not self.two_sided:
+                first(self._results(items, runs, slice(0, 1)))
 
         runs = [BatchRun(request, items, self.base.device, self.dtype, scratch, tick) for request in requests]
         try:
@@ -347,9 +356,13 @@ class Analyzer:
         finally:
             scratch.trim(KEPT_SCRATCH)
             self._free.append(scratch)
+        return self._results(items, runs, slice(None))
+
+    def _results(self, items: Sequence[Item], runs: Sequence[BatchRun], layers: slice) -> list[Result]:
+        """The results of a batch, as far as those layers of the requests go."""
         results: list[Result] = []
         for n, item in enumerate(items):
-            found = {run.request.stack.side: self._analysis(item, run, n) for run in runs}
+            found = {run.request.stack.side: self._analysis(item, run, n, layers) for run in runs}
             if self.two_sided:
                 results.append(EncoderDecoderAnalysis(found.get("encoder"), found.get("decoder")))
             else:
@@ -366,7 +379,7 @@ class Analyzer:
             batch["use_cache"] = False
         return batch
 
-    def _analysis(self, item: Item, run: BatchRun, number: int) -> Analysis:
+    def _analysis(self, item: Item, run: BatchRun, number: int, layers: slice) -> Analysis:
         request, geometry = run.request, run.geometry[number]
         labels = labels_of(item, request.stack.side)
         columns = tuple(labels[n] for n in geometry.real.tolist())
@@ -378,7 +391,7 @@ class Analyzer:
             encoder = tuple(sources[n] for n in item.sides["encoder"].real.nonzero().flatten().tolist())
             columns += encoder
             word_ids = None if word_ids is None else word_ids + (None,) * len(encoder)
-        measured, heads, value_norms = run.collected.item(number, geometry.rows, run.columns(number))
+        measured, heads, value_norms = run.collected.item(number, geometry.rows, run.columns(number), layers)
         sure = {scope: one for scope, one in measured.items() if request.options.complete or "FF" not in scope}
         self._refuse_incomplete(sure, request)
 
@@ -392,7 +405,7 @@ class Analyzer:
             measured=measured,
             rows=rows,
             columns=columns,
-            layers=request.layers,
+            layers=request.layers[layers],
             aliases=aliases,
             heads=HeadMaps(heads, aliases),
             value_norms=value_norms,

@@ -76,18 +76,20 @@ class Collected:
             torch.mul(weights, norms[:, :, None], out=self.heads[by_norm][items, layer][..., columns])
 
     def item(
-        self, number: int, rows: slice | Tensor, columns: slice | Tensor
+        self, number: int, rows: slice | Tensor, columns: slice | Tensor, layers: slice
     ) -> tuple[dict[str, Measured], dict[str, Tensor], Tensor | None]:
-        """One item without its padding: scopes, head-level maps, ||f||."""
+        """Some layers of one item without its padding: scopes, head-level maps, ||f||."""
         measured = {}
         for scope in self.scopes:
             at = (number, self.place[scope])
             measured[scope] = Measured(
-                self.maps[at][:, rows][:, :, columns].contiguous(),
-                self.mixing[at][:, rows].contiguous(),
-                self.remainder[at][:, rows].contiguous(),
-                self.error[at][:, rows].amax(-1).to(torch.float64),
+                self.maps[at][layers, rows][:, :, columns].contiguous(),
+                self.mixing[at][layers, rows].contiguous(),
+                self.remainder[at][layers, rows].contiguous(),
+                self.error[at][layers, rows].amax(-1).to(torch.float64),
             )
-        heads = {scope: found[number][:, :, rows][..., columns].contiguous() for scope, found in self.heads.items()}
-        norms = None if self.value_norms is None else self.value_norms[number][..., columns].contiguous()
+        heads = {
+            scope: found[number, layers][:, :, rows][..., columns].contiguous() for scope, found in self.heads.items()
+        }
+        norms = None if self.value_norms is None else self.value_norms[number, layers][..., columns].contiguous()
         return measured, heads, norms

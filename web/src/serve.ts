@@ -1,6 +1,6 @@
 /** The viewer of `normscope serve`: models to choose from, and the analysis that the address asks for. */
 
-import type { Lab, ModelInfo, Request } from "./data/source";
+import { sameInput, type Lab, type ModelInfo, type Request } from "./data/source";
 import type { Store } from "./state/store.svelte";
 
 export const EXAMPLE = "Colin Fleming played the highway tiny soap opera.";
@@ -19,8 +19,7 @@ export const requestOf = (part: Partial<Request>, models: readonly ModelInfo[]):
 
 /** Whether two requests ask for the same; heads are a matter of the view. */
 const alike = (a: Partial<Request>, b: Partial<Request>): boolean =>
-  (["model", "text", "second", "target", "generate"] as const).every((name) => (a[name] || null) === (b[name] || null)) &&
-  JSON.stringify(a.flow ?? null) === JSON.stringify(b.flow ?? null);
+  sameInput(a, b) && JSON.stringify(a.flow ?? null) === JSON.stringify(b.flow ?? null);
 
 /** Go where an address points to: another view, and with a server another text or model too. */
 export async function follow(store: Store, fragment: string): Promise<void> {

@@ -12,7 +12,7 @@ async function start(): Promise<void> {
   target.replaceChildren();
   document.body.style.margin = "0";
   const { store } = show(target, document.head, true);
-  expose(() => ({ ...store.view, phase: store.phase, playing: store.playing, model: store.doc?.header.model.name ?? null }));
+  expose(() => ({ ...store.view, phase: store.phase, busy: store.progress !== null, playing: store.playing, model: store.doc?.header.model.name ?? null }));
   try {
     const source = await embedded(document);
     if (source) {

@@ -1,6 +1,6 @@
 import { afterEach, describe, expect, it, vi } from "vitest";
 import { HttpLab, HttpSource, ServerError } from "../src/data/http";
-import type { Request } from "../src/data/source";
+import type { Request, Source } from "../src/data/source";
 import { requestOf } from "../src/serve";
 import { header, noise, side } from "./fake";
 
@@ -28,7 +28,18 @@ describe("a server", () => {
     expect((await source.header()).model.name).toBe("toy");
     expect(await source.cells("encoder", "ATTN-N", 1)).toEqual(values.slice(4));
     expect(await source.cells("encoder", "ATTN-N", 0)).toEqual(values.slice(0, 4)); // one request for all layers
-    expect(asked).toEqual(["POST api/analyses?wait=2", "GET api/analyses/x1/cells?side=encoder&scope=ATTN-N"]);
+    expect(asked).toEqual(["POST api/analyses?wait=2&first=true", "GET api/analyses/x1/cells?side=encoder&scope=ATTN-N"]);
+  });
+  it("shows the first layer while it computes the others, and gives its maps by layer", async () => {
+    const part = header(side(["a", "b"], { scopes: ["ATTN-N"], layers: [0] }));
+    const asked = answering(json({ id: "x", state: "running", progress: 0.5, header: part }), () => json({ id: "x", state: "done" }), json(one));
+    let early: Source | undefined;
+    const whole = await new HttpLab().analyse(request, () => undefined, new AbortController().signal, (source) => (early = source));
+    expect((await early!.header()).sides[0].layers).toEqual([0]);
+    expect((await whole.header()).sides[0].layers).toEqual([0, 1]);
+    answering(new Response(values.slice(0, 4).buffer));
+    expect(await early!.cells("encoder", "ATTN-N", 0)).toEqual(values.slice(0, 4));
+    expect(asked).toEqual(["POST api/analyses?wait=2&first=true", "GET api/analyses/x?wait=20", "GET api/analyses/x/header"]);
   });
   it("tells how far a long one is", async () => {
     const told: number[] = [];

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 SIZES = {"phone": (390, 844), "laptop": (1280, 800), "wide": (1920, 1080)}
@@ -42,10 +42,14 @@ class Tab:
         self.page: Page = context.new_page()
         self.errors: list[str] = []
         self.asked: list[str] = []
-        self.page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        self.page.on("console", self._note)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("dialog", self._refuse)
+
+    def _note(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.errors.append(f"{message.text} {message.location}")
 
     def _refuse(self, dialog: Any) -> None:
         self.errors.append(f"dialog: {dialog.message}")
@@ -96,7 +100,7 @@ class Tab:
         self.box("Text").or_(self.box("Source text")).fill(text)
         self.button("Analyse").click()
         self.wait_for_map()
-        expect(self.page.get_by_role("progressbar")).to_have_count(0)
+        self.until(lambda now: not now["busy"])  # the first layer is shown before the others are there
 
     def cell(self, row: int, column: int) -> tuple[float, float]:
         """Where a cell of the whole map is on the page; the map is scrolled into view."""
@@ -148,6 +152,6 @@ def opened(browser: Browser, size: str = "laptop", **options: Any) -> Iterator[T
     try:
         tab = Tab(context)
         yield tab
-        assert tab.errors == []
+        assert tab.errors == [], tab.errors  # said in full: pytest explains the assertions of test files only
     finally:
         context.close()

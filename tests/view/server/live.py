@@ -15,6 +15,7 @@ from normscope import Analyzer
 from normscope.view.serve_command import SETTINGS, listen
 from normscope.view.server import served
 from normscope.view.server.app import create_app
+from normscope.view.server.jobs import Report
 from normscope.view.server.schemas import AnalysisRequest
 
 PATIENCE = 30.0
@@ -76,6 +77,32 @@ def live(models: Mapping[str, Analyzer], **options: Any) -> Iterator[Live]:
         assert not thread.is_alive()
 
 
+class Told(Report[served.Shown]):
+    """A report that tells its progress to a test, and its first layer to another report, or to nobody."""
+
+    def __init__(self, on: Callable[[int, int], object], to: Report[served.Shown] | None = None) -> None:
+        self.on, self.to = on, to
+
+    def __call__(self, done: int, total: int) -> None:
+        self.on(done, total)
+
+    def first(self, part: served.Shown) -> None:
+        if self.to is not None:
+            self.to.first(part)
+
+
+def held(report: Report[served.Shown], go: threading.Event) -> Told:
+    """A report that holds its analysis up after the second layer, until it is let go."""
+
+    def on(done: int, total: int) -> None:
+        if done == 1:
+            report(done, total)
+        else:
+            assert go.wait(PATIENCE)
+
+    return Told(on, report)
+
+
 class Slow:
     """An analysis that stands still until it is let go, step by step; it counts how many run."""
 
@@ -84,7 +111,7 @@ class Slow:
         self.lock = threading.Lock()
         self.go = threading.Semaphore(0)
 
-    def __call__(self, lens: Analyzer, request: AnalysisRequest, progress: Callable[[int, int], None]) -> served.Shown:
+    def __call__(self, lens: Analyzer, request: AnalysisRequest, report: Report[served.Shown]) -> served.Shown:
         with self.lock:
             self.begun += 1
             self.at_once += 1
@@ -92,8 +119,8 @@ class Slow:
         try:
             for step in range(self.steps):
                 assert self.go.acquire(timeout=PATIENCE)
-                progress(step + 1, self.steps + 1)
-            return served.analysed(lens, request, lambda done, total: None)
+                report(step + 1, self.steps + 1)
+            return served.analysed(lens, request, report)
         finally:
             with self.lock:
                 self.at_once -= 1

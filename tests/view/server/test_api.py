@@ -2,14 +2,16 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
 
 from normscope.view.document import as_json, cells, header, sides_of
+from normscope.view.server.served import analysed
 from tests.test_inputs import toy_lens
 from tests.view.models import KINDS, lenses, png, result_of
-from tests.view.server.live import Live, Slow, live
+from tests.view.server.live import Live, Slow, held, live
 
 REQUESTS = {
     "encoder": {"text": "the cats sat on the big red mat"},
@@ -101,6 +103,54 @@ def test_two_answers_to_one_question() -> None:
         for _ in range(3):
             server.start(**request("encoder"))
         assert slow.begun == 1
+
+
+@pytest.mark.parametrize("kind", ["encoder", "causal", "vision"])
+def test_the_first_layer_before_the_others(kind: str) -> None:
+    go = Event()
+    with live(lenses(), run=lambda lens, asked, report: analysed(lens, asked, held(report, go))) as server:
+        answer = server.client.post("/api/analyses", params={"wait": 30, "first": True}, json=request(kind))
+        early = answer.json()
+        assert (early["state"], early["progress"]) == ("running", 0.5)
+        path = f"/api/analyses/{early['id']}"
+        (side,) = early["header"]["sides"]
+        assert side["layers"] == [0]
+        assert "header" not in server.client.post("/api/analyses", params={"wait": 0}, json=request(kind)).json()
+        asked = {"side": side["side"], "scope": side["scopes"][-1]}
+        first = server.client.get(f"{path}/cells", params=asked | {"layer": 0}).content
+        assert len(first) == 4 * len(side["rows"]) * len(side["columns"])
+        for more in ({"layer": 1}, {}):  # what is not there yet
+            assert server.client.get(f"{path}/cells", params=asked | more).status_code == 409
+        assert server.client.get(f"{path}/header").status_code == 409
+        go.set()
+        server.until(early["id"], "done")
+        whole = server.client.get(f"{path}/header").json()
+        assert whole["sides"][0]["layers"] == [0, 1]
+        for measure in ("completeness", "mixing", "remainder"):
+            for scope, layers in side[measure].items():
+                assert layers == whole["sides"][0][measure][scope][:1]
+        assert server.client.get(f"{path}/cells", params=asked | {"layer": 0}).content == first
+        again = server.client.post("/api/analyses", params={"first": True}, json=request(kind)).json()
+        assert again["header"] == whole
+
+
+def test_what_was_shown_of_a_cancelled_analysis_can_still_be_seen() -> None:
+    go = Event()
+    with live(lenses(), run=lambda lens, asked, report: analysed(lens, asked, held(report, go))) as server:
+        answer = server.client.post("/api/analyses", params={"wait": 30, "first": True}, json=request("encoder"))
+        path = f"/api/analyses/{answer.json()['id']}"
+        assert server.client.delete(path).json()["state"] == "cancelled"
+        go.set()
+        asked = {"side": "encoder", "scope": "ATTN-W", "layer": 0}
+        assert server.client.get(f"{path}/cells", params=asked).status_code == 200
+        assert server.client.get(f"{path}/cells", params=asked | {"layer": 1}).status_code == 409
+
+
+def test_an_encoder_decoder_is_shown_whole(server: Live) -> None:
+    answer = server.client.post(
+        "/api/analyses", params={"wait": 30, "first": True}, json=request("encoder-decoder", generate=None)
+    )
+    assert answer.json()["state"] == "done"
 
 
 def test_an_input_that_the_model_refuses(server: Live) -> None:

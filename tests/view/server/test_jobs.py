@@ -16,7 +16,7 @@ from tests.test_errors import state_of
 from tests.test_inputs import toy_tokenizer
 from tests.tiny import tiny
 from tests.view.models import lenses
-from tests.view.server.live import Live, Slow, eventually, live
+from tests.view.server.live import Live, Slow, Told, eventually, live
 
 
 def ask(server: Live, text: str, wait: float = 0) -> Any:
@@ -109,7 +109,7 @@ def test_a_cancelled_analysis_leaves_the_model_as_it_was() -> None:
             assert go_on.wait(20)
             progress(done, total)
 
-        return served.analysed(lens, request, stop_after_the_first)
+        return served.analysed(lens, request, Told(stop_after_the_first))
 
     with live({"tiny": lens}, run=run) as server:
         body = {"model": "tiny", "text": "the dog ran"}
@@ -146,7 +146,7 @@ def test_a_client_that_goes_away(slow: Slow) -> None:
 def test_the_cache_forgets_the_longest_unused() -> None:
     with live(lenses()) as server:
         size = served.analysed(
-            lenses()["tiny-encoder"], AnalysisRequest(model="tiny-encoder", text=texts(1)[0]), lambda *_: None
+            lenses()["tiny-encoder"], AnalysisRequest(model="tiny-encoder", text=texts(1)[0]), Told(lambda *_: None)
         ).size
     with live(lenses(), cache=int(2.5 * size)) as server:
         first, second = (ask(server, text, wait=20).json()["id"] for text in texts(2))

@@ -11,7 +11,7 @@ from normscope.view.document import header
 from tests import tiny as kin
 from tests.test_inputs import toy_tokenizer
 from tests.view.models import lenses, result_of
-from tests.view.server.live import Live, Slow, live
+from tests.view.server.live import Live, Slow, Told, live
 
 CAUSAL: dict[str, Any] = {"model": "tiny-causal", "text": "the cat sat on a mat"}
 PAIR: dict[str, Any] = {"model": "tiny-encoder-decoder", "text": "the cat sat", "target": "le chat sur un tapis"}
@@ -142,7 +142,7 @@ def test_progress_leaves_room_for_the_flow() -> None:
     def told(**more: Any) -> list[float]:
         seen: list[float] = []
         request = AnalysisRequest(**CAUSAL, **more)
-        served.analysed(lenses()["tiny-causal"], request, lambda done, total: seen.append(done / total))
+        served.analysed(lenses()["tiny-causal"], request, Told(lambda done, total: seen.append(done / total)))
         return seen
 
     assert told()[-1] == 1

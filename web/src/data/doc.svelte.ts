@@ -28,10 +28,11 @@ export class Doc {
   constructor(
     readonly header: Header,
     private readonly source: Source,
+    readonly growing = false, // other layers are being computed
   ) {}
 
-  static async open(source: Source): Promise<Doc> {
-    return new Doc(await source.header(), source);
+  static async open(source: Source, growing = false): Promise<Doc> {
+    return new Doc(await source.header(), source, growing);
   }
 
   /** The cells of a map, rows x columns; undefined until they are there. What is `urgent` is loaded first. */

@@ -52,6 +52,7 @@ export class HttpSource implements Source {
   constructor(
     private readonly path: string,
     known?: unknown,
+    private readonly growing = false, // other layers are being computed: each map is asked for by its own layer
   ) {
     this.description = known ? Promise.resolve(checked(known)) : ask(`${path}/header`).then(async (found) => checked(await found.json()));
     this.description.catch(() => undefined); // told to whoever asks for it
@@ -67,7 +68,7 @@ export class HttpSource implements Source {
     const maps = scope.startsWith("heads/") ? side.heads.length : 1;
     const count = maps * side.rows.length * side.columns.length;
     const query = `side=${encodeURIComponent(sideName)}&scope=${encodeURIComponent(scope)}`;
-    if (count * side.layers.length > WHOLE) return this.fetched(`${query}&layer=${layer}`);
+    if (this.growing || count * side.layers.length > WHOLE) return this.fetched(`${query}&layer=${layer}`);
     let all = this.scopes.get(query);
     if (!all) {
       this.scopes.set(query, (all = this.fetched(query)));
@@ -90,10 +91,11 @@ export class HttpLab implements Lab {
   }
 
   /** Run an analysis; aborting the signal cancels it on the server too. */
-  async analyse(request: Request, on: (progress: number) => void, signal: AbortSignal): Promise<Source> {
+  async analyse(request: Request, on: (progress: number) => void, signal: AbortSignal, first?: (source: Source) => void): Promise<Source> {
     const started = this.start(request);
     try {
       let known = await unless(signal, started);
+      if (known.state === "running" && known.header) first?.(new HttpSource(this.path(known.id), known.header, true));
       while (known.state === "running") {
         on(known.progress ?? 0);
         known = (await (await ask(`${this.path(known.id)}?wait=${LONG}`, { signal })).json()) as State;
@@ -109,7 +111,7 @@ export class HttpLab implements Lab {
 
   private async start(request: Request): Promise<State> {
     const headers = { "Content-Type": "application/json" };
-    const answered = await ask(`${this.base}/analyses?wait=${SHORT}`, { method: "POST", headers, body: JSON.stringify(request) });
+    const answered = await ask(`${this.base}/analyses?wait=${SHORT}&first=true`, { method: "POST", headers, body: JSON.stringify(request) });
     return (await answered.json()) as State;
   }
 

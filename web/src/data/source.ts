@@ -22,6 +22,10 @@ export interface Request {
   flow: Aim | null;
 }
 
+/** Whether two requests are for the same input; what is asked about it may differ. */
+export const sameInput = (a: Partial<Request>, b: Partial<Request>): boolean =>
+  (["model", "text", "second", "target", "generate"] as const).every((name) => (a[name] || null) === (b[name] || null));
+
 export interface ModelInfo {
   name: string;
   family: string;
@@ -44,5 +48,6 @@ export interface Source {
 /** A place that runs analyses: only `normscope serve`. */
 export interface Lab {
   models(): Promise<ModelInfo[]>;
-  analyse(request: Request, on: (progress: number) => void, signal: AbortSignal): Promise<Source>;
+  /** `first` is given the first layer where it is there before the others. */
+  analyse(request: Request, on: (progress: number) => void, signal: AbortSignal, first?: (source: Source) => void): Promise<Source>;
 }

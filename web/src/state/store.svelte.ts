@@ -3,7 +3,7 @@
 import { getContext, setContext } from "svelte";
 import { Doc } from "../data/doc.svelte";
 import { headScopes, type Side } from "../data/header";
-import type { Lab, ModelInfo, Request } from "../data/source";
+import { sameInput, type Lab, type ModelInfo, type Request, type Source } from "../data/source";
 import { PALETTES, type Theme } from "../look/colours";
 import type { Ink } from "../look/paint";
 import { difference } from "../maths/difference";
@@ -277,7 +277,7 @@ export class Store {
     const loaded = doc.load(side, view.scope, view.layer);
     if (this.doc) await loaded; // the map from before stays until then
     this.pause();
-    this.view = view;
+    this.view = views.settled(this.view, doc.header); // it may have changed meanwhile
     this.doc = doc;
     this.phase = "ready";
     this.trouble = null;
@@ -294,7 +294,12 @@ export class Store {
     measured.firstMapAt = null;
     this.status = "Analysing.";
     try {
-      const source = await this.lab.analyse(request, (progress) => (this.progress = progress), running.signal);
+      let early: Promise<void> | undefined;
+      const first = (part: Source): void => {
+        if (!second) early = this.early(part, request, running.signal).catch(() => undefined); // the whole is to come
+      };
+      const source = await this.lab.analyse(request, (progress) => (this.progress = progress), running.signal, first);
+      await early;
       const doc = await Doc.open(source);
       if (second) {
         this.other = doc;
@@ -316,6 +321,16 @@ export class Store {
       if (this.phase === "loading") this.phase = this.doc ? "ready" : "empty";
     }
   };
+
+  /** Show the first layer while the others are computed, where that is what is to be seen. */
+  private async early(source: Source, request: Request, signal: AbortSignal): Promise<void> {
+    if (this.doc && sameInput(request, this.asked.request)) return; // more of it is in sight already
+    const { layer, path, beside } = this.view;
+    const doc = await Doc.open(source, true);
+    if (signal.aborted || path || beside || !doc.header.sides[0].layers.includes(layer)) return;
+    await this.show(doc);
+    this.asked = { ...this.asked, request };
+  }
 
   cancel = (): void => {
     this.running?.abort();

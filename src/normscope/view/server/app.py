@@ -23,8 +23,9 @@ from normscope.view.server.guard import BODY, Guard
 from normscope.view.server.schemas import WAIT, AnalysisRequest, ModelInfo, Refusal, Started, Status
 
 Wait = Annotated[float, Query(ge=0, le=WAIT, description="seconds to wait for an answer that says more")]
+First = Annotated[bool, Query(description="wait no longer than for the first layer; its cells can be had at once")]
 Id = Annotated[str, Path(max_length=64)]
-Run = Callable[[Analyzer, AnalysisRequest, jobs.Progress], served.Shown]
+Run = Callable[[Analyzer, AnalysisRequest, jobs.Report[served.Shown]], served.Shown]
 
 
 def create_app(
@@ -103,15 +104,15 @@ def _add_api(app: FastAPI, models: Mapping[str, Analyzer], running: jobs.Jobs[se
             429: {"model": Refusal, "description": "Too many analyses are waiting"},
         },
     )
-    async def start(request: AnalysisRequest, wait: Wait = 0) -> Response:
+    async def start(request: AnalysisRequest, wait: Wait = 0, first: First = False) -> Response:
         """Ask for an analysis. Equal requests have the same id, and are computed once."""
         lens = served.chosen(models, request)
         try:
             job = running.submit(served.identity(request), partial(run, lens, request))
         except jobs.BusyError as error:
             raise HTTPException(429, str(error)) from error
-        await running.finished(job, wait)
-        return Response(_status(job, header=True), 201, media_type="application/json")
+        await running.finished(job, wait, first)
+        return Response(_status(job, job.result or (job.first if first else None)), 201, media_type="application/json")
 
     @app.get("/api/analyses/{id}", response_model=Status, tags=["analyses"], responses=refusals)
     async def status(id: Id, wait: Wait = 0) -> Response:
@@ -150,8 +151,9 @@ def _add_api(app: FastAPI, models: Mapping[str, Analyzer], running: jobs.Jobs[se
     ) -> Response:
         """The map of a side, a scope and a layer, row by row; without a layer, those of all layers one after another.
         A scope that begins with heads/ has heads x rows x columns."""
-        result = done(id).result
-        return Response(document.cells(result, side, scope, layer), media_type="application/octet-stream")
+        first = found(id).first
+        shown = first if first is not None and layer in first.layers else done(id)
+        return Response(document.cells(shown.result, side, scope, layer), media_type="application/octet-stream")
 
 
 def _add_files(app: FastAPI) -> None:
@@ -171,12 +173,10 @@ def _answering(content: bytes, kind: str) -> Callable[[], Any]:
     return answer
 
 
-def _status(job: jobs.Job[served.Shown], header: bool = False) -> bytes:
+def _status(job: jobs.Job[served.Shown], shown: served.Shown | None = None) -> bytes:
     status = {"id": job.id, "state": job.state, "progress": job.progress, "error": job.error}
     text = json.dumps(status).encode("ascii")
-    if header and job.result is not None:
-        return text[:-1] + b',"header":' + job.result.header + b"}"
-    return text
+    return text if shown is None else text[:-1] + b',"header":' + shown.header + b"}"
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -23,7 +23,6 @@ WAITING = 16
 CACHE = 512 * 2**20  # bytes of results
 RECORDS = 1000  # analyses that are remembered, whatever became of them
 
-Progress = Callable[[int, int], None]
 log = logging.getLogger("normscope.serve")
 
 
@@ -46,6 +45,7 @@ class Job(Generic[T]):
     state: State = "running"
     progress: float = 0.0
     error: str | None = None
+    first: T | None = None  # a part of the result, while the rest is being computed
     result: T | None = None
     size: int = 0
     wanted: int = 1  # how many asked for it and did not cancel
@@ -66,6 +66,31 @@ class Job(Generic[T]):
         self.change = asyncio.Event()
 
 
+class Report(Generic[T]):
+    """How an analysis tells, from its thread, how far it is. Telling ends it where nobody wants it any more."""
+
+    def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop) -> None:
+        self.job, self.loop = job, loop
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.job.stop.is_set():
+            raise CancelledError
+        _tell(self.loop, self._progress, min(done / max(total, 1), 1.0))
+
+    def first(self, part: T) -> None:
+        """A part of the result that is worth showing before the rest is there."""
+        _tell(self.loop, self._first, part)
+
+    def _progress(self, progress: float) -> None:
+        if not self.job.ended:
+            self.job.note(progress=progress)
+
+    def _first(self, part: T) -> None:
+        if not self.job.ended:
+            self.job.first = part
+            self.job.note()
+
+
 class Jobs(Generic[T]):
     """Runs analyses and keeps what came of them, the results up to `cache` bytes, the longest unused go first."""
 
@@ -83,7 +108,7 @@ class Jobs(Generic[T]):
         self.jobs: OrderedDict[str, Job[T]] = OrderedDict()  # the last used at the end
         self.active: set[Job[T]] = set()  # with a thread, or waiting for one
 
-    def submit(self, id: str, work: Callable[[Progress], T]) -> Job[T]:
+    def submit(self, id: str, work: Callable[[Report[T]], T]) -> Job[T]:
         """The analysis of that id: the one that runs or is done already, else a new one."""
         job = self.get(id)
         if job is not None and job.state in ("running", "done"):
@@ -117,6 +142,7 @@ class Jobs(Generic[T]):
             job.stop.set()
             if job.future is not None:
                 job.future.cancel()  # where it has not begun
+            self._keep_first(job)
             job.note("cancelled")
 
     async def changed(self, job: Job[T], seconds: float) -> None:
@@ -125,11 +151,11 @@ class Jobs(Generic[T]):
             with suppress(TimeoutError):
                 await asyncio.wait_for(job.change.wait(), seconds)
 
-    async def finished(self, job: Job[T], seconds: float) -> None:
-        """Wait until it has ended, for so many seconds at the most."""
+    async def finished(self, job: Job[T], seconds: float, first: bool = False) -> None:
+        """Wait until it has ended, or until its `first` part is there, for so many seconds at the most."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
-        while not job.ended and (left := until - loop.time()) > 0:
+        while not (job.ended or (first and job.first is not None)) and (left := until - loop.time()) > 0:
             await self.changed(job, left)
 
     def close(self) -> None:
@@ -138,18 +164,12 @@ class Jobs(Generic[T]):
             job.stop.set()
         self.pool.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, job: Job[T], work: Callable[[Progress], T], loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, job: Job[T], work: Callable[[Report[T]], T], loop: asyncio.AbstractEventLoop) -> None:
         """In a thread: the analysis, and what became of it."""
-
-        def progress(done: int, total: int) -> None:
-            if job.stop.is_set():
-                raise CancelledError
-            _tell(loop, self._progress, job, done / max(total, 1))
-
         try:
             if job.stop.is_set():
                 return
-            result = work(progress)
+            result = work(Report(job, loop))
         except CancelledError:
             return
         except NormscopeError as error:
@@ -162,18 +182,20 @@ class Jobs(Generic[T]):
         else:
             _tell(loop, self._done, job, result)
 
-    def _progress(self, job: Job[T], progress: float) -> None:
-        if not job.ended:
-            job.note(progress=min(progress, 1.0))
-
     def _failed(self, job: Job[T], error: str) -> None:
         if not job.ended:
+            self._keep_first(job)
             job.note("failed", error=error)
+
+    def _keep_first(self, job: Job[T]) -> None:
+        """Whoever was shown the first part may still look at the rest of it."""
+        if job.first is not None:
+            job.size = self.size(job.first)
 
     def _done(self, job: Job[T], result: T) -> None:
         if job.ended or self.jobs.get(job.id) is not job:
             return
-        job.result, job.size = result, self.size(result)
+        job.first, job.result, job.size = None, result, self.size(result)
         self.jobs.move_to_end(job.id)
         job.note("done", progress=1.0)
         self._forget()

@@ -77,7 +77,9 @@ class Status(BaseModel):
 class Started(Status):
     """The answer to a request for an analysis."""
 
-    header: dict[str, Any] | None = Field(None, description="the header, where the analysis is done already")
+    header: dict[str, Any] | None = Field(
+        None, description="the header, where the analysis is done already; with `first` perhaps that of the first layer"
+    )
 
 
 class Refusal(BaseModel):

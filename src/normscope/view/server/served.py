@@ -16,6 +16,7 @@ from normscope.inputs import Item
 from normscope.scopes import names_of
 from normscope.view import document
 from normscope.view.document import Result
+from normscope.view.server.jobs import Report
 from normscope.view.server.pictures import decoded
 from normscope.view.server.schemas import AnalysisRequest, FlowRequest, Kind, ModelInfo, Targets
 
@@ -32,6 +33,10 @@ class Shown:
 
     result: Result
     header: bytes
+
+    @property
+    def layers(self) -> set[int]:
+        return {layer for one in document.sides_of(self.result).values() for layer in one.layers}
 
     @property
     def size(self) -> int:
@@ -140,10 +145,16 @@ def identity(request: AnalysisRequest) -> str:
     return hashlib.sha256(request.model_dump_json().encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def analysed(lens: Analyzer, request: AnalysisRequest, progress: Callable[[int, int], None]) -> Shown:
+def analysed(lens: Analyzer, request: AnalysisRequest, report: Report[Shown]) -> Shown:
     """The analysis that a request asks for; errors are worded for people who cannot pass options."""
+
+    def shown(result: Result, flow: Flow | None = None) -> Shown:
+        header = document.header(result, image=picture, text=text, name=request.model, flow=flow)
+        return Shown(result, document.as_json(header).encode("ascii"))
+
     picture = None if request.image is None else decoded(request.image)
     given: Any = request.text if picture is None else picture
+    text = None if picture is not None else request.text
     if request.second:
         given = (request.text, request.second)
     if request.target and request.target.strip():
@@ -152,13 +163,14 @@ def analysed(lens: Analyzer, request: AnalysisRequest, progress: Callable[[int, 
         (item,) = lens.items(given, generate=request.generate)  # for both: what a model writes itself is written once
         requests = lens.requests(heads=request.heads)
         # The maps first: they refuse a text that is too large before anything is run.
-        result: Result = lens.run([item], requests, progress if request.flow is None else _followed(progress))[0]
+        progress = report if request.flow is None else _followed(report)
+        # Not before a flow: its target may be refused, and nobody wants a first layer then.
+        first = None if request.flow is not None else lambda results: report.first(shown(results[0]))
+        result: Result = lens.run([item], requests, progress, first)[0]
         flow = None if request.flow is None else flowing(lens, item, request.flow)
     except NormscopeError as error:
         raise NormscopeError(worded(str(error))) from error
-    text = None if picture is not None else request.text
-    header = document.header(result, image=picture, text=text, name=request.model, flow=flow)
-    return Shown(result, document.as_json(header).encode("ascii"))
+    return shown(result, flow)
 
 
 def _followed(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:

@@ -1,0 +1,82 @@
+import { describe, expect, it } from "vitest";
+import type { Lab, Request, Source } from "../src/data/source";
+import { Store } from "../src/state/store.svelte";
+import { header, side } from "./fake";
+
+const request: Request = { model: "toy", text: "a b", second: null, target: null, generate: null, image: null, heads: false, flow: null };
+const source = (layers: number[]): Source => {
+  const one = header(side(["a", "b"], { layers }));
+  return { header: async () => one, cells: async () => new Float32Array(4) };
+};
+const settled = () => new Promise((done) => setTimeout(done, 5));
+
+/** A store at a server that shows the first of three layers and then waits. */
+function waiting() {
+  let finish = (): void => undefined;
+  const lab: Lab = {
+    models: async () => [],
+    analyse: (_request, _on, signal, first) =>
+      new Promise((done, fail) => {
+        first?.(source([0]));
+        finish = () => done(source([0, 1, 2]));
+        signal.addEventListener("abort", () => fail(new DOMException("stopped", "AbortError")));
+      }),
+  };
+  const store = new Store();
+  store.lab = lab;
+  return { store, finish: () => finish() };
+}
+const layers = (store: Store) => store.doc?.header.sides[0].layers ?? [];
+
+describe("an analysis that takes long", () => {
+  it("is shown from its first layer on, and keeps the view", async () => {
+    const { store, finish } = waiting();
+    const done = store.analyse(request);
+    await settled();
+    expect(layers(store)).toEqual([0]);
+    expect(store.progress).not.toBeNull();
+    expect(store.asked.request.text).toBe("a b");
+    store.change({ scope: "ATTNRESLN-N" });
+    finish();
+    await done;
+    expect(layers(store)).toEqual([0, 1, 2]);
+    expect(store.view.scope).toBe("ATTNRESLN-N");
+    expect(store.progress).toBeNull();
+  });
+  it("does not lose the layer that an address asks for", async () => {
+    const { store, finish } = waiting();
+    store.change({ layer: 2 });
+    const done = store.analyse(request);
+    await settled();
+    expect(store.doc).toBeNull();
+    finish();
+    await done;
+    expect(store.view.layer).toBe(2);
+  });
+  it("leaves all layers in sight where only more is asked about the same text", async () => {
+    const { store, finish } = waiting();
+    let done = store.analyse(request);
+    finish();
+    await done;
+    done = store.analyse({ ...request, heads: true });
+    await settled();
+    expect(layers(store)).toEqual([0, 1, 2]);
+    finish();
+    await done;
+    done = store.analyse({ ...request, text: "c d" });
+    await settled();
+    expect(layers(store)).toEqual([0]);
+    finish();
+    await done;
+  });
+  it("shows what there was when it is cancelled", async () => {
+    const { store } = waiting();
+    const done = store.analyse(request);
+    await settled();
+    store.cancel();
+    await done;
+    expect(layers(store)).toEqual([0]);
+    expect(store.progress).toBeNull();
+    expect(store.trouble).toBeNull();
+  });
+});

@@ -19,8 +19,7 @@ from typer.testing import CliRunner, Result
 pytest.importorskip("matplotlib")
 
 from normscope import Analyzer, NormscopeError, default_model
-from normscope.cli import Commands
-from normscope.cli import corpus as corpus_command
+from normscope.cli import Commands, shared
 from normscope.cli.paper import paper as paper_command
 from normscope.corpus import Run
 from normscope.papers import experiments, facts, published
@@ -435,8 +434,8 @@ def test_command_says_when_it_was_stopped(
 
 
 def test_bars_count_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_command, "Console", lambda **options: Console(force_terminal=True, **options))
-    with corpus_command.bars() as show:
+    monkeypatch.setattr(shared, "Console", lambda **options: Console(force_terminal=True, **options))
+    with shared.bars() as show:
         assert show is not None
         show("masked", 1, 3)
         show("masked", 3, 3)

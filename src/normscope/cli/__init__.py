@@ -13,9 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from normscope._version import __version__
-from normscope.cli import analyze, check, corpus, demo, faithfulness, models, paper
+from normscope.cli import analyze, check, corpus, demo, faithfulness, models, paper, serve
 from normscope.errors import NormscopeError
-from normscope.view.serve_command import serve
 
 
 class Commands(TyperGroup):
@@ -47,7 +46,7 @@ for command in (
     corpus.corpus,
     paper.paper,
     faithfulness.faithfulness,
-    serve,
+    serve.serve,
 ):
     app.command()(command)
 

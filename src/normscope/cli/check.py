@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -10,15 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.cli import shared
-from normscope.cli.shared import DEFAULT, DEFAULT_NAME, Dtype
+from normscope.cli.shared import MODEL_HELP, Dtype
 
 
 def check(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL", help=f"Hub name or folder of a model; '{DEFAULT}' is {DEFAULT_NAME}.", show_default=False
-        ),
+        typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False),
     ],
     dtype: Dtype = None,
 ) -> None:
@@ -32,8 +31,8 @@ def check(
         lens = shared.load(model, dtype)
         from normscope import checking
 
-        with shared.progress_bar("checking") as progress:
-            report = checking.check(lens, progress=progress)
+        with shared.bars() as show:
+            report = checking.check(lens, progress=None if show is None else partial(show, "inputs"))
     table = Table(
         title=Text(f"{lens.model_name}: worst errors over {report.inputs} inputs (limit)"), title_justify="left"
     )

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from normscope.cli.corpus import Engine, bars, model_path, quieten, reader_options
-from normscope.corpus.readers import FORMATS
+from normscope.cli.runs import Address, Engine, Format, Limit, Reader, Threads, Where, Workers, reader_options
+from normscope.cli.shared import bars, model_path, quiet
 
 if TYPE_CHECKING:
     from normscope.papers.report import Report
@@ -75,18 +75,13 @@ def faithfulness(
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of positions and random scores.")] = 0,
-    format: Annotated[
-        str | None, typer.Option("--format", metavar="F", help=f"Format of the data: {', '.join(FORMATS)}.")
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--reader", metavar="KEY=VALUE", help="Option of the format's reader, such as label=label."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="The first N entries only.")] = None,
-    engine: Annotated[Engine, typer.Option("--engine", help="Where to compute.")] = Engine.local,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Ray workers, each with a model of its own.")] = 2,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each Ray worker.")] = 1,
-    address: Annotated[str | None, typer.Option("--address", help="An existing Ray cluster.")] = None,
+    format: Format = None,
+    reader: Reader = None,
+    limit: Limit = None,
+    engine: Where = Engine.local,
+    workers: Workers = 2,
+    threads: Threads = 1,
+    address: Address = None,
 ) -> None:
     """Compare every attribution method by what predictions lose without the tokens it names. The same command resumes.
 
@@ -96,7 +91,6 @@ def faithfulness(
     from normscope.faithfulness.settings import ERASURES, Settings
     from normscope.papers.experiments import StoppedError
 
-    quieten()
     settings = Settings(
         methods=tuple(dict.fromkeys(method or ())),
         target=target.value,
@@ -106,14 +100,14 @@ def faithfulness(
         seed=seed,
     )
     try:
-        with bars() as progress:
+        with quiet(), bars() as progress:
             report, path = compare(
                 model_path(model),
                 data,
                 out,
                 settings=settings,
                 format=format,
-                reader=reader_options(option or []),
+                reader=reader_options(reader or []),
                 limit=limit,
                 engine=engine.value,
                 workers=workers,

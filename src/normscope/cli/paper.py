@@ -11,8 +11,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from normscope.cli.corpus import Engine, bars, model_path, quieten, reader_options
-from normscope.corpus.readers import FORMATS
+from normscope.cli.runs import (
+    Address,
+    BatchSize,
+    Engine,
+    Format,
+    Limit,
+    Reader,
+    Threads,
+    Where,
+    Workers,
+    reader_options,
+)
+from normscope.cli.shared import DEFAULT, Model, bars, model_path, quiet
 from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
@@ -40,18 +51,13 @@ def paper(
             show_default=False,
         ),
     ],
-    model: Annotated[str, typer.Option("--model", "-m", metavar="M", help="Hub name or folder.")] = "default",
+    model: Model = DEFAULT,
     data: Annotated[
         str | None, typer.Option("--data", metavar="DATA", help="A file, or the name of a Hugging Face dataset.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of the report.")] = None,
-    format: Annotated[
-        str | None, typer.Option("--format", metavar="F", help=f"Format of the data: {', '.join(FORMATS)}.")
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--reader", metavar="KEY=VALUE", help="Option of the format's reader, such as text=sentence."),
-    ] = None,
+    format: Format = None,
+    reader: Reader = None,
     reading: Annotated[
         list[str] | None,
         typer.Option("--reading", metavar="KEY=VALUE", help="How to read what the paper leaves open; repeatable."),
@@ -65,12 +71,12 @@ def paper(
     example: Annotated[
         str | None, typer.Option("--example", metavar="TEXT", help="A text whose maps are drawn.", show_default=False)
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="The first N entries only.")] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Entries in a forward pass.")] = 16,
-    engine: Annotated[Engine, typer.Option("--engine", help="Where to compute.")] = Engine.local,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Ray workers, each with a model of its own.")] = 2,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each Ray worker.")] = 1,
-    address: Annotated[str | None, typer.Option("--address", help="An existing Ray cluster.")] = None,
+    limit: Limit = None,
+    batch_size: BatchSize = 16,
+    engine: Where = Engine.local,
+    workers: Workers = 2,
+    threads: Threads = 1,
+    address: Address = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare with the published numbers; exit code 1 if one is off.")
     ] = False,
@@ -88,16 +94,15 @@ def paper(
         return
     if out is None:
         raise NormscopeError("Say where the report goes: --out DIR.")
-    quieten()
     try:
-        with bars() as progress:
+        with quiet(), bars() as progress:
             report, path = reproduce(
                 chosen,
                 model_path(model),
                 data,
                 out,
                 format=format,
-                reader=reader_options(option or []),
+                reader=reader_options(reader or []),
                 readings=reading or (),
                 experiments=experiment or None,
                 frequencies=frequencies,

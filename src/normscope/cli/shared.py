@@ -1,4 +1,4 @@
-"""What several commands share: options, loading a model, progress, and quiet libraries."""
+"""What the commands share: the model and how it is loaded, bars of progress, and quiet libraries."""
 
 from __future__ import annotations
 
@@ -7,13 +7,25 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
+from normscope import default_model
 from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
@@ -21,7 +33,7 @@ if TYPE_CHECKING:
     from normscope.analysis import EncoderDecoderAnalysis
 
 DEFAULT = "default"
-DEFAULT_NAME = "all-MiniLM-L6-v2"
+MODEL_HELP = f"Hub name or folder of a model; '{DEFAULT}' is {default_model.NAME}."
 LONG = 10  # seconds from which on an estimate is printed first
 
 
@@ -34,7 +46,7 @@ class Precision(StrEnum):
 
 Model = Annotated[
     str,
-    typer.Option("--model", "-m", metavar="M", help=f"Hub name or folder of a model; '{DEFAULT}' is {DEFAULT_NAME}."),
+    typer.Option("--model", "-m", metavar="M", help=MODEL_HELP),
 ]
 Dtype = Annotated[
     Precision | None, typer.Option("--dtype", help="Precision of the run; float32 when not given.", show_default=False)
@@ -44,7 +56,7 @@ Dtype = Annotated[
 def load(model: str, dtype: Precision | None = None, device: str | None = None) -> Analyzer:
     import torch
 
-    from normscope import Analyzer, default_model
+    from normscope import Analyzer
 
     if device is not None:
         try:
@@ -52,14 +64,13 @@ def load(model: str, dtype: Precision | None = None, device: str | None = None) 
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0]
             raise NormscopeError(f"Cannot use the device {device!r}: {reason}") from error
-    lens = Analyzer.from_pretrained(
-        default_model.find() if model == DEFAULT else model,
-        device=device,
-        dtype=None if dtype is None else getattr(torch, dtype.value),
-    )
-    if model == DEFAULT:
-        lens.model_name = DEFAULT_NAME
-    return lens
+    precision = None if dtype is None else getattr(torch, dtype.value)
+    return Analyzer.from_pretrained(model_path(model), device=device, dtype=precision)
+
+
+def model_path(model: str) -> str:
+    """What is loaded for the name of a model."""
+    return str(default_model.find()) if model == DEFAULT else model
 
 
 def analyzed(lens: Analyzer, given: Any, **options: Any) -> Analysis | EncoderDecoderAnalysis:
@@ -69,8 +80,9 @@ def analyzed(lens: Analyzer, given: Any, **options: Any) -> Analysis | EncoderDe
         estimate = lens.estimate(given, **options)
         if estimate.seconds > LONG:
             typer.echo(f"estimate: {estimate}", err=True)
-    with progress_bar("layers") as progress:
+    with bars() as show:
         try:
+            progress = None if show is None else partial(show, "layers")
             found: Analysis | EncoderDecoderAnalysis = lens.analyze(given, progress=progress, **options)
         except NormscopeError as error:
             raise counted_from_one(error) from error
@@ -97,17 +109,28 @@ def main_side(result: Analysis | EncoderDecoderAnalysis, scopes: Sequence[str] |
     return result.side_with(scopes[-1]) if scopes else result.main
 
 
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text("" if not task.speed else f"{task.speed:.1f}/s")
+
+
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on standard error where that is a terminal."""
+def bars() -> Iterator[Callable[[str, int, int], None] | None]:
+    """How much of what is done, its rate and the time left, on standard error where that is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
         return
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as shown:
+        tasks: dict[str, TaskID] = {}
+
+        def update(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = shown.add_task(what)
+            shown.update(tasks[what], completed=done, total=total)
+
+        yield update
 
 
 @contextmanager

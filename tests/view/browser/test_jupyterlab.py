@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from normscope.view.serve_command import listen
+from normscope.view.server.listening import listen
 from tests.view.browser.tabs import Tab
 from tests.view.fake import fake, fake_translation
 from tests.view.server.live import eventually

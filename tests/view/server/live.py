@@ -12,10 +12,10 @@ import httpx
 import uvicorn
 
 from normscope import Analyzer
-from normscope.view.serve_command import SETTINGS, listen
 from normscope.view.server import served
 from normscope.view.server.app import create_app
 from normscope.view.server.jobs import Report
+from normscope.view.server.listening import SETTINGS, listen
 from normscope.view.server.schemas import AnalysisRequest
 
 PATIENCE = 30.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from normscope.view.serve_command import listen
+from normscope.view.server.listening import listen
 from tests.view.models import lenses
 from tests.view.server.live import Live, eventually, live
 

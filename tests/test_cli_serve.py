@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from normscope import NormscopeError, cli, default_model
-from normscope.view import serve_command
 from normscope.view.server import served
 from tests.test_generation import speaker
 from tests.test_inputs import toy_lens
@@ -41,7 +40,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             found["address"] = sockets[0].getsockname()
 
     monkeypatch.setattr("uvicorn.Server", Server)
-    monkeypatch.setattr(serve_command, "_load", lambda name: {"default": toy_lens, "other": speaker}[name]())
+    monkeypatch.setattr(cli.shared, "load", lambda name: {"default": toy_lens, "other": speaker}[name]())
     monkeypatch.setattr("threading.Thread.start", lambda self: self.run())
     monkeypatch.setattr("webbrowser.open", lambda address: found["opened"].append(address))
     return found

@@ -14,7 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from normscope import Analysis, Analyzer, NormscopeError
-from normscope.analysis import FORMAT, EncoderDecoderAnalysis, Label
+from normscope.analysis import EncoderDecoderAnalysis, Label
+from normscope.saved import FORMAT
 from tests.test_inputs import SCOPES, TEXT, assert_close, some_ids, toy_lens
 from tests.tiny_layers import inputs, tiny
 
@@ -127,7 +128,7 @@ def test_failed_save_leaves_no_part_and_the_old_file(
         Path(path).write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr("normscope.analysis.save_file", broken)
+    monkeypatch.setattr("normscope.saved.save_file", broken)
     expected = NormscopeError if isinstance(error, OSError) else type(error)
     for target in (saved, saved.with_name("new.safetensors")):
         with pytest.raises(expected):

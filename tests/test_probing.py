@@ -1,4 +1,4 @@
-"""The model's own vectors, maps over some dimensions, parameters and uniform attention, for every family."""
+"""The model's own vectors, maps over some dimensions, parameters, and uniform attention, for every family."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor
 from normscope import Analyzer, NormscopeError, probing
 from normscope.inputs import Item
 from normscope.scopes import aliases_of
+from normscope.trace import layer_modules
+from normscope.uniform_attention import uniform
 from tests import tiny as bert_kin
 from tests.test_errors import state_of
 from tests.tiny_layers import ENCODER_DECODER, FAMILIES, IMAGES, inputs, tiny
@@ -74,7 +76,7 @@ def test_the_affine_map_of_the_values(name: str) -> None:
     stack = lens.stacks[0]
     part = next(branch.op for block in stack.blocks for branch in block.branches)
     handles = []
-    for module in probing.layer_modules(lens.base, stack):
+    for module in layer_modules(lens.base, stack):
         value = module.get_submodule(part.value)  # type: ignore[union-attr]
         handles.append(value.register_forward_pre_hook(lambda _, args: seen.append(args[0])))
     lens.base(input_ids=torch.tensor([[7]]))
@@ -92,9 +94,9 @@ def test_uniform_attention(name: str, layers: tuple[int, ...], monkeypatch: pyte
     """Against the model's own eager attention with its softmax made even."""
     lens, given, item = opened(name)
     before = state_of(lens.model)
-    found = probing.uniform(lens, item, layers)
+    found = uniform(lens, item, layers)
     assert state_of(lens.model) == before
-    plain = probing.uniform(lens, item, ())
+    plain = uniform(lens, item, ())
     assert not torch.allclose(found, plain, rtol=1e-3)
     lens.base.set_attn_implementation("eager")
     softmax = torch.softmax
@@ -121,9 +123,9 @@ def test_uniform_attention(name: str, layers: tuple[int, ...], monkeypatch: pyte
 def test_uniform_attention_of_an_encoder_with_a_position_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     lens = Analyzer(tiny("t5", dtype=torch.float64))
     (item,) = lens.items(inputs("t5", lens.model, 9, 6))
-    found = probing.uniform(lens, item, (0, 1))
+    found = uniform(lens, item, (0, 1))
     assert found.shape[0] == 9
-    assert not torch.allclose(found, probing.uniform(lens, item, ()))
+    assert not torch.allclose(found, uniform(lens, item, ()))
 
 
 def test_gains() -> None:

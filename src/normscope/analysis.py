@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from normscope.errors import NormscopeError, nearest
-from normscope.files import atomic
 from normscope.measures import sinks
 
 if TYPE_CHECKING:
@@ -22,8 +18,6 @@ if TYPE_CHECKING:
 
     from normscope.decompose.walk import Vectors
     from normscope.flow.result import Flow
-
-FORMAT = "normscope-analysis-1"
 
 
 class Label(NamedTuple):
@@ -158,87 +152,16 @@ class Analysis:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write everything but the model to a safetensors file."""
-        return _save(path, self._tensors(), self._meta())
+        from normscope.saved import save
+
+        return save(path, self)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Any:
         """Read what `save` wrote, an Analysis or an EncoderDecoderAnalysis; a damaged or foreign file is refused."""
-        tensors, meta = _read(path)
-        try:
-            if "sides" not in meta:
-                return Analysis._of(tensors, meta, path)
-            sides = {
-                side: Analysis._of(
-                    {n.removeprefix(f"{side}/"): t for n, t in tensors.items() if n.startswith(f"{side}/")}, one, path
-                )
-                for side, one in meta["sides"].items()
-            }
-            return EncoderDecoderAnalysis(**sides)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, NormscopeError):
-                raise
-            raise NormscopeError(f"{path} lacks a part of an analysis: {error}.") from error
+        from normscope.saved import load
 
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for scope, measured in self.measured.items():
-            for name, tensor in vars(measured).items():
-                tensors[f"{name}/{scope}"] = tensor
-        tensors |= {f"heads/{scope}": tensor for scope, tensor in self.heads.items()}
-        if self.value_norms is not None:
-            tensors["value_norms"] = self.value_norms
-        return tensors
-
-    def _meta(self) -> dict[str, Any]:
-        return {
-            "scopes": self.scopes,
-            "rows": self.rows,
-            "columns": self.columns,
-            "layers": self.layers,
-            "aliases": dict(self.aliases),
-            "head_indices": self.head_indices,
-            "word_ids": self.word_ids,
-            "info": dict(self.info),
-        }
-
-    @staticmethod
-    def _of(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Analysis:
-        """The analysis of what `_tensors` and `_meta` gave."""
-        word_ids = meta["word_ids"]
-        found = Analysis(
-            measured={
-                scope: Measured(
-                    *(tensors[f"{part}/{scope}"] for part in ("map", "mixing", "remainder", "completeness"))
-                )
-                for scope in meta["scopes"]
-            },
-            rows=tuple(Label(*label) for label in meta["rows"]),
-            columns=tuple(Label(*label) for label in meta["columns"]),
-            layers=tuple(meta["layers"]),
-            aliases=dict(meta["aliases"]),
-            heads=HeadMaps(
-                {name.removeprefix("heads/"): t for name, t in tensors.items() if name.startswith("heads/")},
-                meta["aliases"],
-            ),
-            value_norms=tensors.get("value_norms"),
-            head_indices=tuple(meta["head_indices"]),
-            word_ids=None if word_ids is None else tuple(word_ids),
-            info=dict(meta["info"]),
-        )
-        found._refuse_misfits(path)
-        return found
-
-    def _refuse_misfits(self, path: str | os.PathLike[str]) -> None:
-        """Refuse labels and tensors that do not belong together."""
-        layers, heads, rows, columns = map(len, (self.layers, self.head_indices, self.rows, self.columns))
-        fits = all(tuple(maps.shape) == (layers, heads, rows, columns) for maps in self.heads.values())
-        fits &= bool(self.heads) == bool(heads) and (self.word_ids is None or len(self.word_ids) == columns)
-        fits &= self.value_norms is None or tuple(self.value_norms.shape) == (layers, heads, columns)
-        for one in self.measured.values():
-            fits &= tuple(one.map.shape) == (layers, rows, columns) and tuple(one.completeness.shape) == (layers,)
-            fits &= tuple(one.mixing.shape) == tuple(one.remainder.shape) == (layers, rows)
-        if not fits:
-            raise NormscopeError(f"{path} is damaged: its labels do not fit its maps.")
+        return load(path)
 
     def plot(
         self,
@@ -371,8 +294,9 @@ class EncoderDecoderAnalysis:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write both sides, everything but the model, to one safetensors file, for `Analysis.load`."""
-        tensors = {f"{side}/{name}": t for side, one in self.sides.items() for name, t in one._tensors().items()}
-        return _save(path, tensors, {"sides": {side: one._meta() for side, one in self.sides.items()}})
+        from normscope.saved import save
+
+        return save(path, self)
 
     load = staticmethod(Analysis.load)
 
@@ -396,28 +320,3 @@ class EncoderDecoderAnalysis:
 
     def _agree(self, key: str, value: Any) -> bool:
         return key != "side" and all(key in one.info and one.info[key] == value for one in self.sides.values())
-
-
-def _save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
-    with atomic(path) as temporary:
-        save_file(
-            {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
-            temporary,
-            metadata={"normscope": json.dumps({"format": FORMAT, **meta})},
-        )
-    return Path(path)
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the description in a file of this format."""
-    if not Path(path).is_file():
-        raise NormscopeError(f"There is no file {path}.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            meta = json.loads((file.metadata() or {}).get("normscope", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise NormscopeError(f"{path} is not a whole safetensors file: {error}.") from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise NormscopeError(f"{path} is a safetensors file, but not one that Analysis.save wrote ({FORMAT}).")
-    return tensors, meta

@@ -11,14 +11,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from normscope import default_model, generation, inputs, loading, reading, versions
-from normscope._version import __version__
-from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Measured
-from normscope.batch import BatchRun, geometry_of, labels_of, place_of
-from normscope.decompose import walk
+from normscope.batch import BatchRun
 from normscope.decompose.scratch import Scratch
 from normscope.decompose.shapley_gate import Shapley
 from normscope.errors import NormscopeError
@@ -26,18 +22,15 @@ from normscope.estimate import Estimate, default_budget, estimate, refuse_over_b
 from normscope.inputs import Input, Item, Limits
 from normscope.models import depth_of, family_of, heads_of, max_positions, padding_id
 from normscope.models.spec import Stack
-from normscope.records import LayerRecord, select_rows
-from normscope.request import Request, gate_of, integers, reach, requests_of, within
-from normscope.scopes import aliases_of, steps_of
-from normscope.trace import Wish, has_layers, layer_modules, trace
+from normscope.request import Request, gate_of, integers, requests_of
+from normscope.results import Result, results
+from normscope.trace import has_layers, layer_modules, trace
 
 if TYPE_CHECKING:
     from normscope.flow.result import Flow
 
 Progress = Callable[[int, int], None]
-Result = Analysis | EncoderDecoderAnalysis
 KEPT_SCRATCH = 64 * 2**20  # working memory kept between runs at the most
-INCOMPLETE = 1e-2  # contributions that miss the model's vector by this much are no decomposition of it
 
 
 class Analyzer:
@@ -295,7 +288,7 @@ class Analyzer:
         value_bias: str = "token",
     ) -> list[Request]:
         """What is asked for, checked: one request for every side of the model that has such scopes."""
-        self._refuse_training()
+        self.refuse_training()
         return requests_of(
             self.stacks,
             self.depths,
@@ -308,7 +301,8 @@ class Analyzer:
             value_bias=value_bias,
         )
 
-    def _refuse_training(self) -> None:
+    def refuse_training(self) -> None:
+        """Refuse a model whose dropout is on."""
         if any(module.training for module in self.model.modules()):
             raise NormscopeError("The model is in training mode: dropout would change every number. Call model.eval().")
 
@@ -348,7 +342,7 @@ class Analyzer:
             if progress is not None:
                 progress(done, total)
             if first is not None and done == 1 < total and not self.two_sided:
-                first(self._results(items, runs, slice(0, 1)))
+                first(results(self, items, runs, slice(0, 1)))
 
         runs = [BatchRun(request, items, self.base.device, self.dtype, scratch, tick) for request in requests]
         try:
@@ -356,18 +350,7 @@ class Analyzer:
         finally:
             scratch.trim(KEPT_SCRATCH)
             self._free.append(scratch)
-        return self._results(items, runs, slice(None))
-
-    def _results(self, items: Sequence[Item], runs: Sequence[BatchRun], layers: slice) -> list[Result]:
-        """The results of a batch, as far as those layers of the requests go."""
-        results: list[Result] = []
-        for n, item in enumerate(items):
-            found = {run.request.stack.side: self._analysis(item, run, n, layers) for run in runs}
-            if self.two_sided:
-                results.append(EncoderDecoderAnalysis(found.get("encoder"), found.get("decoder")))
-            else:
-                results.append(found[self.stacks[0].side])
-        return results
+        return results(self, items, runs, slice(None))
 
     def batch(self, items: Sequence[Item]) -> dict[str, Any]:
         """The arguments of the model's forward pass."""
@@ -378,85 +361,6 @@ class Analyzer:
         if "use_cache" in self.limits.keys:  # a cache would keep keys and values for nothing
             batch["use_cache"] = False
         return batch
-
-    def _analysis(self, item: Item, run: BatchRun, number: int, layers: slice) -> Analysis:
-        request, geometry = run.request, run.geometry[number]
-        labels = labels_of(item, request.stack.side)
-        columns = tuple(labels[n] for n in geometry.real.tolist())
-        rows = columns if request.rows is None else tuple(labels[n] for n in geometry.positions.tolist())
-        words = item.sides[request.stack.side].word_ids
-        word_ids = None if words is None else tuple(words[label.position] for label in columns)
-        if request.crosses:
-            sources = labels_of(item, "encoder")
-            encoder = tuple(sources[n] for n in item.sides["encoder"].real.nonzero().flatten().tolist())
-            columns += encoder
-            word_ids = None if word_ids is None else word_ids + (None,) * len(encoder)
-        measured, heads, value_norms = run.collected.item(number, geometry.rows, run.columns(number), layers)
-        sure = {scope: one for scope, one in measured.items() if request.options.complete or "FF" not in scope}
-        self._refuse_incomplete(sure, request)
-
-        def on_demand(scope: str, layer: int, chosen: Sequence[int] | None) -> walk.Vectors:
-            places = range(len(rows)) if chosen is None else within("row", chosen, len(rows))
-            return self._vectors(item, request, scope, layer, [rows[n].position for n in places])
-
-        depth = self.depths[self.stacks.index(request.stack)]
-        aliases = aliases_of(request.stack.blocks)
-        return Analysis(
-            measured=measured,
-            rows=rows,
-            columns=columns,
-            layers=request.layers[layers],
-            aliases=aliases,
-            heads=HeadMaps(heads, aliases),
-            value_norms=value_norms,
-            head_indices=request.options.heads,
-            word_ids=word_ids,
-            info={
-                "model": self.model_name,
-                "family": self.family.name,
-                "side": request.stack.side,
-                "causal": request.stack.side == "decoder",
-                "dtype": str(self.dtype).removeprefix("torch."),
-                "model_layers": depth,
-                "model_heads": self.head_counts[self.stacks.index(request.stack)],
-                "gate": str(request.options.gate),
-                "value_bias": request.options.value_bias,
-                "complete": request.options.complete,
-                "normscope": __version__,
-                "transformers": transformers.__version__,
-                "torch": str(torch.__version__),
-            }
-            | ({} if item.grid is None else {"grid": list(item.grid)}),
-            _parts=on_demand,
-        )
-
-    def _refuse_incomplete(self, found: Mapping[str, Measured], request: Request) -> None:
-        for scope, measured in found.items():
-            worst = int(measured.completeness.argmax())
-            if not float(measured.completeness[worst]) <= INCOMPLETE:
-                raise NormscopeError(
-                    f"The contributions at {scope}, layer {request.layers[worst]} (counted from 0), miss the model's "
-                    f"own vector by {float(measured.completeness[worst]):.1e} of its length: this model does not "
-                    f"compute what the family {self.family.name} says, so its maps would be wrong. "
-                    f"Is {type(self.model).__name__} a modified {self.family.name}?"
-                )
-
-    def _vectors(self, item: Item, request: Request, scope: str, layer: int, positions: Sequence[int]) -> walk.Vectors:
-        """Run the model again and keep the contribution vectors of one scope and layer at some positions."""
-        self._refuse_training()
-        found: list[walk.Vectors] = []
-        side = request.stack.side
-        at = torch.tensor([list(positions)], device=self.base.device)
-        place = replace(place_of(item, request, geometry_of(item, side, None)), rows=slice(None))
-        steps = reach(steps_of(request.stack.blocks), [scope])
-
-        def on_layer(record: LayerRecord) -> None:
-            found.append(walk.vectors(select_rows(record, at), steps, scope, place, at, request.options))
-
-        real = inputs.real([item], side, self.base.device)
-        wish = Wish(request.stack, steps, [layer], on_layer, real, request.options.value_bias == "remainder")
-        trace(self.base, self.batch([item]), [wish], self.dtype)
-        return found[0]
 
 
 def _present(base: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,13 +26,34 @@ _swapped: dict[int, list[Any]] = {}  # id of a config -> [its own attention impl
 _names: dict[str, str] = {}  # a model's own attention implementation -> the name of ours that stands in for it
 
 
-def configs_of(base: PreTrainedModel) -> list[Any]:
+@contextmanager
+def standing_in(base: PreTrainedModel, recorder: Any) -> Iterator[list[Any]]:
+    """While this lasts, attention of this thread goes to the recorder. Gives a list for the handles of hooks: they are
+    removed at the end, and the model is as it was, whatever happens."""
+    handles: list[Any] = []
+    configs: list[Any] = []
+    previous = getattr(active, "recorder", None)
+    try:
+        active.recorder = recorder
+        for config in _configs_of(base):
+            _swap(config)
+            configs.append(config)
+        yield handles
+    finally:
+        for config in configs:
+            _restore(config)
+        for handle in handles:
+            handle.remove()
+        active.recorder = previous
+
+
+def _configs_of(base: PreTrainedModel) -> list[Any]:
     """The configs that say how a part of the model attends, each once."""
     found = {id(m.__dict__["config"]): m.__dict__["config"] for m in base.modules() if "config" in m.__dict__}
     return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
 
 
-def swap(config: Any) -> None:
+def _swap(config: Any) -> None:
     """Put our attention in; counted, as models that share a config may be traced side by side."""
     with guard:
         if id(config) not in _swapped:
@@ -41,7 +63,7 @@ def swap(config: Any) -> None:
         _swapped[id(config)][1] += 1
 
 
-def restore(config: Any) -> None:
+def _restore(config: Any) -> None:
     with guard:
         entry = _swapped[id(config)]
         entry[1] -= 1

@@ -1,4 +1,4 @@
-"""Run a model once and hand out what each layer did. All hooks live here.
+"""Run a model once and hand out what each layer did.
 
 The attention probabilities come from a function registered with transformers' attention interface (and a mask function
 registered with it: without one the model would silently attend everywhere); everything else from forward hooks. The
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from normscope.errors import NormscopeError
-from normscope.interface import active, configs_of, guard, restore, swap
+from normscope.interface import active, guard, standing_in
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
 from normscope.parameters import (
     activation_name,
@@ -79,36 +78,17 @@ def trace(
 ) -> Any:
     """One forward pass that hands out what was wished for, layer by layer, and what it returns itself; of `model`
     where that is the base with a head."""
-    with lock_of(base), torch.no_grad(), _recording(base, wishes, dtype) as recorder:
+    recorder = Recorder(dtype)
+    with lock_of(base), torch.no_grad(), standing_in(base, recorder) as handles:
+        for wish in wishes:
+            for layer in layer_modules(base, wish.stack):
+                recorder.attach(layer, wish, handles)
         try:
             return (model or base)(**inputs)
         except (ValueError, IndexError, RuntimeError) as error:
             if isinstance(error, NormscopeError) or not recorder.running:
                 raise
             raise NormscopeError(f"The model's own forward pass failed: {error}") from error
-
-
-@contextmanager
-def _recording(base: PreTrainedModel, wishes: Sequence[Wish], dtype: torch.dtype) -> Iterator[Recorder]:
-    recorder = Recorder(dtype)
-    handles: list[Any] = []
-    configs: list[Any] = []
-    previous = getattr(active, "recorder", None)
-    try:
-        active.recorder = recorder
-        for wish in wishes:
-            for layer in layer_modules(base, wish.stack):
-                recorder.attach(layer, wish, handles)
-        for config in configs_of(base):
-            swap(config)
-            configs.append(config)
-        yield recorder
-    finally:
-        for config in configs:
-            restore(config)
-        for handle in handles:
-            handle.remove()
-        active.recorder = previous
 
 
 def has_layers(base: PreTrainedModel, stack: Stack) -> bool:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope import probing
 from normscope.corpus.measuring import Columns, Sample, register
 from normscope.measures.change import cosine_distance, cross_entropy, relative_change
+from normscope.uniform_attention import uniform
 
 ALL = -1  # stands for all layers at once in the column `layer`
 
@@ -25,11 +25,11 @@ def uniform_attention(sample: Sample) -> Columns:
     layers = [] if sample.analysis.info["side"] != side else [*sample.analysis.layers, ALL]
     chosen = [list(sample.analysis.layers) if layer == ALL else [layer] for layer in layers]
     positions, targets = scored(sample)
-    plain = probing.uniform(lens, item, ()) if layers else torch.zeros(0, 0)
+    plain = uniform(lens, item, ()) if layers else torch.zeros(0, 0)
     plain_loss = _loss(sample, (), positions, targets) if layers else nan
     changes: list[tuple[float, float, float]] = []
     for some in chosen:
-        changed = probing.uniform(lens, item, some)
+        changed = uniform(lens, item, some)
         changes.append(
             (
                 float(relative_change(plain, changed).mean()),
@@ -74,5 +74,5 @@ def _loss(sample: Sample, layers: tuple[int, ...] | list[int], positions: Tensor
     """Mean cross-entropy at the positions, in nats; NaN where there are none."""
     if not len(positions):
         return nan
-    logits = probing.uniform(sample.lens, sample.item, layers, logits=True)
+    logits = uniform(sample.lens, sample.item, layers, logits=True)
     return float(cross_entropy(logits, targets, positions).mean())

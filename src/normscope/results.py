@@ -1,0 +1,124 @@
+"""From what a batch run has collected to the results that people get, each checked to be complete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import transformers
+
+from normscope import inputs
+from normscope._version import __version__
+from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Measured
+from normscope.batch import BatchRun, geometry_of, labels_of, place_of
+from normscope.decompose import walk
+from normscope.errors import NormscopeError
+from normscope.inputs import Item
+from normscope.records import LayerRecord, select_rows
+from normscope.request import Request, reach, within
+from normscope.scopes import aliases_of, steps_of
+from normscope.trace import Wish, trace
+
+if TYPE_CHECKING:
+    from normscope.analyzer import Analyzer
+
+Result = Analysis | EncoderDecoderAnalysis
+INCOMPLETE = 1e-2  # contributions that miss the model's vector by this much are no decomposition of it
+
+
+def results(lens: Analyzer, items: Sequence[Item], runs: Sequence[BatchRun], layers: slice) -> list[Result]:
+    """The results of a batch, as far as those layers of the requests go."""
+    results: list[Result] = []
+    for n, item in enumerate(items):
+        found = {run.request.stack.side: _analysis(lens, item, run, n, layers) for run in runs}
+        if lens.two_sided:
+            results.append(EncoderDecoderAnalysis(found.get("encoder"), found.get("decoder")))
+        else:
+            results.append(found[lens.stacks[0].side])
+    return results
+
+
+def _analysis(lens: Analyzer, item: Item, run: BatchRun, number: int, layers: slice) -> Analysis:
+    request, geometry = run.request, run.geometry[number]
+    labels = labels_of(item, request.stack.side)
+    columns = tuple(labels[n] for n in geometry.real.tolist())
+    rows = columns if request.rows is None else tuple(labels[n] for n in geometry.positions.tolist())
+    words = item.sides[request.stack.side].word_ids
+    word_ids = None if words is None else tuple(words[label.position] for label in columns)
+    if request.crosses:
+        sources = labels_of(item, "encoder")
+        encoder = tuple(sources[n] for n in item.sides["encoder"].real.nonzero().flatten().tolist())
+        columns += encoder
+        word_ids = None if word_ids is None else word_ids + (None,) * len(encoder)
+    measured, heads, value_norms = run.collected.item(number, geometry.rows, run.columns(number), layers)
+    sure = {scope: one for scope, one in measured.items() if request.options.complete or "FF" not in scope}
+    _refuse_incomplete(lens, sure, request)
+
+    def on_demand(scope: str, layer: int, chosen: Sequence[int] | None) -> walk.Vectors:
+        places = range(len(rows)) if chosen is None else within("row", chosen, len(rows))
+        return _vectors(lens, item, request, scope, layer, [rows[n].position for n in places])
+
+    depth = lens.depths[lens.stacks.index(request.stack)]
+    aliases = aliases_of(request.stack.blocks)
+    return Analysis(
+        measured=measured,
+        rows=rows,
+        columns=columns,
+        layers=request.layers[layers],
+        aliases=aliases,
+        heads=HeadMaps(heads, aliases),
+        value_norms=value_norms,
+        head_indices=request.options.heads,
+        word_ids=word_ids,
+        info={
+            "model": lens.model_name,
+            "family": lens.family.name,
+            "side": request.stack.side,
+            "causal": request.stack.side == "decoder",
+            "dtype": str(lens.dtype).removeprefix("torch."),
+            "model_layers": depth,
+            "model_heads": lens.head_counts[lens.stacks.index(request.stack)],
+            "gate": str(request.options.gate),
+            "value_bias": request.options.value_bias,
+            "complete": request.options.complete,
+            "normscope": __version__,
+            "transformers": transformers.__version__,
+            "torch": str(torch.__version__),
+        }
+        | ({} if item.grid is None else {"grid": list(item.grid)}),
+        _parts=on_demand,
+    )
+
+
+def _refuse_incomplete(lens: Analyzer, found: Mapping[str, Measured], request: Request) -> None:
+    for scope, measured in found.items():
+        worst = int(measured.completeness.argmax())
+        if not float(measured.completeness[worst]) <= INCOMPLETE:
+            raise NormscopeError(
+                f"The contributions at {scope}, layer {request.layers[worst]} (counted from 0), miss the model's "
+                f"own vector by {float(measured.completeness[worst]):.1e} of its length: this model does not "
+                f"compute what the family {lens.family.name} says, so its maps would be wrong. "
+                f"Is {type(lens.model).__name__} a modified {lens.family.name}?"
+            )
+
+
+def _vectors(
+    lens: Analyzer, item: Item, request: Request, scope: str, layer: int, positions: Sequence[int]
+) -> walk.Vectors:
+    """Run the model again and keep the contribution vectors of one scope and layer at some positions."""
+    lens.refuse_training()
+    found: list[walk.Vectors] = []
+    side = request.stack.side
+    at = torch.tensor([list(positions)], device=lens.base.device)
+    place = replace(place_of(item, request, geometry_of(item, side, None)), rows=slice(None))
+    steps = reach(steps_of(request.stack.blocks), [scope])
+
+    def on_layer(record: LayerRecord) -> None:
+        found.append(walk.vectors(select_rows(record, at), steps, scope, place, at, request.options))
+
+    real = inputs.real([item], side, lens.base.device)
+    wish = Wish(request.stack, steps, [layer], on_layer, real, request.options.value_bias == "remainder")
+    trace(lens.base, lens.batch([item]), [wish], lens.dtype)
+    return found[0]

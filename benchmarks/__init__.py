@@ -1,1 +1,1 @@
-"""Side-by-side measurements: `python -m benchmarks`. All figures are ratios of times taken in the same run."""
+"""Side-by-side measurements: `python -m benchmarks`. Figures are ratios of times taken in the same run, GB, ms or s."""

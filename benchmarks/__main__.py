@@ -181,7 +181,8 @@ def main() -> None:
     for measure in quick() if chosen.quick else chain.from_iterable(PARTS[name]() for name in chosen.parts or PARTS):
         neighbours = Neighbours()
         row = measure()
-        row.neighbours = neighbours.share()
+        if row.neighbours is None:
+            row.neighbours = neighbours.share()
         rows.append(row)
         value = row.note if row.value is None else f"{row.value:.2f}{row.unit} {row.verdict}"
         console.print(f"{time.perf_counter() - start:5.0f} s  {row.what}, {row.model} {row.shape}: {value}")

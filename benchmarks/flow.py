@@ -179,13 +179,13 @@ def target(layers: int, length: int, budget: float, bar: float | None = None) ->
     )
 
 
-def rows(quick: bool = False) -> Iterator[Callable[[], Row]]:
+def rows() -> Iterator[Callable[[], Row]]:
     """Every measurement with its bar. All layers cost the same: two tell the ratio of vectors as well as twelve."""
     print(f"The published algorithm of DecompX agrees with normscope to {verify():.1e}.")
-    yield lambda: vectors(1 if quick else 2, 128, 20, 1.6)
+    yield lambda: vectors(2, 128, 20, 1.6)
     yield lambda: memory(2, 256, 1.5)
     for length in (25, 128, 512):
-        yield lambda n=length: target(3 if quick else 12, n, 5, 5.0)  # type: ignore[misc]
+        yield lambda n=length: target(12, n, 5, 5.0)  # type: ignore[misc]
 
 
 def _peak(what: str, layers: int, length: int) -> int:

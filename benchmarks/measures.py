@@ -28,7 +28,7 @@ def attention_names(model: PreTrainedModel) -> tuple[str, ...]:
 
 @dataclass
 class Row:
-    """One line of the table. `value` is a ratio, or GB; a bar is an upper bound unless `at_least`."""
+    """One line of the table. `value` is a ratio, or GB, ms or s (`unit`); a bar is an upper bound unless `at_least`."""
 
     what: str
     model: str

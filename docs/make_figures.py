@@ -177,8 +177,8 @@ def mixing_ratio() -> Figure:
     return fig
 
 
-def _vector(ax: Axes, start: Any, end: Any, colour: str, width: float, alpha: float = 1.0, style: str = "-") -> None:
-    arrow = {"arrowstyle": "-|>", "color": colour, "lw": width, "alpha": alpha, "ls": style, "shrinkA": 0, "shrinkB": 0}
+def _vector(ax: Axes, start: Any, end: Any, colour: str, width: float) -> None:
+    arrow = {"arrowstyle": "-|>", "color": colour, "lw": width, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", xy=tuple(end), xytext=tuple(start), arrowprops=arrow)
 
 

@@ -34,7 +34,8 @@ HEAD = """# Findings
 The three papers' experiments on models and corpora that they did not use, and studies of our own. For each claim, one
 line for each corpus: whether it holds there, and our number beside the published one (BERT-base; see each report for
 what it was measured on). The criteria are stated in the claims; nothing is tuned to agree. Every report has its exact
-command; where that has --limit, the report is of the first entries only.
+command (put your own copies in the place of its paths); where that has --limit, the report is of the first entries
+only.
 
 Models: all-MiniLM-L6-v2 (6 layers, a BERT encoder trained for sentence similarity), stories15M (6 layers, Llama,
 trained on children's stories), opus-mt-en-fr (6 + 6 layers, translation). Corpora: the test split of WikiText-2 as

@@ -23,7 +23,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-# Files outside docs/ that have a page, or are named without a link.
+# Files outside docs/ that have a page.
 ABOVE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 PAPERS = {"emnlp2020": "EMNLP 2020", "emnlp2021": "EMNLP 2021", "ff": "Feed-forward"}
 CORPORA = {"conll": "CoNLL-2003", "hansards": "Hansards", "sst2": "SST-2", "wikitext": "WikiText-2"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from normscope import Analysis, Analyzer, NormscopeError
@@ -118,7 +118,10 @@ def test_pickle_is_refused(tmp_path: Path) -> None:
         Analysis.load(path)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("broken"), OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("broken"), OSError(28, "No space left on device"), SafetensorError("full"), KeyboardInterrupt()],
+)
 def test_failed_save_leaves_no_part_and_the_old_file(
     saved: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +132,7 @@ def test_failed_save_leaves_no_part_and_the_old_file(
         raise error
 
     monkeypatch.setattr("normscope.saved.save_file", broken)
-    expected = NormscopeError if isinstance(error, OSError) else type(error)
+    expected = NormscopeError if isinstance(error, OSError | SafetensorError) else type(error)
     for target in (saved, saved.with_name("new.safetensors")):
         with pytest.raises(expected):
             analysis(scopes="weights").save(target)

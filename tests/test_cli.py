@@ -275,7 +275,7 @@ def test_models_in_detail() -> None:
     assert "Scopes of LN ATTN FF RES:" in run("models", "--scopes").output
     result = run("models", "lama")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: No family 'lama'. Did you mean 'LLAMA'")
+    assert result.stderr.startswith("error: No family 'lama'. Did you mean 'llama'")
 
 
 def test_an_unusable_device_is_refused() -> None:

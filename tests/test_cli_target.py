@@ -97,10 +97,16 @@ def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "not in the vocabulary" in refusal(speaker(), TEXT, "-t", "zzzz")
     assert "There is no class" in refusal(classifier(), "the cat", "-t", "great")
     assert "There is no class" in refusal(classifier(), "the cat", "-t", "7")
-    assert "There is no position" in refusal(speaker(), TEXT, "-t", "top", "--position", "99")
+    for position in ("99", "-7"):
+        said = f"error: There is no position {position}: there are the positions 1 to 6 (or -6 to -1).\n"
+        assert refusal(speaker(), TEXT, "-t", "top", "--position", position) == said
     assert "Unknown method" in refusal(speaker(), TEXT, "-t", "top", "--method", "magic")
     for option in (("--against", "cat"), ("--position", "1"), ("--method", "alti")):
         assert f"{option[0]} says how a target is explained" in refusal(speaker(), TEXT, *option)
     assert "use .html" in refusal(speaker(), TEXT, "-t", "top", "-o", str(tmp_path / "x.npz"))
+    for option in (("--scope", "layer"), ("--layer", "1"), ("--row", "1"), ("--side", "decoder"), ("--heads",)):
+        assert f"{option[0]} chooses among maps" in refusal(translator(), SOURCE, "-t", "top", *option)
+    for lens, options in ((speaker(), ()), (speaker(), ("-t", "top")), (translator(), ("-t", "top"))):
+        assert "leave --pair or --chat out" in refusal(lens, TEXT, "--pair", "a cat", "--chat", *options)
     zero = run(speaker(), TEXT, "-t", "top", "--position", "0", monkeypatch=monkeypatch)
     assert zero.exit_code == 2

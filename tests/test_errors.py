@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -238,6 +239,18 @@ def test_memory_budget(lens: Analyzer) -> None:
     assert "11 tokens" in str(cost)
 
 
+@pytest.mark.parametrize("budget", ["1GB", 0, -1, 1.5, float("inf"), float("nan"), True, [1000]], ids=repr)
+def test_bad_memory_budget(lens: Analyzer, budget: Any, tmp_path: Path) -> None:
+    refused(lambda: Analyzer(lens.model, memory_budget=budget), "memory_budget", repr(budget), "bytes")
+    refused(lambda: Analyzer.from_pretrained(tmp_path, memory_budget=budget), "memory_budget")
+
+
+@pytest.mark.parametrize("budget", [8 * 10**9, 8e9, np.int64(8 * 10**9)], ids=repr)
+def test_memory_budgets(lens: Analyzer, budget: Any) -> None:
+    found = Analyzer(lens.model, memory_budget=budget).memory_budget
+    assert (found, type(found)) == (8 * 10**9, int)
+
+
 def test_estimate_refuses_what_analyze_refuses(lens: Analyzer) -> None:
     refused(lambda: lens.estimate(""), "empty")
     refused(lambda: lens.estimate(TEXT, scopes="nope"), "'nope'")
@@ -293,6 +306,14 @@ def test_config_attribute_that_no_one_has_checked(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(normscope.models, "FAMILIES", (family,))
     Analyzer(tiny("bert"))
     refused(lambda: Analyzer(tiny("bert", hidden_act="relu")), "hidden_act='relu'", "default 'gelu'", "checked")
+
+
+def test_family_whose_config_has_no_such_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normscope.models, "_registered", [])
+    normscope.models.register(replace(BERT, name="Mine", positions="n_places"))
+    refused(lambda: Analyzer(tiny("bert")), "BertConfig", "n_places", "Mine", "positions=None")
+    normscope.models.register(replace(BERT, name="Mine", positions=None))
+    assert Analyzer(tiny("bert")).limits.positions is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64], ids=str)

@@ -377,6 +377,14 @@ def test_pil_image_and_path(tmp_path: Path) -> None:
     refused(lambda: lens.analyze(tmp_path / "text.png"), "text.png")
 
 
+def test_pictures_that_would_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "large.png"
+    image.fromarray(picture()).save(path)
+    monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 20)
+    refused(lambda: seer().analyze(path), "large.png", "pixels")
+
+
 def test_stream_of_pictures() -> None:
     lens = seer("dinov2")  # takes any size
     pixels = [

@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope import Analyzer, NormscopeError, probing
 from normscope.inputs import Item
 from normscope.scopes import aliases_of
-from normscope.trace import layer_modules
+from normscope.trace import called_modules, layer_modules
 from normscope.uniform_attention import uniform
 from tests import tiny as bert_kin
 from tests.test_errors import state_of
@@ -137,3 +137,22 @@ def test_gains() -> None:
     with pytest.raises(NormscopeError, match="does not end with a norm"):
         probing.gains(lens, "layer")
     assert aliases_of(lens.stacks[0].blocks)["layer"].endswith("RES-N")
+
+
+@pytest.mark.parametrize(
+    "options", [{"inner_group_num": 2}, {"num_hidden_groups": 2}, {"num_hidden_layers": 5}], ids=str
+)
+def test_shared_layers_in_the_order_of_their_calls(options: dict[str, int]) -> None:
+    model = bert_kin.tiny("albert", dtype=torch.float64, **options)
+    called: list[Any] = []
+    stack = Analyzer(model).stacks[0]
+    handles = [
+        one.register_forward_hook(lambda module, *_: called.append(module)) for one in layer_modules(model, stack)
+    ]
+    with torch.no_grad():
+        model(input_ids=torch.arange(5, 12)[None])
+    for handle in handles:
+        handle.remove()
+    assert called_modules(model, stack) == called
+    expected = [module.full_layer_layer_norm.weight.detach() for module in called]
+    torch.testing.assert_close(probing.gains(Analyzer(model), "layer"), torch.stack(expected))

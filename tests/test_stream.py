@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -169,10 +170,15 @@ def test_a_text_is_not_many() -> None:
         next(iter(toy_lens().stream(TEXT)))
 
 
-@pytest.mark.parametrize("size", [0, -1, 1.5, "4", None], ids=repr)
+@pytest.mark.parametrize("size", [0, -1, 1.5, "4", None, True, [4], [2, 3], np.array([4])], ids=repr)
 def test_bad_batch_size(size: Any) -> None:
     with pytest.raises(NormscopeError, match="batch_size"):
         list(toy_lens().stream([TEXT], batch_size=size))
+
+
+@pytest.mark.parametrize("size", [np.int64(2), torch.tensor(2)], ids=repr)
+def test_batch_size_of_an_array(size: Any) -> None:
+    assert len(list(toy_lens().stream([TEXT] * 3, batch_size=size))) == 3
 
 
 def test_bad_options_are_refused_before_any_input_is_read() -> None:

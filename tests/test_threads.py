@@ -81,6 +81,18 @@ def test_one_analyzer_in_many_threads() -> None:
     assert state_of(model) == before
 
 
+def test_working_memory_that_another_thread_took_first() -> None:
+    class Taken(list[Any]):
+        """Empty by the time that it is read."""
+
+        def __len__(self) -> int:
+            return 1
+
+    lens = Analyzer(tiny("bert"))
+    lens._free = Taken()
+    assert lens.analyze({"input_ids": some_ids(4)}).scopes
+
+
 def test_two_models_at_once() -> None:
     lenses = [Analyzer(tiny("bert", seed=seed)) for seed in (0, 1)]
     given = {"input_ids": some_ids(9)}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +21,9 @@ from normscope.decompose.shapley_gate import Shapley
 from normscope.errors import NormscopeError
 from normscope.estimate import Estimate, default_budget, estimate, refuse_over_budget, shape_of
 from normscope.inputs import Input, Item, Limits
-from normscope.models import depth_of, family_of, heads_of, max_positions, padding_id
+from normscope.models import depth_of, family_of, heads_of, max_positions, padding_id, position_rows
 from normscope.models.spec import Stack
-from normscope.request import Request, gate_of, integers, requests_of
+from normscope.request import Request, gate_of, requests_of
 from normscope.results import Result, results
 from normscope.trace import has_layers, layer_modules, trace
 
@@ -60,7 +61,7 @@ class Analyzer:
         self.head_counts = [heads_of(stack, self.base.config) for stack in self.stacks]
         self.model_name = str(getattr(model, "name_or_path", "") or type(model).__name__)
         self.dtype = _dtype(dtype, self.base.dtype)
-        self.memory_budget = memory_budget
+        self.memory_budget = _budget(memory_budget)
         self._free: list[Scratch] = []  # working memory of finished runs
         if self.family.input != "image":
             inputs.check_tokenizer(tokenizer, self.limits.vocabulary)
@@ -77,6 +78,7 @@ class Analyzer:
         """Load a model and its tokenizer by hub name or local path. No remote code is run, no pickle is read."""
         name = str(name)
         _dtype(dtype, torch.float32)
+        _budget(memory_budget)
         model, tokenizer = loading.load(name, device, dtype)
         lens = cls(model, tokenizer, dtype=dtype, memory_budget=memory_budget)
         lens.model_name = default_model.NAME if default_model.is_in(name) else name
@@ -97,12 +99,11 @@ class Analyzer:
         """What the first side can take; `target_limits` what the decoder of an encoder-decoder can."""
         embedding: Any = self.base.get_input_embeddings()
         config = self.base.config
-        positions = max_positions(self.family, self.base)
-        table = getattr(config, self.family.positions) if self.family.positions else 2**31
+        rows = position_rows(self.family, config)
         return Limits(
             vocabulary=int(getattr(embedding, "num_embeddings", 1)),
-            positions=positions,
-            position_rows=int(table),
+            positions=max_positions(self.family, self.base),
+            position_rows=2**31 if rows is None else rows,
             token_types=max(1, int(getattr(config, "type_vocab_size", 1) or 1)),
             keys=frozenset(inspect.signature(self.base.forward).parameters),
             pad=padding_id(self.base),
@@ -171,8 +172,8 @@ class Analyzer:
         target. An encoding of several inputs counts as those.
         """
         requests = self.requests(scopes=scopes, layers=layers, heads=heads, rows=rows, gate=gate, value_bias=value_bias)
-        (size,) = integers("batch_size", batch_size)
-        if size < 1:
+        size = batch_size.tolist() if hasattr(batch_size, "tolist") else batch_size  # of NumPy or PyTorch
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise NormscopeError(f"batch_size must be an integer of at least 1, not {batch_size!r}.")
         if isinstance(texts, str):
             raise NormscopeError("stream() takes many texts; for one, use analyze(text) or stream([text]).")
@@ -181,14 +182,14 @@ class Analyzer:
         given = iter([texts] if isinstance(texts, Mapping) else texts)
         items = (item for one in given for item in self.items(one, truncation))
         # A window of several batches is sorted by length, so that little is padded and little is held back.
-        while window := list(islice(items, 8 * batch_size)):
+        while window := list(islice(items, 8 * size)):
             kinds: dict[Any, list[int]] = {}
             for n in sorted(range(len(window)), key=lambda n: -len(window[n])):
                 kinds.setdefault(window[n].kind, []).append(n)
             done: dict[int, Result] = {}
             for order in kinds.values():
-                for start in range(0, len(order), batch_size):
-                    batch = order[start : start + batch_size]
+                for start in range(0, len(order), size):
+                    batch = order[start : start + size]
                     done |= zip(batch, self.run([window[n] for n in batch], requests, None), strict=True)
             for n in range(len(window)):
                 yield done.pop(n)
@@ -332,7 +333,10 @@ class Analyzer:
         the first layer as soon as they are there, unless the model has two sides."""
         budget = default_budget() if self.memory_budget is None else self.memory_budget
         refuse_over_budget(self.cost(items, requests), budget)
-        scratch = self._free.pop() if self._free else Scratch()
+        try:
+            scratch = self._free.pop()
+        except IndexError:
+            scratch = Scratch()
         total = sum(len(request.layers) for request in requests)
         done = 0
 
@@ -371,6 +375,15 @@ def _present(base: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[Stack, .
             f"{type(base).__name__} is a decoder without the encoder that it reads. Load the whole model."
         )
     return found or stacks
+
+
+def _budget(given: Any) -> int | None:
+    if given is None:
+        return None
+    whole = isinstance(given, Integral) or (isinstance(given, float) and given.is_integer())
+    if isinstance(given, bool) or not whole or given < 1:
+        raise NormscopeError(f"memory_budget is a number of bytes, such as 8 * 10**9, or None, not {given!r}.")
+    return int(given)
 
 
 def _dtype(wanted: torch.dtype | None, model: torch.dtype) -> torch.dtype:

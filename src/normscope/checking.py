@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ def _beyond_one(weights: Tensor, stack: Stack) -> float:
     parts = [step.part for step in steps_of(stack.blocks)]
     excess = weights.sum(-1) - 1
     sinks = any(isinstance(part, Attention) and part.sinks for part in parts)
-    return float((excess.clamp_min(0) if sinks else excess.abs()).amax())
+    return _largest(excess.clamp_min(0) if sinks else excess.abs())
 
 
 def _check_vectors(result: Analysis, scope: str, row: CheckRow) -> None:
@@ -118,13 +119,18 @@ def _check_vectors(result: Analysis, scope: str, row: CheckRow) -> None:
         row.maps = max(row.maps, _distance(result[scope][place, ::step], norms))
         missing = torch.linalg.vector_norm(found.contributions.sum(1) + found.bias - found.actual, dim=-1)
         length = torch.maximum(torch.linalg.vector_norm(found.actual, dim=-1), norms.amax(-1))
-        row.sums = max(row.sums, float((missing / length).amax()))
+        row.sums = max(row.sums, _largest(missing / length))
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference over the largest cell of its row; NaN counts as infinite."""
-    apart = ((a - b).abs() / b.amax(-1, keepdim=True)).amax()
-    return float(apart) if bool(torch.isfinite(apart)) else float("inf")
+    """The largest difference over the largest cell of its row."""
+    return _largest((a - b).abs() / b.amax(-1, keepdim=True))
+
+
+def _largest(errors: Tensor) -> float:
+    """NaN counts as infinite: no comparison would find it."""
+    worst = float(errors.amax())
+    return worst if isfinite(worst) else inf
 
 
 def _samples(lens: Analyzer) -> list[Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from normscope.analysis import Measured
 from normscope.decompose.attention import set_own_cells
 from normscope.decompose.factored import Reduced
-from normscope.decompose.walk import HeadMaps
+from normscope.decompose.walk import HeadPieces
 from normscope.request import Request
 
 
@@ -41,7 +41,7 @@ class Collected:
         self.value_norms = space(layers, heads, length + encoder) if heads else None
 
     def put(
-        self, layer: int, items: slice, found: Sequence[Reduced], heads: Sequence[HeadMaps], positions: Tensor | None
+        self, layer: int, items: slice, found: Sequence[Reduced], heads: Sequence[HeadPieces], positions: Tensor | None
     ) -> None:
         """One layer of some items."""
         positions = None if positions is None else positions.cpu()

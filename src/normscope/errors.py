@@ -12,5 +12,6 @@ class NormscopeError(ValueError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`" Did you mean 'a' or 'b'?"`, or nothing where no known name is close."""
-    close = get_close_matches(name.upper(), {k.upper(): k for k in known}, n=3, cutoff=0.4)
-    return f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+    by_upper = {k.upper(): k for k in known}
+    close = get_close_matches(name.upper(), by_upper, n=3, cutoff=0.4)
+    return f" Did you mean {' or '.join(repr(by_upper[c]) for c in close)}?" if close else ""

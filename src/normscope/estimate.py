@@ -100,7 +100,7 @@ def refuse_over_budget(cost: Estimate, budget: int) -> None:
 
 
 def default_budget() -> int:
-    """Nine tenths of the memory that is free now, where the system tells; 8 GB elsewhere."""
+    """Nine tenths of the memory that is free now, where the system tells; else half of all there is; else 8 GB."""
     try:
         with open("/proc/meminfo") as file:
             for line in file:

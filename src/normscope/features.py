@@ -83,8 +83,8 @@ def opened(path: str | os.PathLike[str]) -> Any:
     try:
         with Image.open(path) as picture:
             return picture.convert("RGB")
-    except OSError as error:
-        raise NormscopeError(f"{path} is no picture that can be read: {error}.") from error
+    except Exception as error:  # readers of damaged files raise what they like
+        raise NormscopeError(f"{path} is no picture that can be read: {str(error).rstrip('.')}.") from error
 
 
 def _picture(given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a user gives, as model inputs: texts, pairs, words, images or encodings become items; items become batches."""
+"""What a user gives, as model inputs: texts, pairs, words and encodings become items; items become batches."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope import inputs
 from normscope.analyzer import Analyzer
@@ -22,7 +22,7 @@ from normscope.parameters import value_map
 from normscope.records import FeedForwardRecord, LayerRecord, ScaleRecord
 from normscope.request import reach, requests_of
 from normscope.scopes import aliases_of, resolve, steps_of
-from normscope.trace import Wish, layer_modules, trace
+from normscope.trace import Wish, called_modules, trace
 
 
 def outputs(lens: Analyzer, item: Item, scopes: Sequence[str]) -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ def gains(lens: Analyzer, scope: str) -> Tensor:
     if not isinstance(part, Norm):
         raise NormscopeError(f"{name} does not end with a norm in {lens.family.name}: there is no gain to look at.")
     found = []
-    for layer in _calls(lens, stack):
+    for layer in called_modules(lens.base, stack):
         module: Any = layer.get_submodule(part.path)
         found.append(module.weight.detach().to(lens.dtype).cpu() + part.offset)
     return torch.stack(found)
@@ -115,7 +115,7 @@ def affine(lens: Analyzer, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     part = next(
         step.part for step in steps_of(stack.blocks) if isinstance(step.part, Attention) and not step.part.cross
     )
-    module = _calls(lens, stack)[layer]
+    module = called_modules(lens.base, stack)[layer]
     out, out_bias = linear_map(module.get_submodule(part.output))
     heads = lens.head_counts[0]
     shared = heads if part.packing == "interleaved" else getattr(lens.base.config, "num_key_value_heads", None) or heads
@@ -136,10 +136,3 @@ def _trace(
     depth = lens.depths[lens.stacks.index(stack)]
     real = inputs.real([item], stack.side, lens.base.device)
     trace(lens.base, lens.batch([item]), [Wish(stack, steps, range(depth), on_layer, real)], lens.dtype)
-
-
-def _calls(lens: Analyzer, stack: Stack) -> list[nn.Module]:
-    """The layer module of every call: a shared layer stands there several times."""
-    modules = layer_modules(lens.base, stack)
-    depth = lens.depths[lens.stacks.index(stack)]
-    return [modules[n * len(modules) // depth] for n in range(depth)]

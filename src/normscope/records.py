@@ -74,6 +74,10 @@ class Unit:
     joint: Callable[[Tensor, Tensor], Tensor] | None = None  # instead of g(into) * up, any function of the two
     bend: float | None = None  # where it has kinks, in either
 
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return (self.into,) if self.up is None else (self.into, self.up)
+
 
 @dataclass(frozen=True)
 class FeedForwardRecord:

@@ -27,11 +27,14 @@ def save(path: str | os.PathLike[str], result: Analysis | EncoderDecoderAnalysis
         tensors = {f"{side}/{name}": t for side, one in result.sides.items() for name, t in _tensors(one).items()}
         meta = {"sides": {side: _meta(one) for side, one in result.sides.items()}}
     with atomic(path) as temporary:
-        save_file(
-            {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
-            temporary,
-            metadata={"normscope": json.dumps({"format": FORMAT, **meta})},
-        )
+        try:
+            save_file(
+                {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
+                temporary,
+                metadata={"normscope": json.dumps({"format": FORMAT, **meta})},
+            )
+        except SafetensorError as error:  # a full disk, for instance
+            raise NormscopeError(f"Cannot write {path}: {error}.") from error
     return Path(path)
 
 

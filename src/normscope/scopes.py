@@ -127,12 +127,11 @@ def resolve(wanted: Iterable[str] | str | None, *stacks: tuple[Block, ...]) -> l
         raise NormscopeError(f"No scope was asked for. This model has: {', '.join(known)}.")
     chosen: list[set[str]] = [set() for _ in stacks]
     for entry in entries:
-        for n in range(len(stacks)):
-            name = aliases[n].get(entry.strip().lower(), entry.strip().upper())
-            if name in names[n]:
-                chosen[n].add(name)
-        found = [aliases[n].get(entry.strip().lower(), entry.strip().upper()) in names[n] for n in range(len(stacks))]
-        if not any(found):
+        meant = [some.get(entry.strip().lower(), entry.strip().upper()) for some in aliases]
+        found = [n for n, name in enumerate(meant) if name in names[n]]
+        for n in found:
+            chosen[n].add(meant[n])
+        if not found:
             raise NormscopeError(
                 f"Unknown scope {entry!r}.{nearest(entry, [*known, *short])} "
                 f"This model has: {', '.join(known)}; aliases: {', '.join(sorted(short))}."

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -107,6 +107,15 @@ def layer_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
     if not found:
         raise NormscopeError(f"{type(base).__name__} has no layers at {stack.layers}: its family is described wrongly.")
     return found
+
+
+def called_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
+    """The layer module of every call: a shared layer stands there several times. Groups of inner layers (ALBERT) are
+    called in turn, each all of its layers, a group as often as its share of the outer depth."""
+    modules = layer_modules(base, stack)
+    outer, inner = (prod(getattr(base.config, name) for name in names) for names in (stack.depth[:1], stack.depth[1:]))
+    groups = len(modules) // inner
+    return [modules[(n // inner * groups // outer) * inner + n % inner] for n in range(outer * inner)]
 
 
 class Recorder:

@@ -396,3 +396,50 @@ def test_masking_needs_a_mask_token(data: Path, folder: Path, tmp_path: Path) ->
     with pytest.raises(NormscopeError, match="mask token"):
         quick(data, Analyzer(model), tmp_path / "run", mask_seed=0)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_killed_process_left_half_written_is_no_part_of_the_run(
+    data: Path, folder: Path, tmp_path: Path
+) -> None:
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    quick(data, folder, whole)
+    with pytest.raises(KeyboardInterrupt):
+        quick(data, folder, torn, progress=_stop)
+    for name in ("shards/.000001-k3.json", "mixing/.000001-k3.parquet", "items/.000000-x.parquet"):
+        (torn / name).write_bytes(b"half")
+    assert not corpus.open(torn).finished
+    assert corpus.open(torn).scan("mixing").collect().height > 0
+    quick(data, folder, torn)
+    assert corpus.open(torn).finished
+    assert corpus.open(torn).scan("mixing").collect().equals(corpus.open(whole).scan("mixing").collect())
+
+
+def _stop(done: int, total: int) -> None:
+    if done:
+        raise KeyboardInterrupt
+
+
+def test_a_file_where_the_folder_should_be(data: Path, folder: Path) -> None:
+    with pytest.raises(NormscopeError, match="is a file"):
+        quick(data, folder, data)
+
+
+def test_a_lost_map(data: Path, folder: Path, tmp_path: Path) -> None:
+    quick(data, folder, tmp_path / "run", maps=["weights"], limit=3)
+    for path in (tmp_path / "run/maps").glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:50])
+    run = corpus.open(tmp_path / "run")
+    with pytest.raises(NormscopeError, match="missing or damaged"):
+        run.map(run.scan("maps").collect()["id"][0], "weights")
+
+
+@pytest.mark.parametrize(("given", "device"), [([0], "cuda"), ([], None)])
+def test_a_worker_computes_where_ray_has_put_it(
+    given: list[int], device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: given)
+    asked: list[Any] = []
+    engines._Worker(lambda **options: asked.append(options), running.Plan(), torch.get_num_threads())
+    assert asked == [{"device": device}]

@@ -67,6 +67,8 @@ def test_pairs_words_and_targets(tmp_path: Path) -> None:
     with pytest.raises(NormscopeError, match="not several"):
         read(path, text="a", words="w")
     with pytest.raises(NormscopeError, match="two columns"):
+        read(path, pair=["a"])
+    with pytest.raises(NormscopeError, match="a list of names or none, not 'a'"):
         read(path, pair="a")
 
 

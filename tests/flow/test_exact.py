@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normscope import Analyzer
+from normscope import Analyzer, NormscopeError
 from normscope.flow import exact
 from normscope.flow.freezing import FrozenModel, freeze
 from normscope.flow.propagation import forward_block, forward_layer, through
+from normscope.trace import layer_modules
 from tests import tiny as kin
 from tests import tiny_layers as layers
 from tests.flow.cases import (
@@ -270,3 +271,20 @@ def test_frozen_states_are_the_models_own() -> None:
             for ours, theirs in list(zip(stack.states, made[key], strict=True))[:-1]:  # the last is behind a norm
                 torch.testing.assert_close(ours, theirs[0], rtol=1e-9, atol=1e-9)
         assert freeze(lens, item).logits is not None
+
+
+@pytest.mark.parametrize("options", [{"inner_group_num": 2}, {"num_hidden_groups": 2}], ids=str)
+def test_groups_of_shared_layers(options: dict[str, int]) -> None:
+    lens = Analyzer(kin.tiny("albert", dtype=torch.float64, **options))
+    found = lens.flow({"input_ids": torch.arange(5, 12)[None]})
+    assert found.completeness is not None
+    assert float(found.completeness.max()) <= 1e-9
+
+
+def test_maps_that_do_not_add_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = Analyzer(kin.tiny("albert", dtype=torch.float64, inner_group_num=2))
+    monkeypatch.setattr(
+        "normscope.flow.freezing.called_modules", lambda *_: layer_modules(lens.base, lens.stacks[0])[:1] * 9
+    )
+    with pytest.raises(NormscopeError, match="miss the model's own states"):
+        _ = lens.flow({"input_ids": torch.arange(5, 12)[None]}).maps

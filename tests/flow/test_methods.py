@@ -76,7 +76,7 @@ def test_every_method_on_every_family(name: str, method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "parts"),
     [
-        ("exakt", ("Unknown method", "EXACT", "alti_logit")),
+        ("exakt", ("Unknown method", "exact", "alti_logit")),
         ("", ("Unknown method",)),
         (None, ("Unknown method",)),
         ("exact:none", ("Unknown method", "Known: exact")),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope.flow.rollout import half_residual, rollout, shares
+from normscope.flow.rollout import half_residual, rollout
 from tests.flow.cases import (
     ENCODER_DECODER,
     ONE_SIDED,
@@ -29,7 +29,6 @@ def test_by_hand() -> None:
     torch.testing.assert_close(found[0], one)
     torch.testing.assert_close(found[1], torch.tensor([[0.6, 0.4], [0.5, 0.5]]))
     torch.testing.assert_close(half_residual(one), torch.tensor([[1.0, 0.0], [0.25, 0.75]]))
-    torch.testing.assert_close(shares(torch.tensor([[1.0, 3.0], [0.0, 0.0]])), torch.tensor([[0.25, 0.75], [0.0, 0.0]]))
 
 
 @pytest.mark.parametrize("name", ONE_SIDED)

@@ -340,6 +340,9 @@ def test_what_is_missing(bert: Case) -> None:
     assert comparison.missing(replace(without, example="a cat")) is None
     assert "tokenizer" in (comparison.missing(replace(without, lens=Analyzer(tiny("bert")), example="a cat")) or "")
     assert [name for name, one in SECTIONS.items() if not one.runs(without)] == ["comparison", "expansion"]
+    vision = replace(bert.setting, lens=Analyzer(tiny_layers("vit"), object()), example="a cat")
+    for name in ("comparison", "frequency"):
+        assert "this model reads no text" in (SECTIONS[name].missing(vision) or "")
 
 
 def changed(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float]:

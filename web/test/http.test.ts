@@ -1,5 +1,5 @@
 import { afterEach, describe, expect, it, vi } from "vitest";
-import { HttpLab, HttpSource, ServerError } from "../src/data/http";
+import { fromOne, HttpLab, HttpSource, ServerError } from "../src/data/http";
 import type { Request, Source } from "../src/data/source";
 import { requestOf } from "../src/serve";
 import { header, noise, side } from "./fake";
@@ -77,6 +77,13 @@ describe("a server", () => {
     const cells = await new HttpSource("api/analyses/x", big).cells("encoder", "ATTN-N", 3);
     expect(cells.length).toBe(90000);
     expect(asked).toEqual(["GET api/analyses/x/cells?side=encoder&scope=ATTN-N&layer=3"]);
+  });
+});
+
+describe("a refusal", () => {
+  it("counts tokens from 1", () => {
+    expect(fromOne("There is no position 99 in the logits: valid are 0 to 5 (or -6 to -1).")).toBe("There is no token 100: there are 1 to 6.");
+    expect(fromOne("The text is empty.")).toBe("The text is empty.");
   });
 });
 

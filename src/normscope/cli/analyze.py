@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from normscope.cli import shared
-from normscope.cli.explain import aim_of, check_path, explain
+from normscope.cli.explain import aim_of, check_options, check_path, explain
 from normscope.cli.shared import DEFAULT, Dtype, Model
 from normscope.errors import NormscopeError
 
@@ -139,6 +139,8 @@ def analyze(
     from normscope.view import export, terminal
 
     aim = aim_of(target, against, position, method)
+    if aim is not None:
+        check_options({"--scope": scope, "--layer": layer, "--row": row, "--side": side, "--heads": heads})
     for path in out or []:
         export.check_path(path)
         if aim is not None:
@@ -147,6 +149,8 @@ def analyze(
     with shared.quiet():
         lens = shared.load(model, dtype, device)
         _check_side(lens, side, row)
+        if chat and pair is not None and (aim is not None or not lens.two_sided):
+            raise NormscopeError("--chat puts one message through the chat template: leave --pair or --chat out.")
         given: dict[str, Any] = {"text": None if chat else text if pair is None or lens.two_sided else (text, pair)}
         if chat:
             given["chat"] = [{"role": "user", "content": text}]
@@ -216,7 +220,7 @@ def _read(text: str) -> str:
 def _from_zero(layers: Sequence[int], depth: int) -> list[int]:
     for layer in layers:
         if layer > depth:
-            raise NormscopeError(f"There is no layer {layer}: this model has the layers 1 to {depth}.")
+            raise shared.no_layer(layer, depth)
     return [layer - 1 for layer in layers]
 
 

@@ -20,7 +20,7 @@ from normscope.cli.runs import (
     Workers,
     reader_options,
 )
-from normscope.cli.shared import DEFAULT, Model, bars, model_path, quiet
+from normscope.cli.shared import DEFAULT, Model, bars, counted, model_path, quiet
 
 FAULTY = 3  # exit code of a run that finished, but not with every entry
 
@@ -67,7 +67,7 @@ def corpus(
         for name, about in known().items():
             typer.echo(f"{name:14} {about}")
         return
-    with quiet(), bars() as show:
+    with quiet(), bars() as show, counted():
         summary = run(
             data,
             model_path(model),

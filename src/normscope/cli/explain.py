@@ -41,6 +41,15 @@ def aim_of(target: str | None, against: str | None, position: int | None, method
     return Aim(target if against is None else (target, against), place, method)
 
 
+def check_options(maps: Mapping[str, Any]) -> None:
+    """Refuse options that choose among maps: a target is explained across all of them."""
+    for option, value in maps.items():
+        if value:
+            raise NormscopeError(
+                f"{option} chooses among maps, but --target explains a logit across all layers: leave one of them out."
+            )
+
+
 def check_path(path: Path) -> None:
     """Refuse a format that holds maps only."""
     if path.suffix.lower() in TABLES:
@@ -51,7 +60,8 @@ def explain(lens: Analyzer, given: Mapping[str, Any], aim: Aim, out: Sequence[Pa
     """Print the scores of the tokens, or write them."""
     from normscope.view import flow_terminal
 
-    flow = lens.flow(**given, target=aim.target, position=aim.position, method=aim.method, truncation=truncate)
+    with shared.counted():
+        flow = lens.flow(**given, target=aim.target, position=aim.position, method=aim.method, truncation=truncate)
     if not out:
         Console(highlight=False).print(flow_terminal.scores(flow))
         return

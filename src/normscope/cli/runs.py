@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -9,6 +10,8 @@ import typer
 
 from normscope.corpus.readers import FORMATS
 from normscope.errors import NormscopeError
+
+LISTS = ("pair", "header")  # options of readers that are several names
 
 
 class Engine(StrEnum):
@@ -32,12 +35,22 @@ Address = Annotated[str | None, typer.Option("--address", help="An existing Ray 
 
 
 def reader_options(given: list[str]) -> dict[str, Any]:
-    """KEY=VALUE as options of a reader; numbers, true and false are what they look like."""
+    """KEY=VALUE as options of a reader; numbers, true, false and none are what they look like, and names of several
+    columns have commas between them."""
     found: dict[str, Any] = {}
     for entry in given:
         key, equals, value = entry.partition("=")
         if not equals or not key:
             raise NormscopeError(f"--reader takes KEY=VALUE, not {entry!r}.")
-        plain = {"true": True, "false": False}
-        found[key] = plain.get(value.lower(), int(value) if value.lstrip("-").isdigit() else value)
+        found[key] = _plain(key, value)
     return found
+
+
+def _plain(key: str, value: str) -> Any:
+    if value.lower() == "none":
+        return None
+    if key in LISTS:
+        return tuple(value.split(","))
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return int(value) if re.fullmatch("-?[0-9]+", value) else value

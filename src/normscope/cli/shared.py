@@ -80,24 +80,36 @@ def analyzed(lens: Analyzer, given: Any, **options: Any) -> Analysis | EncoderDe
         estimate = lens.estimate(given, **options)
         if estimate.seconds > LONG:
             typer.echo(f"estimate: {estimate}", err=True)
-    with bars() as show:
-        try:
-            progress = None if show is None else partial(show, "layers")
-            found: Analysis | EncoderDecoderAnalysis = lens.analyze(given, progress=progress, **options)
-        except NormscopeError as error:
-            raise counted_from_one(error) from error
+    with bars() as show, counted():
+        progress = None if show is None else partial(show, "layers")
+        found: Analysis | EncoderDecoderAnalysis = lens.analyze(given, progress=progress, **options)
         return found
 
 
+@contextmanager
+def counted() -> Iterator[None]:
+    """Refusals inside count from 1."""
+    try:
+        yield
+    except NormscopeError as error:
+        raise counted_from_one(error) from error
+
+
 def counted_from_one(error: NormscopeError) -> NormscopeError:
-    """The refusal of a row, which the library counts from 0, as it was typed."""
-    match = re.match(r"There is no row (-?\d+): valid are 0 to (\d+)", str(error))
+    """The refusal of a layer, row or position, which the library counts from 0, as it was typed."""
+    match = re.match(r"There is no (layer|row|position) (-?\d+)(?: in the logits)?: valid are 0 to (\d+)", str(error))
     if match is None:
         return error
-    row, last = map(int, match.groups())
-    return NormscopeError(
-        f"There is no row {row + 1 if row >= 0 else row}: there are the rows 1 to {last + 1} (or -{last + 1} to -1)."
-    )
+    what, index, size = match[1], int(match[2]), int(match[3]) + 1
+    typed = index + 1 if index >= 0 else index
+    if what == "layer":
+        return no_layer(typed, size)
+    return NormscopeError(f"There is no {what} {typed}: there are the {what}s 1 to {size} (or -{size} to -1).")
+
+
+def no_layer(layer: int, depth: int) -> NormscopeError:
+    """The refusal of a layer, counted from 1."""
+    return NormscopeError(f"There is no layer {layer}: this model has the layers 1 to {depth}.")
 
 
 def main_side(result: Analysis | EncoderDecoderAnalysis, scopes: Sequence[str] | None = None) -> Analysis:

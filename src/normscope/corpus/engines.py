@@ -12,7 +12,7 @@ from normscope.corpus.store import ShardFiles
 from normscope.errors import NormscopeError
 
 Shard = tuple[int, tuple[Entry | Fault, ...]]
-Load = Callable[[], Any]  # makes the Analyzer; must be something that a worker can be sent
+Load = Callable[..., Any]  # makes the Analyzer, on a `device`; must be something that a worker can be sent
 AHEAD = 2  # shards that are tokenised before the model is ready for them, and that each worker has waiting
 
 
@@ -83,10 +83,11 @@ class _Worker:
     """A Ray actor: one model, one shard at a time."""
 
     def __init__(self, load: Load, plan: Plan, threads: int) -> None:
+        import ray
         import torch
 
         torch.set_num_threads(threads)
-        self.lens, self.plan = load(), plan
+        self.lens, self.plan = load(device="cuda" if ray.get_gpu_ids() else None), plan
 
     def shard(self, number: int, entries: tuple[Entry | Fault, ...]) -> ShardFiles:
         return compute(self.lens, self.plan, encode(self.lens, self.plan, number, entries))

@@ -149,6 +149,12 @@ def reachable(analysis: Analysis) -> Tensor:
     return (columns <= rows) | elsewhere
 
 
+def reads_itself(analysis: Analysis) -> bool:
+    """Whether this is not the decoder of an encoder-decoder, which reads the encoder too."""
+    side = analysis.info["side"]
+    return all(label.side == side for label in analysis.columns)
+
+
 @register("category_sums")
 def category_sums(analysis: Analysis) -> Columns:
     """scope, category, layer -> how much of a map falls to the columns of a category, mean over rows"""

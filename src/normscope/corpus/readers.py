@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from normscope.corpus.alignments import read_alignments
 from normscope.corpus.conll import read_conll
@@ -51,6 +52,14 @@ SUFFIXES = {
     ".pkl": "papers",
     ".pickle": "papers",
 }
+SAID = {
+    int: "a whole number",
+    bool: "true or false",
+    str: "a text",
+    Sequence: "a list of names",
+    os.PathLike: "a path",
+    NoneType: "none",
+}
 
 
 def read(path_or_name: str | os.PathLike[str], format: str | None = None, **options: Any) -> Iterator[Entry | Fault]:
@@ -91,14 +100,41 @@ def _guess(path_or_name: str | os.PathLike[str]) -> str:
 
 def _check_options(reader: Callable[..., Any], format: str, options: dict[str, Any]) -> None:
     parameters = list(inspect.signature(reader).parameters.values())[1:]  # the first is the path
-    known: list[str] = []
+    hints = get_type_hints(reader)
+    known: dict[str, Any] = {}
     for parameter in parameters:
-        known.extend(Named.__annotations__ if parameter.kind is parameter.VAR_KEYWORD else [parameter.name])
+        if parameter.kind is parameter.VAR_KEYWORD:
+            known |= get_type_hints(Named)
+        else:
+            known[parameter.name] = hints.get(parameter.name, Any)
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise NormscopeError(
             f"The format {format!r} has no option {', '.join(unknown)}. It takes {', '.join(known) or 'none'}."
         )
+    for name, value in options.items():
+        kinds = _kinds(known[name])
+        if not any(_is(value, kind) for kind in kinds):
+            wanted = " or ".join(SAID.get(kind, "a value") for kind in kinds)
+            raise NormscopeError(f"The option {name} of the format {format!r} takes {wanted}, not {value!r}.")
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The kinds of value that an annotation names: `Sequence[str] | None` is a Sequence or None."""
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for part in get_args(hint) for kind in _kinds(part)]
+    if get_origin(hint) is Literal:  # the reader says itself which it knows
+        return [str]
+    return [get_origin(hint) or hint]
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind is Any:
+        return True
+    if kind is Sequence:
+        several = isinstance(value, Sequence) and not isinstance(value, str)
+        return several and all(isinstance(one, str) for one in value)
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def _following(first: Entry | Fault, rest: Iterator[Entry | Fault]) -> Iterator[Entry | Fault]:

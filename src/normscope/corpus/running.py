@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from normscope.corpus.readers import read
 from normscope.corpus.shards import Plan, split, wanted_scopes
 from normscope.corpus.store import FORMAT, Store, fingerprint
 from normscope.errors import NormscopeError
+from normscope.request import integers
 from normscope.scopes import aliases_of
 
 Progress = Callable[[int, int], None]  # entries done, entries in all
@@ -61,10 +62,10 @@ def run(
     model: str | Path | Analyzer,
     out: str | Path,
     *,
-    measures: Sequence[str] = ("mixing",),
-    maps: Sequence[str] = (),
-    scopes: Sequence[str] | None = None,
-    layers: Sequence[int] | None = None,
+    measures: Iterable[str] | str = ("mixing",),
+    maps: Iterable[str] | str = (),
+    scopes: Iterable[str] | str | None = None,
+    layers: Iterable[int] | int | None = None,
     gate: str = "ig",
     value_bias: str = "token",
     truncation: bool = False,
@@ -95,16 +96,17 @@ def run(
         ("batch_size", batch_size),
         ("shard_size", shard_size),
         ("workers", workers),
+        ("threads", threads),
         ("limit", 1 if limit is None else limit),
     ):
         if not _counts(value):
             raise NormscopeError(f"{name} must be an integer of at least 1, not {value!r}.")
     begin = time.perf_counter()
     plan = Plan(
-        tuple(dict.fromkeys(measures)),
-        tuple(maps),
-        None if scopes is None else tuple(scopes),
-        None if layers is None else tuple(layers),
+        tuple(dict.fromkeys(_names("measures", measures))),
+        _names("maps", maps),
+        None if scopes is None else _names("scopes", scopes),
+        None if layers is None else tuple(integers("layer", layers)),
         gate,
         value_bias,
         truncation,
@@ -167,6 +169,15 @@ def _count(entries: Iterator[Entry | Fault]) -> int:
 
 def _counts(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _names(what: str, given: Any) -> tuple[str, ...]:
+    """Names, given as one or as several."""
+    names = (given,) if isinstance(given, str) or not hasattr(given, "__iter__") else tuple(given)
+    for name in names:
+        if not isinstance(name, str):
+            raise NormscopeError(f"{what} are names, not {type(name).__name__} {name!r}.")
+    return names
 
 
 def _manifest(

@@ -53,6 +53,8 @@ class Store:
         if path.is_file():
             _refuse_difference(read_manifest(self.folder), manifest)
             return
+        if self.folder.exists() and not self.folder.is_dir():
+            raise NormscopeError(f"{self.folder} is a file. Name a folder for the run.")
         if self.folder.exists() and any(self.folder.iterdir()):
             raise NormscopeError(f"{self.folder} is not empty and holds no corpus run. Choose another folder.")
         try:
@@ -64,7 +66,7 @@ class Store:
     def done(self) -> dict[int, dict[str, Any]]:
         """The shards that are finished and whole; what is damaged is forgotten, and so done again."""
         found = {}
-        for marker in sorted((self.folder / "shards").glob("*.json")):
+        for marker in _finished(self.folder, "shards", "json"):
             entry = _marker(marker)
             if entry is not None and all(_sound(self.folder / name, sum_) for name, sum_ in entry["files"].items()):
                 found[int(marker.stem)] = entry
@@ -89,10 +91,10 @@ class Store:
             path.parent.mkdir(exist_ok=True)
             with atomic(path) as temporary:
                 Path(temporary).write_bytes(content)
-        except OSError as error:
+        except (OSError, NormscopeError) as error:  # what `atomic` refuses says where and why
+            reason = str(error) if isinstance(error, NormscopeError) else f"Cannot write {path}: {error.strerror}."
             raise NormscopeError(
-                f"Cannot write {path}: {error.strerror or error}. What was finished is safe; put this right and "
-                "run the same command again."
+                f"{reason} What was finished is safe; put this right and run the same command again."
             ) from error
 
 
@@ -106,7 +108,7 @@ class Run:
     @property
     def tables(self) -> tuple[str, ...]:
         """The names of the tables: items, one for each measure, errors where there are any, maps (their index)."""
-        return tuple(sorted({path.parent.name for path in self.folder.glob("*/*.parquet")}))
+        return tuple(sorted({path.parent.name for path in _finished(self.folder, "*", "parquet")}))
 
     @property
     def finished(self) -> bool:
@@ -120,19 +122,24 @@ class Run:
             raise NormscopeError(
                 f"No table {table!r} here.{nearest(table, self.tables)} Tables: {', '.join(self.tables)}."
             )
-        frame: polars.LazyFrame = _polars().scan_parquet(str(self.folder / table / "*.parquet"))
+        frame: polars.LazyFrame = _polars().scan_parquet(_finished(self.folder, table, "parquet"))
         return frame
 
     def map(self, id: str, scope: str, side: str | None = None) -> Tensor:
         """One map, (layers, rows, columns), by the id of its entry."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         places = self._index.get((id, self._names.get(scope.lower(), scope.upper())), {})
         if not places or (side is not None and side not in places):
             raise NormscopeError(f"There is no map of {scope!r} for {id!r} in this run. See scan('maps').")
         name, key = places[side if side is not None else next(iter(places))]
-        with safe_open(self.folder / name, framework="pt") as file:
-            found: Tensor = file.get_tensor(key)
+        try:
+            with safe_open(self.folder / name, framework="pt") as file:
+                found: Tensor = file.get_tensor(key)
+        except (OSError, SafetensorError) as error:
+            raise NormscopeError(
+                f"{self.folder / name} is missing or damaged. The command that made this run does it again."
+            ) from error
         return found
 
     def verify(self) -> list[str]:
@@ -145,7 +152,7 @@ class Run:
         ]
 
     def _markers(self) -> Iterator[dict[str, Any]]:
-        for marker in sorted((self.folder / "shards").glob("*.json")):
+        for marker in _finished(self.folder, "shards", "json"):
             entry = _marker(marker)
             if entry is not None:
                 yield entry
@@ -227,6 +234,11 @@ def fingerprint(chunks: Iterable[bytes]) -> str:
     for chunk in chunks:
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def _finished(folder: Path, table: str, kind: str) -> list[Path]:
+    """The files of shards, in order. What a killed process left half-written has a dot before its name."""
+    return sorted(folder.glob(f"{table}/[0-9]*.{kind}"))
 
 
 def _marker(path: Path) -> dict[str, Any] | None:

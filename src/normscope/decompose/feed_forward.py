@@ -18,7 +18,7 @@ from torch import Tensor
 from normscope.decompose.contributions import Factored, GatedUnit, Rows, Term, apply_norm, reach, row_norms
 from normscope.decompose.gates import Gate, coefficient, jointly, two_sided
 from normscope.decompose.scratch import Scratch
-from normscope.records import FeedForwardRecord, NormRecord, Projection, Unit
+from normscope.records import FeedForwardRecord, NormRecord, Unit
 
 HIDDEN = 1024  # hidden units gated at a time
 HEADROOM = 2.0**60  # float32 squares of cells down to 1e-30 must not underflow
@@ -40,7 +40,7 @@ def feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Fact
 
 def gated_unit(unit: Unit, gate: Gate) -> GatedUnit:
     """The activation split into one coefficient per projection and output token (`gates`)."""
-    projections = _projections(unit)
+    projections = unit.projections
     weights = tuple(projection.weight for projection in projections)
     if unit.routing is None:
         return GatedUnit(weights, _coefficients(unit, gate, *(p.hidden for p in projections)), unit.out)
@@ -60,10 +60,6 @@ def _coefficients(unit: Unit, gate: Gate, a: Tensor, u: Tensor | None = None) ->
     return two_sided(gate, unit.activation_name, unit.activation, a, u)
 
 
-def _projections(unit: Unit) -> list[Projection]:
-    return [unit.into] if unit.up is None else [unit.into, unit.up]
-
-
 def _through(made: GatedUnit, x: Tensor) -> Tensor:
     """Vectors (g, R, d) of the rows' own, through the unit."""
     gated = [c * (x @ weight) for weight, c in zip(made.weights, made.coefficients, strict=True)]
@@ -73,7 +69,7 @@ def _through(made: GatedUnit, x: Tensor) -> Tensor:
 def constant_of(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
     """What the unit puts out whatever the tokens are: the incoming remainder, its own biases, and g(0)."""
     hidden = torch.zeros_like(made.coefficients[0])
-    for projection, c in zip(_projections(unit), made.coefficients, strict=True):
+    for projection, c in zip(unit.projections, made.coefficients, strict=True):
         entered = bias @ projection.weight
         hidden = hidden + c * (entered if projection.bias is None else entered + projection.bias)
     share = 1 if unit.routing is None else unit.routing[..., None]

@@ -83,15 +83,15 @@ def two_sided(gate: Gate, name: str | None, activation: Activation, a: Tensor, u
         return u * slope(activation, a), activation(a)
     sides = torch.empty((2, a.numel()), dtype=a.dtype, device=a.device)
     with torch.no_grad():
-        device = _wide(a.flatten()[:0]).device
+        device = wide(a.flatten()[:0]).device
         pair = (
             partial(_closed, name) if name in MOMENTS else partial(averages, activation, primitive(activation, device))
         )
         size = CHUNK if device.type == "cpu" else 64 * CHUNK
         pieces = zip(*(x.split(size) for x in (a.flatten(), u.flatten(), sides[0], sides[1])), strict=True)
         for a_piece, u_piece, on_gate, on_up in pieces:
-            rise, mean = pair(_wide(a_piece))
-            on_gate.copy_((rise * _wide(u_piece)).to(a.dtype))
+            rise, mean = pair(wide(a_piece))
+            on_gate.copy_((rise * wide(u_piece)).to(a.dtype))
             on_up.copy_(mean.to(a.dtype))
     return sides[0].view(a.shape), sides[1].view(a.shape)
 
@@ -187,7 +187,7 @@ def jointly(
     """
     if gate == "frozen":
         raise NormscopeError("gate='frozen' needs a gated product; this model's gate is another function. Use 'ig'.")
-    x, y = _wide(a), _wide(u)
+    x, y = wide(a), wide(u)
     if gate == "tangent":
         on_gate, on_up = _slopes(function, x, y)
     else:
@@ -266,7 +266,7 @@ def _rule() -> list[tuple[float, float]]:
     return list(zip(nodes.tolist(), weights.tolist(), strict=True))
 
 
-def _wide(a: Tensor) -> Tensor:
+def wide(a: Tensor) -> Tensor:
     """`a` in float64, on the CPU if its own device (mps) has none."""
     return a.cpu().to(torch.float64) if a.device.type == "mps" else a.to(torch.float64)
 
@@ -277,7 +277,7 @@ def quotient(activation: Activation, a: Tensor) -> Tensor:
     Away from zero it is ``(g(a) - g(0)) / a``, exact whatever kinks g has; near zero, where that loses digits, a
     Gauss-Legendre rule over the slope.
     """
-    x = _wide(a)
+    x = wide(a)
     near = x.abs() < 1e-3
     safe = torch.where(near, torch.ones_like(x), x)
     far = (activation(safe) - activation(torch.zeros_like(safe))) / safe

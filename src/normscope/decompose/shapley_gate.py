@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from normscope.decompose import gaussian_means, shapley
+from normscope.decompose.gates import wide
 from normscope.errors import NormscopeError
 from normscope.records import Unit
 
-WAYS = ("", "exact", "sampled", "gaussian")
 FEW = 10  # players that are enumerated where nothing else is said: as cheap as the Gaussian form
 PERMUTATIONS = 128
 EXPERTS = (
@@ -47,12 +47,12 @@ class Shapley:
 
     def values(self, unit: Unit, z: Sequence[Tensor]) -> Tensor:
         """(players, units) of each projection -> (players, units), in float64; the players' z W_1 before g."""
-        wide = [_wide(one) for one in z]
-        if self.way == "exact" or (self.way == "" and _players(wide) <= FEW):
-            return shapley.enumerated(_game(unit), *wide)
+        players = [wide(one) for one in z]
+        if self.way == "exact" or (self.way == "" and _players(players) <= FEW):
+            return shapley.enumerated(_game(unit), *players)
         if self.way == "sampled":
-            return shapley.sampled(_game(unit), *wide, permutations=self.permutations, seed=self.seed).values
-        return shapley.gaussian(_expected(unit), *wide)
+            return shapley.sampled(_game(unit), *players, permutations=self.permutations, seed=self.seed).values
+        return shapley.gaussian(_expected(unit), *players)
 
 
 def parse(gate: str) -> Shapley | None:
@@ -99,8 +99,3 @@ def _expected(unit: Unit) -> gaussian_means.Mean:
 
 def _players(z: Sequence[Tensor]) -> int:
     return int(torch.stack([(one != 0).any(1) for one in z]).any(0).sum())
-
-
-def _wide(z: Tensor) -> Tensor:
-    """In float64, on the CPU if its own device (mps) has none."""
-    return z.cpu().to(torch.float64) if z.device.type == "mps" else z.to(torch.float64)

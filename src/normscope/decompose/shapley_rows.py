@@ -19,7 +19,7 @@ from normscope.decompose.factored import Piece, Reduced, completeness
 from normscope.decompose.shapley_gate import EXPERTS, Shapley, constant
 from normscope.errors import NormscopeError
 from normscope.measures.mixing import mixing_ratio
-from normscope.records import FeedForwardRecord, NormRecord, Projection, Unit
+from normscope.records import FeedForwardRecord, NormRecord, Unit
 
 Columns = Sequence[slice | Tensor]  # the real columns of each term
 
@@ -155,16 +155,12 @@ def _at(state: Factored, item: int, row: int, columns: Columns) -> Tensor:
 def _projected(unit: Unit, players: Tensor) -> list[Tensor]:
     """(players, ..., d_ff) for each projection, where the last player is that of the biases."""
     found = []
-    for projection in _projections(unit):
+    for projection in unit.projections:
         z = players @ projection.weight
         if projection.bias is not None:
             z[-1] += projection.bias
         found.append(z)
     return found
-
-
-def _projections(unit: Unit) -> list[Projection]:
-    return [unit.into] if unit.up is None else [unit.into, unit.up]
 
 
 def _constant(unit: Unit) -> Tensor:

@@ -52,7 +52,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class HeadMaps:
+class HeadPieces:
     """Head-level maps of some items, rows and columns still padded."""
 
     weights: Tensor  # (g, j, heads, R), own cells zero
@@ -87,7 +87,7 @@ def measure(
     positions: Tensor | None,
     options: Options,
     scratch: Scratch,
-) -> tuple[list[Reduced], list[HeadMaps]]:
+) -> tuple[list[Reduced], list[HeadPieces]]:
     """The wanted scopes (and head-level maps) of a layer. `positions` (g, R): the rows' own columns; None: all rows."""
     last = max(n for n, step in enumerate(steps) if step.norms in scopes or step.weights in scopes)
     reached = _walk(layer, steps[: last + 1], positions, options, scratch)
@@ -267,8 +267,8 @@ def _norms(vectors: Sequence[Tensor]) -> Tensor:
     return torch.stack([row_norms(one) for one in vectors])
 
 
-def _head_maps(mixture: Mixture, heads: tuple[int, ...]) -> HeadMaps:
+def _head_maps(mixture: Mixture, heads: tuple[int, ...]) -> HeadPieces:
     """``alpha^h_ij`` and ``||f^h(x_j)||`` (EMNLP 2020): of one head alone the norm is their product."""
     chosen = torch.tensor(heads, device=mixture.weights.device)
     norms = row_norms(mixture.vectors()[:, :, chosen])
-    return HeadMaps(mixture.weights[:, :, chosen], mixture.own_weights[:, :, chosen], norms, mixture.cross)
+    return HeadPieces(mixture.weights[:, :, chosen], mixture.own_weights[:, :, chosen], norms, mixture.cross)

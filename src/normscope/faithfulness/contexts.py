@@ -13,6 +13,7 @@ import torch
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
 from normscope.faithfulness.settings import Settings
+from normscope.flow.targets import classes_of
 from normscope.inputs import Item, Tokens
 
 Task = Literal["class", "next", "masked"]
@@ -129,7 +130,7 @@ def _class(lens: Analyzer, label: str | None) -> int | None:
     """The class of a label: its name or its number; None where there is none of that name."""
     if label is None:
         return None
-    classes = {int(index): str(name) for index, name in (lens.model.config.id2label or {}).items()}
+    classes = classes_of(lens)
     named = {name.lower(): index for index, name in classes.items()}
     if label.strip().lower() in named:
         return named[label.strip().lower()]

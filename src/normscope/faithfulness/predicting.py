@@ -67,7 +67,9 @@ def neutral(lens: Analyzer, wanted: str = "") -> Replacement:
     ]
     found = next((id for id in tried if id not in (None, ending) and id < lens.limits.vocabulary), None)
     if found is None:
-        raise NormscopeError("The tokenizer has no token that stands for nothing: name one with --replacement.")
+        raise NormscopeError(
+            "The tokenizer has no token that stands for nothing: name one, --replacement or Settings(replacement=...)."
+        )
     return Replacement(int(found), str(tokenizer.convert_ids_to_tokens(int(found))))
 
 
@@ -85,7 +87,7 @@ def logits_of(lens: Analyzer, context: Context, erased: Iterable[Erased], replac
         size = _size(lens, context, length)
         for start in range(0, len(numbers), size):
             some = numbers[start : start + size]
-            found |= zip(some, _run(lens, [made[n] for n in some], context), strict=True)
+            found |= zip(some, _run(lens, [made[n] for n in some]), strict=True)
     return (found[number] for number in range(len(made)))
 
 
@@ -118,7 +120,7 @@ def _without(context: Context, erased: Erased, replacement: Replacement) -> tupl
     return replace(item, tensors={**item.tensors, "input_ids": changed}), at
 
 
-def _run(lens: Analyzer, made: Sequence[tuple[Item, int | None]], context: Context) -> Iterator[Tensor]:
+def _run(lens: Analyzer, made: Sequence[tuple[Item, int | None]]) -> Iterator[Tensor]:
     batch = lens.batch([item for item, _ in made])
     last = len(made[0][0].tensors["input_ids"]) - 1
     only_last = _keeps(lens) and all(at == last for _, at in made)

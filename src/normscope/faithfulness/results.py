@@ -121,18 +121,18 @@ def kept(one: MethodResult, erasure: str, right: Values) -> Values:
     return faithfulness.accuracy(one.choices[erasure, "without"][:, at(DECOMPX)], right)
 
 
-def mean(one: MethodResult, values: Values, seed: int = 0) -> Interval:
+def mean(one: MethodResult, values: Values) -> Interval:
     """The mean over entries, with an interval; the contexts of an entry are one."""
-    return interval(by_entry(values, one.entries), seed=seed)
+    return interval(by_entry(values, one.entries))
 
 
-def lead(one: MethodResult, other: MethodResult, of: Callable[[MethodResult], Values], seed: int = 0) -> Interval:
+def lead(one: MethodResult, other: MethodResult, of: Callable[[MethodResult], Values]) -> Interval:
     """How much a method is above another in the contexts that both have, paired by entry."""
     places = {context: n for n, context in enumerate(other.contexts)}
     both = [(n, places[context]) for n, context in enumerate(one.contexts) if context in places]
     mine, theirs = of(one), of(other)
     apart = np.array([mine[n] - theirs[m] for n, m in both], dtype=np.float64)
-    return interval(by_entry(apart, [one.entries[n] for n, _ in both]), seed=seed)
+    return interval(by_entry(apart, [one.entries[n] for n, _ in both]))
 
 
 def agreement(one: MethodResult, other: MethodResult, kendall: bool = False) -> Values:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import transformers
 
-from normscope import default_model
 from normscope._version import __version__
 from normscope.corpus.running import run as corpus_run
 from normscope.corpus.store import fingerprint
@@ -22,7 +21,8 @@ from normscope.faithfulness.predicting import neutral
 from normscope.faithfulness.results import Results
 from normscope.faithfulness.scoring import methods_of, refusal
 from normscope.faithfulness.settings import Settings
-from normscope.papers.experiments import StoppedError
+from normscope.papers.experiments import StoppedError, lens_of
+from normscope.papers.facts import model_name, model_option, typed
 from normscope.papers.report import Report, Section, write
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def compare(
     stopped.
     """
     using = settings or Settings()
-    lens = _lens(model)
+    lens = lens_of(model)
     task = task_of(lens)
     neutral(lens, using.replacement)
     methods_of(lens, using.methods)
@@ -131,7 +131,7 @@ def _facts(
     where = "at the last position" if not settings.positions else f"at {settings.positions} positions drawn at random"
     token = neutral(lens, settings.replacement).token
     facts = [
-        ("model", f"{_name(lens)} ({type(lens.model).__name__}, {lens.depths[0]} layers)"),
+        ("model", f"{model_name(lens)} ({type(lens.model).__name__}, {lens.depths[0]} layers)"),
         ("data", data),
         (
             "contexts",
@@ -160,15 +160,11 @@ def _command(
     reader: Mapping[str, Any],
     limit: int | None,
 ) -> str:
-    name = str(model) if isinstance(model, str | Path) else lens.model_name
     plain = Settings()
     options: list[tuple[str, Any]] = [
         ("--data", data),
         ("--format", format),
-        *(
-            ("--reader", f"{key}={str(value).lower() if isinstance(value, bool) else value}")
-            for key, value in reader.items()
-        ),
+        *(("--reader", f"{key}={typed(value)}") for key, value in reader.items()),
         *(("--method", method) for method in settings.methods),
         ("--target", None if settings.target == plain.target else settings.target),
         ("--positions", settings.positions or None),
@@ -178,12 +174,8 @@ def _command(
         ("--limit", limit),
         ("--out", out),
     ]
-    parts = ["normscope", "faithfulness", "--model", "default" if default_model.is_in(name) else name]
+    parts = ["normscope", "faithfulness", "--model", model_option(model, lens)]
     return shlex.join([*parts, *(str(part) for pair in options if pair[1] is not None for part in pair)])
-
-
-def _name(lens: Analyzer) -> str:
-    return default_model.NAME if default_model.is_in(lens.model_name) else lens.model_name
 
 
 def _head(lens: Analyzer) -> str:
@@ -197,9 +189,3 @@ def _head(lens: Analyzer) -> str:
                 yield parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
     return fingerprint(parts())
-
-
-def _lens(model: str | Path | Analyzer) -> Analyzer:
-    from normscope.analyzer import Analyzer
-
-    return model if isinstance(model, Analyzer) else Analyzer.from_pretrained(str(model))

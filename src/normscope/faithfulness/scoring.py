@@ -18,7 +18,6 @@ LEAVE_ONE_OUT = "leave_one_out"
 RANDOM = "random"
 REFERENCES = (LEAVE_ONE_OUT, RANDOM)
 GRADIENT = "gradient_x_input"
-SCOPED = ("rollout", "rollout-raw")  # these roll out any scope
 
 
 @dataclass(frozen=True)

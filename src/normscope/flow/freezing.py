@@ -30,7 +30,7 @@ from normscope.models.spec import Attention, Stack
 from normscope.parameters import affine, value_map
 from normscope.records import AttentionRecord, LayerRecord
 from normscope.scopes import steps_of
-from normscope.trace import Wish, layer_modules, trace
+from normscope.trace import Wish, called_modules, layer_modules, trace
 
 CLOSE = 1e-4  # relative difference from which on two tensors are not the same
 
@@ -100,11 +100,11 @@ def _wish(
 ) -> Wish:
     steps = steps_of(stack.blocks)
     depth = lens.depths[lens.stacks.index(stack)]
-    modules = layer_modules(lens.base, stack)
+    modules = called_modules(lens.base, stack)
     states, layers = kept.setdefault(stack.side, ([], []))
 
     def on_layer(record: LayerRecord) -> None:
-        module = modules[record.index * len(modules) // depth]
+        module = modules[record.index]
         values = []
         for step, part in zip(steps, record.parts, strict=True):
             if isinstance(step.part, Attention) and isinstance(part, AttentionRecord):

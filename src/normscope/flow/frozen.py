@@ -251,7 +251,7 @@ def _feed_forward(part: FeedForwardRecord, gate: Gate) -> FrozenFeedForward:
     for unit in part.units:
         made = gated_unit(unit, gate)
         units.append(made)
-        biases.append((unit.into.bias,) if unit.up is None else (unit.into.bias, unit.up.bias))
+        biases.append(tuple(projection.bias for projection in unit.projections))
         constant = constant + constant_of(unit, made, nothing)
     return FrozenFeedForward(tuple(units), tuple(biases), constant[0])
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from normscope.flow.attending import attending
 from normscope.flow.freezing import FrozenStack
-from normscope.flow.rollout import shares
 from normscope.measures.mixing import mixing_ratio
+from normscope.measures.sinks import normalised
 
 SCOPES = {  # the variants that are rollouts of one scope's map
     "w": "ATTN-W",
@@ -46,4 +46,4 @@ def weighted_residual(weights: Tensor, ratios: Tensor) -> Tensor:
     """W_RES: the attention weights to other tokens scaled to the mixing ratio r_i of N_ENC, 1 - r_i on the diagonal."""
     others = weights.clone()
     others.diagonal(dim1=-2, dim2=-1).zero_()
-    return ratios[..., None] * shares(others) + torch.diag_embed(1 - ratios)
+    return ratios[..., None] * normalised(others) + torch.diag_embed(1 - ratios)

@@ -13,9 +13,10 @@ from normscope.errors import NormscopeError, nearest
 from normscope.flow import alti, alti_logit, decompx, exact, globenc, gradients, value_zeroing
 from normscope.flow.freezing import FrozenModel
 from normscope.flow.result import Scores
-from normscope.flow.rollout import half_residual, rollout, shares
+from normscope.flow.rollout import half_residual, rollout
 from normscope.flow.targets import Aim
 from normscope.inputs import Item
+from normscope.measures.sinks import normalised
 from normscope.scopes import aliases_of, names_of, resolve
 
 Maps = tuple[Tensor, Tensor | None]  # (layers, rows, columns), and the completeness of vectors that were decomposed
@@ -108,7 +109,7 @@ def _rolled(sides: list[Tensor]) -> Maps:
 
 def _rollout(run: Run) -> Maps:
     if run.option:
-        return _rolled([shares(one) for one in _scope_maps(run, run.option)])
+        return _rolled([normalised(one) for one in _scope_maps(run, run.option)])
     return _rolled([half_residual(one) for one in _scope_maps(run, "weights")])
 
 
@@ -120,7 +121,7 @@ def _globenc(run: Run) -> Maps:
     if run.option in globenc.SCOPES:
         return _rolled(_scope_maps(run, globenc.SCOPES[run.option]))
     if run.option == "n_fixedres":
-        return _rolled([half_residual(shares(one)) for one in _scope_maps(run, "ATTN-N")])
+        return _rolled([half_residual(normalised(one)) for one in _scope_maps(run, "ATTN-N")])
     (stack,) = run.model.stacks
     norms, ratios = globenc.encoder_norms(stack)
     if run.option == "w_res":

@@ -23,11 +23,6 @@ def rollout(maps: Tensor, encoder: Tensor | None = None) -> Tensor:
     return torch.stack(found)
 
 
-def shares(maps: Tensor) -> Tensor:
-    """Rows that sum to one; a row of zeros stays as it is."""
-    return maps / maps.sum(-1, keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
-
-
 def half_residual(weights: Tensor) -> Tensor:
     """``0.5 A + 0.5 I``, A the mean of the heads."""
     return 0.5 * weights + 0.5 * torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from normscope.analysis import Label
 from normscope.analyzer import Analyzer
 from normscope.batch import labels_of
@@ -15,7 +17,7 @@ from normscope.flow.result import Flow
 from normscope.flow.targets import aim, row_of, scored
 from normscope.inputs import Item
 
-INCOMPLETE = 1e-2  # scores that miss the target by this much are no decomposition of it
+INCOMPLETE = 1e-2  # what misses the model's states or the target by this much is no decomposition of it
 
 
 def flow(lens: Analyzer, item: Item, method: str, target: Any, position: int | None, gate: str) -> Flow:
@@ -35,7 +37,7 @@ def flow(lens: Analyzer, item: Item, method: str, target: Any, position: int | N
         columns=tuple(label for stack in sides for label in labels[stack.side]),
         layers=tuple(range(lens.depths[-1])),
         info={"model": lens.model_name, "family": lens.family.name, "gate": gate, "target": target},
-        _maps=None if way.maps is None else lambda: way.maps(run),  # type: ignore[misc]
+        _maps=None if way.maps is None else lambda: _complete(lens, gate, *way.maps(run)),  # type: ignore[misc]
     )
     if target is None:
         return found
@@ -52,6 +54,16 @@ def flow(lens: Analyzer, item: Item, method: str, target: Any, position: int | N
             "is not what it seems. Leave the target out to get the flow to the hidden states."
         )
     return replace(found, to=to)
+
+
+def _complete(lens: Analyzer, gate: str, maps: Tensor, error: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Maps of a flow, refused where their contributions do not add up to the model's own states."""
+    if error is not None and gate != "tangent" and not float(error.max()) <= INCOMPLETE:
+        raise NormscopeError(
+            f"The contributions of the input tokens miss the model's own states by {float(error.max()):.1e} of their "
+            f"length: {type(lens.model).__name__} does not compute what the family {lens.family.name} says."
+        )
+    return maps, error
 
 
 def _labels(item: Item, side: str) -> tuple[Label, ...]:

@@ -15,8 +15,6 @@ from normscope.flow.freezing import FrozenModel
 from normscope.flow.frozen import FrozenPool
 from normscope.flow.result import Scores
 
-Target = int | str | tuple[int | str, int | str]
-
 
 @dataclass(frozen=True)
 class Aim:
@@ -87,7 +85,9 @@ def _row(lens: Analyzer, logits: Tensor, names: tuple[str, ...], position: Any) 
         if isinstance(position, bool) or not isinstance(position, int):
             raise NormscopeError(f"A position is an integer, not {type(position).__name__} {position!r}.")
         if not -size <= position < size:
-            raise NormscopeError(f"There is no position {position!r} in the logits: valid are {-size} to {size - 1}.")
+            raise NormscopeError(
+                f"There is no position {position} in the logits: valid are 0 to {size - 1} (or -{size} to -1)."
+            )
         return position % size
     if size == 1 or lens.stacks[-1].side == "decoder":
         return size - 1
@@ -112,7 +112,7 @@ def _index(lens: Analyzer, logits: Tensor, row: int, target: Any) -> int:
 
 def _named_index(lens: Analyzer, size: int, target: str) -> int:
     if not _is_language_model(lens, size):
-        labels = {name.lower(): index for index, name in _labels(lens).items()}
+        labels = {name.lower(): index for index, name in classes_of(lens).items()}
         if target.lower() not in labels and target.isdecimal() and int(target) < size:
             return int(target)
         if target.lower() not in labels:
@@ -135,7 +135,7 @@ def _is_language_model(lens: Analyzer, size: int) -> bool:
     return size >= int(getattr(lens.model.config, "vocab_size", 2**62))
 
 
-def _labels(lens: Analyzer) -> dict[int, str]:
+def classes_of(lens: Analyzer) -> dict[int, str]:
     """The classes by index, as the config names them."""
     found: Any = lens.model.config.id2label or {}
     return {int(index): str(name) for index, name in found.items()}
@@ -145,4 +145,4 @@ def _named(lens: Analyzer, logits: Tensor, index: int) -> str:
     if _is_language_model(lens, logits.shape[1]):
         token = lens.tokenizer.convert_ids_to_tokens(index) if lens.tokenizer is not None else index
         return repr(token)
-    return repr(_labels(lens).get(index, index))
+    return repr(classes_of(lens).get(index, index))

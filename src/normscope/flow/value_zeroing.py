@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from normscope.analyzer import Analyzer
 from normscope.flow.hooks import mine
-from normscope.flow.rollout import shares
 from normscope.inputs import Item
+from normscope.measures.sinks import normalised
 from normscope.models.spec import Attention
 from normscope.parameters import affine, value_rows
 from normscope.trace import layer_modules, lock_of
@@ -33,7 +33,7 @@ def layer_maps(lens: Analyzer, item: Item) -> Tensor:
         sizes = _sizes(lens, part)
         for layer, args, kwargs, y in _calls(lens, item):
             found.append([_turned(y, _without(j, layer, part, sizes, args, kwargs))[real] for j in real])
-    return shares(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(lens.dtype).cpu())
+    return normalised(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(lens.dtype).cpu())
 
 
 def _calls(lens: Analyzer, item: Item) -> list[Call]:

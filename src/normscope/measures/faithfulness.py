@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normscope.errors import NormscopeError
+from normscope.measures import frequency
 from normscope.measures.bootstrap import resampled_means
-from normscope.measures.similarity import correlation, ranks
 
 Values = NDArray[np.float64]
 
@@ -90,7 +90,7 @@ def accuracy(choices: Any, right: Any) -> Values:
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     """Spearman's rank correlation, ties at their mean rank; NaN where one side does not vary."""
-    return float(correlation(*(ranks(_column(values)) for values in _same_length(a, b))))
+    return frequency.spearman(*_same_length(a, b))
 
 
 def kendall(a: Sequence[float], b: Sequence[float]) -> float:

@@ -25,12 +25,6 @@ def log_bins(values: Any, per_octave: int) -> NDArray[np.int16]:
     return found
 
 
-def bin_centres(bins: Any, per_octave: int) -> NDArray[np.float64]:
-    """The geometric middle of each bin; 0 for that of zero."""
-    given = np.asarray(bins, dtype=np.float64)
-    return np.where(given <= -OCTAVES * per_octave, 0.0, np.exp2((given + 0.5) / per_octave))
-
-
 def spearman(x: Any, y: Any, counts: Any) -> float:
     """Spearman's correlation of a joint histogram: `counts` pairs in the cell of bins x and y, which may repeat.
 

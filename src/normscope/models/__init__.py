@@ -20,6 +20,7 @@ __all__ = [
     "heads_of",
     "max_positions",
     "padding_id",
+    "position_rows",
     "register",
 ]
 
@@ -120,10 +121,23 @@ def padding_id(base: PreTrainedModel) -> int:
 
 def max_positions(family: Family, base: PreTrainedModel) -> int | None:
     """The longest input the model has positions for; None where there is no limit."""
+    rows = position_rows(family, base.config)
+    if rows is None:
+        return None
+    return rows - (padding_id(base) + 1 if family.reserved_positions == "padding" else 0)
+
+
+def position_rows(family: Family, config: PreTrainedConfig) -> int | None:
+    """How many positions the config counts, those that are reserved included; None where there is no limit."""
     if family.positions is None:
         return None
-    reserved = padding_id(base) + 1 if family.reserved_positions == "padding" else 0
-    return int(getattr(base.config, family.positions)) - reserved
+    value = getattr(config, family.positions, None)
+    if not isinstance(value, int):
+        raise NormscopeError(
+            f"The config {type(config).__name__} has no number {family.positions}, which the family {family.name} "
+            "names as its positions. Register a family without such a limit with positions=None."
+        )
+    return value
 
 
 def _refuse_unless_known(family: Family, config: PreTrainedConfig) -> None:

@@ -92,7 +92,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Block:
-    """``y = after(keep * x + sum over branches of scale * post(op(pre(x))))``."""
+    """``y = after(x + sum over branches of scale * post(op(pre(x))))``."""
 
     branches: tuple[Branch, ...]
     after: Norm | None = None

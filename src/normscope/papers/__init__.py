@@ -1,1 +1,2 @@
-"""The three papers, experiment by experiment: what each needs, what it makes of it, and what was published."""
+"""The three papers and two studies of our own, experiment by experiment: what each needs and makes of it, what was
+published, and the reports."""

@@ -41,7 +41,6 @@ def line_chart(
     xlabel: str = "layer",
     ylabel: str = "",
     reference: Mapping[str, Sequence[float]] | None = None,
-    reference_label: str = PUBLISHED,
     ylim: tuple[float, float] | None = None,
 ) -> Figure:
     """A line per series; `reference` (published ones) dashed, in the colour of the series of the same name.
@@ -57,10 +56,10 @@ def line_chart(
         for n, (name, values) in enumerate(given.items()):
             at = list(x) if len(values) == len(x) else [x[0] + k for k in range(len(values))]
             place = list(series).index(name) if name in series else len(series) + n
-            label = None if name in series else f"{name} ({reference_label})"
+            label = None if name in series else f"{name} ({PUBLISHED})"
             axes.plot(at, floats(values), label=label, color=_colour(place), **DASHED)
         if any(name in series for name in given):
-            axes.plot([], [], color=GREY, label=reference_label, **DASHED)
+            axes.plot([], [], color=GREY, label=PUBLISHED, **DASHED)
         if ylim is not None:
             axes.set_ylim(*ylim)
         _whole_numbers(axes, x, given)
@@ -107,17 +106,15 @@ def histogram(
     xlabel: str,
     ylabel: str = "share",
     bins: int = 50,
-    edges: Sequence[float] | None = None,
     limits: tuple[float, float] | None = None,
 ) -> Figure:
     """How each group is distributed, as shares of the group in common bins.
 
-    `edges`: the groups are counts, one for each bin between two edges. `limits`: ends of the first and the last bin,
-    which also count what lies outside.
+    `limits`: ends of the first and the last bin, which also count what lies outside.
     """
     with style():
         figure, axes = _axes(WIDTH, HEIGHT)
-        sides, counts = _counted(groups, bins, edges, limits)
+        sides, counts = _counted(groups, bins, limits)
         for n, (name, found) in enumerate(counts.items()):
             shares = found / max(float(found.sum()), 1.0)
             axes.stairs(shares, sides, fill=True, color=_colour(n), alpha=0.28)
@@ -283,13 +280,9 @@ def _write_marks(
 
 
 def _counted(
-    groups: Mapping[str, ArrayLike], bins: int, edges: Sequence[float] | None, limits: tuple[float, float] | None
+    groups: Mapping[str, ArrayLike], bins: int, limits: tuple[float, float] | None
 ) -> tuple[Values, dict[str, Values]]:
     found = {name: floats(values) for name, values in groups.items()}
-    if edges is not None:
-        if any(len(counts) != len(edges) - 1 for counts in found.values()):
-            raise NormscopeError("A histogram of counts needs one edge more than counts.")
-        return floats(edges), found
     found = {name: values[np.isfinite(values)] for name, values in found.items()}
     if limits is None:
         everything = np.concatenate([values.ravel() for values in found.values()])

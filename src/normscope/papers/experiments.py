@@ -69,11 +69,6 @@ class Setting:
     limit: int | None
 
     @property
-    def has_words(self) -> bool:
-        """Whether entries come as words (not as running text or a tokenizer's own tokens)."""
-        return any(entry.words is not None and not entry.pieces for entry in self.entries)
-
-    @property
     def has_entities(self) -> bool:
         """Whether entries have named entities."""
         return any(entry.entities for entry in self.entries)
@@ -94,6 +89,11 @@ class Setting:
         if self.lens.two_sided or getattr(self.lens.tokenizer, "mask_token_id", None) is None:
             return None
         return int(getattr(self.readings, "mask_seed", 0))
+
+    @property
+    def masks(self) -> bool:
+        """Whether the model knows masked tokens: a causal one never saw any, though its tokenizer may have them."""
+        return self.mask_seed is not None and self.lens.stacks[0].side == "encoder"
 
     def read(self) -> Iterator[Entry | Fault]:
         """The entries of the data once more, at most `limit`."""
@@ -165,7 +165,7 @@ def reproduce(
     using = parse(paper.readings, readings)
     if engine == "ray" and not isinstance(model, str | Path):
         raise NormscopeError("The engine 'ray' loads the model in each worker: give its name or path.")
-    lens = _lens(model)
+    lens = lens_of(model)
     if verify and published.model_key(lens) not in published.models(paper.name):
         known = ", ".join(published.models(paper.name)) or "none"
         raise NormscopeError(f"{lens.model_name} is not one of the models with published numbers: {known}.")
@@ -335,7 +335,8 @@ def _able(
     return able, skipped
 
 
-def _lens(model: str | Path | Analyzer) -> Analyzer:
+def lens_of(model: str | Path | Analyzer) -> Analyzer:
+    """The Analyzer that is given, or that of a name or path."""
     from normscope.analyzer import Analyzer
 
     return model if isinstance(model, Analyzer) else Analyzer.from_pretrained(str(model))

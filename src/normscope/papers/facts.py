@@ -89,12 +89,11 @@ def command_line(
     batch_size: int,
 ) -> str:
     """The command that makes this report."""
-    name = setting.lens.model_name if not isinstance(model, str | Path) else str(model)
-    parts = ["normscope", "paper", paper, "--model", "default" if default_model.is_in(name) else name]
+    parts = ["normscope", "paper", paper, "--model", model_option(model, setting.lens)]
     options: list[tuple[str, Any]] = [
         ("--data", setting.data or None),
         ("--format", setting.format),
-        *(("--reader", f"{key}={_option(value)}") for key, value in setting.reader.items()),
+        *(("--reader", f"{key}={typed(value)}") for key, value in setting.reader.items()),
         *(("--experiment", entry) for entry in experiments or ()),
         *(("--reading", entry) for entry in readings),
         ("--frequencies", setting.frequencies),
@@ -108,5 +107,14 @@ def command_line(
     return shlex.join(parts)
 
 
-def _option(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def model_option(model: str | Path | Analyzer, lens: Analyzer) -> str:
+    """A model as the command line names it."""
+    name = str(model) if isinstance(model, str | Path) else lens.model_name
+    return "default" if default_model.is_in(name) else name
+
+
+def typed(value: Any) -> str:
+    """A value as it is typed; several have commas between them."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(typed, value))
+    return str(value).lower() if isinstance(value, bool | None) else str(value)

@@ -56,12 +56,12 @@ class Fit:
         return self.tokens < ENOUGH or (self.covered >= COVERED and self.common >= COMMON)
 
 
-def counted(ids: Iterable[int], source: str = "the corpus itself") -> Frequencies:
+def counted(ids: Iterable[int]) -> Frequencies:
     """The frequencies of token ids in the order of their first occurrence."""
     found: dict[int, int] = {}
     for id in ids:
         found[id] = found.get(id, 0) + 1
-    return Frequencies(found, source)
+    return Frequencies(found, "the corpus itself")
 
 
 def read(path: str | Path, tokenizer: Any, vocabulary: int) -> Frequencies:

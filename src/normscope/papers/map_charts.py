@@ -34,9 +34,8 @@ def heat_map(
     diverging: bool = False,
     annotate: bool = False,
     decimals: int = 2,
-    limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """A matrix in colours; `label` says what they mean, `limits` are the ends of their scale. Tokens may be labels."""
+    """A matrix in colours; `label` says what they mean. Tokens may be labels."""
     return heat_maps(
         {"": values},
         rows=rows,
@@ -47,7 +46,6 @@ def heat_map(
         diverging=diverging,
         annotate=annotate,
         decimals=decimals,
-        limits=limits,
     )
 
 
@@ -62,7 +60,6 @@ def heat_maps(
     diverging: bool = False,
     annotate: bool = False,
     decimals: int = 2,
-    limits: tuple[float, float] | None = None,
     shared: bool = True,
 ) -> Figure:
     """Matrices side by side under their titles, with one colour scale or (shared=False) each with its own."""
@@ -86,9 +83,9 @@ def heat_maps(
             "compressed",  # bars as high as the maps
         )
         grid = figure.subplots(down, across, squeeze=False)
-        every = _scale(list(maps.values()), diverging, limits)
+        every = _scale(list(maps.values()), diverging)
         for n, (axes, (title, values)) in enumerate(zip(grid.flat, maps.items(), strict=False)):
-            scale = _scale([values], diverging, limits) if own else every
+            scale = _scale([values], diverging) if own else every
             image = _paint(axes, values, scale, diverging, wide / len(columns) / (high / len(rows)), len(maps))
             axes.set_title(title, fontsize=7.5, pad=3)
             ticks(axes.yaxis, rows if n % across == 0 else [], size, high)
@@ -124,9 +121,7 @@ def _room(labels: Sequence[Any], size: float, lying: bool = False) -> float:
     return 0.25 + longest * size / 72 * 0.6
 
 
-def _scale(maps: Sequence[Values], diverging: bool, limits: tuple[float, float] | None) -> tuple[float, float]:
-    if limits is not None:
-        return limits
+def _scale(maps: Sequence[Values], diverging: bool) -> tuple[float, float]:
     values = np.concatenate([values[np.isfinite(values)] for values in maps])
     if not values.size:
         return (0.0, 1.0)

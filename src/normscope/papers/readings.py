@@ -35,7 +35,7 @@ def parse(cls: type[Readings], given: Sequence[str]) -> Readings:
             raise NormscopeError(f"A reading is given as KEY=VALUE, not {entry!r}.")
         if name not in known:
             raise NormscopeError(
-                f"There is no reading {key!r}.{_near(name, known)} Known: {', '.join(known) or 'none'}."
+                f"There is no reading {key!r}.{nearest(name, known)} Known: {', '.join(known) or 'none'}."
             )
         values[name] = _value(known[name], value.strip())
     return cls(**values)
@@ -79,7 +79,3 @@ def _meaning(entry: Field[Any]) -> str:
 
 def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _near(name: str, known: dict[str, Field[Any]]) -> str:
-    return nearest(name, known).lower().replace(" did", " Did")

@@ -171,6 +171,11 @@ def shown(cell: Any, spec: str = "") -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
+def known(value: float) -> float | None:
+    """A number for a table; None for what is not defined."""
+    return None if math.isnan(value) else value
+
+
 def numeric(table: Table) -> tuple[bool, ...]:
     """Which columns of a table hold numbers, and so are set to the right."""
     return tuple(_are_numbers([plain(row[k]) for row in table.rows]) for k in range(len(table.columns)))
@@ -182,7 +187,7 @@ def _are_numbers(cells: Sequence[Cell]) -> bool:
 
 
 def tally(claims: Sequence[Claim]) -> str:
-    """ "3 claims hold here, 1 does not, 2 cannot be said." """
+    """ "3 of 6 claims hold here, 1 does not, 2 cannot be said." """
     holds, fails, open_ = (sum(claim.holds is state for claim in claims) for state in (True, False, None))
     said = [f"{holds} of {len(claims)} claims {'holds' if holds == 1 else 'hold'} here"]
     if fails:

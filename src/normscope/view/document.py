@@ -11,7 +11,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 from torch import Tensor
@@ -33,7 +33,6 @@ FORMAT = "normscope-view-1"
 HEADS = "heads/"
 
 Result = Analysis | EncoderDecoderAnalysis
-Encoding = Literal["float32", "log16"]
 
 
 def sides_of(result: Result) -> dict[str, Analysis]:
@@ -99,12 +98,10 @@ def cells(result: Result, side: str, scope: str, layer: int | None = None) -> by
     return _array(maps).astype("<f4", copy=False).tobytes()
 
 
-def packed(
-    result: Result, *, image: Any = None, text: str | None = None, flow: Flow | None = None
-) -> tuple[dict[str, Any], bytes]:
+def packed(result: Result, *, image: Any = None, flow: Flow | None = None) -> tuple[dict[str, Any], bytes]:
     """The header of a result whose arrays are log16, and all of them in turn as one raw deflate stream: those of the
     scopes of each side, layer by layer, then those of the heads of each side."""
-    described = header(result, image=image, text=text, flow=flow)
+    described = header(result, image=image, flow=flow)
     pack = zlib.compressobj(9, zlib.DEFLATED, -15)
     pieces = []
     worst = 0.0

@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,9 +32,6 @@ from normscope.analysis import Analysis, EncoderDecoderAnalysis, Label
 from normscope.errors import NormscopeError
 from normscope.files import atomic
 from normscope.view import figure, page
-
-if TYPE_CHECKING:
-    from normscope.flow.result import Flow
 
 Result = Analysis | EncoderDecoderAnalysis
 FIGURES = tuple(f".{name}" for name in figure.FORMATS)
@@ -64,11 +61,9 @@ def export(
     layer: int | None = None,
     *,
     image: Any = None,
-    flow: Flow | None = None,
 ) -> Path:
     """Write the analysis to `path`. `scope` and `layer` (counted from 0) choose what a figure shows, and `image` is the
-    picture under the patches, of a figure or a page; see `Analysis.plot`. A page also shows the `flow` of the same
-    input to a target."""
+    picture under the patches, of a figure or a page; see `Analysis.plot`."""
     check_path(path)
     target = Path(path)
     suffix = target.suffix.lower()
@@ -77,9 +72,9 @@ def export(
             return figure.save(analysis.plot(scope, layer), target)
         return figure.save(analysis.plot(scope, layer, image=image), target)
     if suffix == ".html":
-        return page.write(analysis, target, image=image, flow=flow)
+        return page.write(analysis, target, image=image)
     if suffix == ".json":
-        return _json(analysis, target)
+        return write_json(as_dict(analysis), target)
     if suffix == ".npz":
         return _npz(analysis, target)
     return analysis.save(target)
@@ -110,8 +105,9 @@ def as_dict(analysis: Result) -> dict[str, Any]:
     return content
 
 
-def _json(analysis: Result, target: Path) -> Path:
-    text = json.dumps(as_dict(analysis), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def write_json(content: dict[str, Any], target: Path) -> Path:
+    """Write plain lists, numbers and strings to a file."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     with atomic(target) as temporary:
         # Half a surrogate pair has no UTF-8, but its replacement here is the JSON escape of it.
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))

@@ -6,13 +6,11 @@ With a target `to`, which holds `target`, `value`, `scores`, `remainder`, `compl
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from normscope.files import atomic
 from normscope.flow.result import Flow
-from normscope.view.export import plain
+from normscope.view import export
 
 FORMAT = "normscope-flow-1"
 
@@ -21,19 +19,16 @@ def as_dict(flow: Flow) -> dict[str, Any]:
     """The flow as plain lists, numbers and strings."""
     content: dict[str, Any] = {
         "format": FORMAT,
-        "info": plain(dict(flow.info)),
+        "info": export.plain(dict(flow.info)),
         "method": flow.method,
         "layers": list(flow.layers),
         "rows": [label._asdict() for label in flow.rows],
         "columns": [label._asdict() for label in flow.columns],
     }
-    content |= {"maps": plain(flow.maps)} if flow.to is None else {"to": plain(vars(flow.to))}
+    content |= {"maps": export.plain(flow.maps)} if flow.to is None else {"to": export.plain(vars(flow.to))}
     return content
 
 
 def write_json(flow: Flow, target: Path) -> Path:
     """Write the flow to a file."""
-    text = json.dumps(as_dict(flow), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    with atomic(target) as temporary:
-        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
-    return target
+    return export.write_json(as_dict(flow), target)

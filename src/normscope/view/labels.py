@@ -71,6 +71,17 @@ def _prefix(glyphs: Sequence[str], width: int) -> list[str]:
     return taken
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """`1-3, 5`"""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
 class Labelled(Protocol):
     """What has tokens on both sides of its maps."""
 
@@ -101,10 +112,10 @@ def sides_note(analysis: Labelled) -> str:
     return f" ({' | '.join(sides)} tokens)" if sides != [analysis.rows[0].side] else ""
 
 
-def tokens_of(labels: Sequence[Label], width: int = 18) -> str:
+def tokens_of(labels: Sequence[Label]) -> str:
     """All tokens in a line, named by side where there are two."""
     spans = spans_of(labels)
-    texts = [" ".join(shorten(visible(label.token), width) for label in labels[a:b]) for _, a, b in spans]
+    texts = [" ".join(shorten(visible(label.token), 18) for label in labels[a:b]) for _, a, b in spans]
     return texts[0] if len(spans) == 1 else " | ".join(f"{s.side}: {t}" for s, t in zip(spans, texts, strict=True))
 
 

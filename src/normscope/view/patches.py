@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from normscope.analysis import Analysis, Label
 from normscope.errors import NormscopeError
 from normscope.features import opened
-from normscope.view import figure
+from normscope.view import figure, labels
 from normscope.view.labels import BEYOND, Scale, Values, model_label, quantity, values_of, visible
 
 if TYPE_CHECKING:
@@ -58,14 +58,11 @@ def on_grid(analysis: Analysis, scope: str, layer: int, row: int) -> tuple[Value
 
 
 def scale_of(patches: Values, own: tuple[int, int] | None) -> Scale:
-    """As for maps: it ends at the largest value, or at the largest of the others where the output's own patch exceeds
-    them more than twice."""
-    rest = patches.copy()
+    """As for maps, where the only own cell is the output's own patch."""
+    cells = np.zeros(patches.shape, dtype=bool)
     if own is not None:
-        rest[own] = 0.0
-    top, others = (float(np.nan_to_num(values, posinf=0.0).max(initial=0.0)) for values in (patches, rest))
-    end = others if 0 < 2 * others < top else top
-    return Scale(end, top) if end > 0 else Scale(1.0, 1.0)
+        cells[own] = True
+    return labels.scale_of([patches], cells)
 
 
 def own_patch(analysis: Analysis, label: Label) -> tuple[int, int] | None:

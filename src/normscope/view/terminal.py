@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from normscope.view.labels import (
     model_label,
     own_cells,
     quantity,
+    ranges,
     scale_of,
     shorten,
     sides_note,
@@ -214,7 +215,7 @@ def summary(analysis: Analysis) -> Table:
     table.add_row("model", Text(model_label(analysis) + (f" ({family})" if family else "")))
     shown = " ".join(shorten(visible(token), 24) for token in analysis.tokens[:LISTED])
     table.add_row("tokens", Text(f"{len(analysis.rows)}: {shown}" + " …" * (len(analysis.rows) > LISTED)))
-    table.add_row("layers", Text(f"{_ranges(layer + 1 for layer in analysis.layers)} (counted from 1)"))
+    table.add_row("layers", Text(f"{ranges(layer + 1 for layer in analysis.layers)} (counted from 1)"))
     table.add_row("scopes", Text(" ".join(analysis.scopes)))
     error, scope, layer = worst_completeness(analysis)
     table.add_row("completeness", Text(f"worst error {error:.1e} ({scope}, layer {layer + 1})"))
@@ -329,19 +330,6 @@ def _stacked(scope: str) -> str:
         parts.append(part)
         path = path[len(part) :]
     return "\n".join([*parts, f"-{kind}"])
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """`1-3, 5`"""
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in _runs(sorted(numbers)))
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for k in range(1, len(numbers) + 1):
-        if k == len(numbers) or numbers[k] != numbers[k - 1] + 1:
-            yield numbers[start], numbers[k - 1]
-            start = k
 
 
 def _table() -> Table:

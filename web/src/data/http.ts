@@ -122,7 +122,7 @@ export class HttpLab implements Lab {
 
 /** The refusal of a token that a logit is read at, which the server counts from 0 and the page from 1. */
 export const fromOne = (refusal: string): string =>
-  refusal.replace(/^There is no position (\d+) in the logits: valid are -\d+ to (\d+)/, (_, given: string, last: string) => `There is no token ${Number(given) + 1}: there are 1 to ${Number(last) + 1}`);
+  refusal.replace(/^There is no position (\d+) in the logits: valid are 0 to (\d+)[^.]*/, (_, given: string, last: string) => `There is no token ${Number(given) + 1}: there are 1 to ${Number(last) + 1}`);
 
 /** What is promised, unless the signal comes first. */
 function unless<T>(signal: AbortSignal, promised: Promise<T>): Promise<T> {

@@ -21,9 +21,9 @@ from normscope.measures.frequency import spearman
 from normscope.measures.similarity import correlation
 from normscope.papers import charts, map_charts, published
 from normscope.papers.emnlp2020.measures import LAYER_LEVEL, cross_maps, words_of
-from normscope.papers.emnlp2020.shared import CLEAR, PAPER, PARALLEL, finite, known
+from normscope.papers.emnlp2020.shared import CLEAR, PAPER, PARALLEL, finite
 from normscope.papers.published import said
-from normscope.papers.report import Cell, Claim, Picture, Section, Table
+from normscope.papers.report import Cell, Claim, Picture, Section, Table, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

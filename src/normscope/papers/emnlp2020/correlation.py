@@ -20,14 +20,13 @@ from normscope.papers.emnlp2020.shared import (
     REFERENCE,
     category_of,
     finite,
-    known,
     labels,
     norm_moments,
     rows_of,
 )
 from normscope.papers.emnlp2020.shares import by_category
 from normscope.papers.published import said
-from normscope.papers.report import Cell, Claim, Picture, Section, Table
+from normscope.papers.report import Cell, Claim, Picture, Section, Table, known
 
 if TYPE_CHECKING:
     import polars

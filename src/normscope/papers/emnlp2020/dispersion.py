@@ -11,9 +11,9 @@ import numpy as np
 
 from normscope.measures.dispersion import Moments
 from normscope.papers import map_charts, published
-from normscope.papers.emnlp2020.shared import PAPER, PLAIN, REFERENCE, finite, known, lengths, norm_moments
+from normscope.papers.emnlp2020.shared import PAPER, PLAIN, REFERENCE, finite, lengths, norm_moments
 from normscope.papers.published import said
-from normscope.papers.report import Cell, Claim, Picture, Section, Table
+from normscope.papers.report import Cell, Claim, Picture, Section, Table, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,8 +34,8 @@ def dispersion(setting: Setting, runs: Mapping[str, Run]) -> Section:
     """Table 1: mean, SD, CV, max and min of ||f(x)|| by head, and averages over heads."""
     run = runs[PLAIN]
     sample = setting.readings.sd == "sample"
-    heads = {(layer, head): found for (layer, head), found in norm_moments(setting, run, "layer", "head").items()}
-    values = {place: _values(found, sample) for place, found in heads.items()}
+    moments = norm_moments(setting, run, "layer", "head")
+    values = {place: _values(found, sample) for place, found in moments.items()}
     average = [fmean(found[n] for found in values.values()) for n in range(3)]
     order = sorted(values, key=lambda place: values[place][2])
     reference = published.reference(PAPER)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from normscope.measures.frequency import spearman
 from normscope.papers import charts, frequencies, published
-from normscope.papers.emnlp2020.shared import CLEAR, PAPER, PLAIN, REFERENCE, finite, known, rows_of
+from normscope.papers.emnlp2020.shared import CLEAR, PAPER, PLAIN, REFERENCE, finite, rows_of
 from normscope.papers.published import said
-from normscope.papers.report import Claim, Picture, Section, Table
+from normscope.papers.report import Claim, Picture, Section, Table, known
 
 if TYPE_CHECKING:
     import polars

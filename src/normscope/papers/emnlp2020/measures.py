@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normscope.analysis import Analysis
-from normscope.corpus.measuring import Columns, Sample, reachable, register
+from normscope.corpus.measuring import Columns, Sample, reachable, reads_itself, register
 from normscope.errors import NormscopeError
 from normscope.measures import alignment
 from normscope.measures.categories import category
@@ -45,7 +45,7 @@ def norm_moments(analysis: Analysis) -> Columns:
     """layer, head, kind of token -> how many ||f(x)||, their mean, sum of squared deviations, largest, smallest"""
     columns = ("layer", "head", "kind", "count", "mean", "deviations", "largest", "smallest")
     rows: list[tuple[Any, ...]] = []
-    if _reads_itself(analysis):
+    if reads_itself(analysis):
         norms = _value_norms(analysis)
         for code in np.unique(codes := _codes(analysis)):
             chosen = norms[:, :, codes == code]
@@ -63,7 +63,7 @@ def category_shares(analysis: Analysis) -> Columns:
     over heads) and of the layer's ||sum alpha f||; each the mean over queries"""
     columns = ("layer", "kind", "keys", "weight", "norm", "layer_norm")
     rows: list[tuple[Any, ...]] = []
-    if _reads_itself(analysis):
+    if reads_itself(analysis):
         codes = _codes(analysis)
         head_norms = analysis.heads["attention"].mean((1, 2)).double()  # (layers, columns): over heads and queries
         maps = (analysis["weights"].mean(1).double(), head_norms, analysis["attention"].mean(1).double())
@@ -80,7 +80,7 @@ def weight_norm_counts(analysis: Analysis) -> Columns:
     bins are logarithmic, 8 of alpha and 32 of ||f|| an octave"""
     names = ("layer", "kind", "weight_bin", "norm_bin", "count")
     types = (np.int16, np.int8, np.int16, np.int16, np.int64)
-    if not _reads_itself(analysis):
+    if not reads_itself(analysis):
         return _transposed(names, [], types)
     kinds = _codes(analysis)
     norm_bins = log_bins(_value_norms(analysis), NORM_BINS)
@@ -122,7 +122,7 @@ def token_means(sample: Sample) -> Columns:
     analysis = sample.analysis
     columns = ("position", "token", "token_id", "kind", "weight", "norm")
     types = (np.int32, object, np.int64, object, np.float64, np.float64)
-    if not _reads_itself(analysis):
+    if not reads_itself(analysis):
         return _transposed(columns, [], types)
     if "input_ids" not in sample.item.tensors:
         raise NormscopeError("Word frequencies need text: this model reads none.")
@@ -201,12 +201,6 @@ def cross_maps(decoder: Analysis) -> dict[str, Tensor]:
 
 def _encoder_columns(decoder: Analysis, maps: Tensor) -> Tensor:
     return maps[..., [label.side == "encoder" for label in decoder.columns]]
-
-
-def _reads_itself(analysis: Analysis) -> bool:
-    """Whether this is not the decoder of an encoder-decoder, which reads the encoder too."""
-    side = analysis.info["side"]
-    return all(label.side == side for label in analysis.columns)
 
 
 def _value_norms(analysis: Analysis) -> NDArray[Any]:

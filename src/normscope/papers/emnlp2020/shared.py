@@ -61,11 +61,6 @@ def lengths(setting: Setting, run: Run) -> list[int]:
     return [int(length) for length in rows_of(setting, run, "items").select("length").collect()["length"]]
 
 
-def known(value: float) -> float | None:
-    """A number for a table; None for what is not defined."""
-    return None if math.isnan(value) else value
-
-
 def finite(numbers: Mapping[str, float]) -> dict[str, float]:
     """The numbers that are defined."""
     return {key: value for key, value in numbers.items() if math.isfinite(value)}

@@ -59,11 +59,15 @@ def _always(setting: Setting) -> str | None:
 
 
 def _foreign_frequencies(setting: Setting) -> str | None:
+    if setting.lens.family.input != "text":
+        return "It counts words, but this model reads no text."
     refuse_foreign(setting)
     return None
 
 
 def _no_example(setting: Setting) -> str | None:
+    if setting.lens.family.input != "text":
+        return "It draws maps of a text, but this model reads no text."
     if setting.lens.tokenizer is None:
         return "It draws maps of a text, but there is no tokenizer to read one with."
     return (

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from normscope.measures.frequency import spearman
 from normscope.papers import charts, frequencies, published
-from normscope.papers.emnlp2021.ratios import grouped, known, methods, ratios, scope
+from normscope.papers.emnlp2021.ratios import grouped, methods, ratios, scope
 from normscope.papers.emnlp2021.shared import PAPER, PUBLISHED, REFERENCE
 from normscope.papers.published import said
-from normscope.papers.report import Claim, Picture, Section, Table
+from normscope.papers.report import Claim, Picture, Section, Table, known
 
 if TYPE_CHECKING:
     import polars

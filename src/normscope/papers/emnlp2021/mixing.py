@@ -12,7 +12,6 @@ from normscope.papers import charts, map_charts, published
 from normscope.papers.emnlp2021.ratios import (
     TYPES,
     by_layer,
-    known,
     methods,
     overall,
     rank_correlation,
@@ -23,7 +22,7 @@ from normscope.papers.emnlp2021.ratios import (
 )
 from normscope.papers.emnlp2021.shared import PAPER, PUBLISHED, REFERENCE, described_input, masked_run, over_layers
 from normscope.papers.published import said
-from normscope.papers.report import Claim, Picture, Section, Table
+from normscope.papers.report import Claim, Picture, Section, Table, known
 
 if TYPE_CHECKING:
     from normscope.corpus.store import Run

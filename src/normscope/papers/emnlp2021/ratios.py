@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normscope.measures.similarity import correlation, spearman
+from normscope.papers.report import known
 from normscope.scopes import aliases_of, names_of
 
 if TYPE_CHECKING:
@@ -124,8 +124,3 @@ def _known(measure: Callable[[Tensor, Tensor], Tensor], a: Sequence[float], b: S
         return None
     found = float(measure(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)))
     return known(found)
-
-
-def known(value: float) -> float | None:
-    """None for NaN."""
-    return None if math.isnan(value) else value

@@ -19,13 +19,13 @@ REFERENCE = "Published: BERT-base on Wikipedia."
 
 def masked_run(setting: Setting) -> str:
     """The name of the run that the paper masks; what is no masked language model reads the text as it is."""
-    return "masked" if setting.readings.masking and _masks(setting) else "plain"
+    return "masked" if setting.readings.masking and setting.masks else "plain"
 
 
 def described_input(setting: Setting) -> str:
     if masked_run(setting) == "masked":
         return "12 % of the tokens of each sequence are masked, as in the paper."
-    why = "as asked for" if _masks(setting) else "since this model knows no masked tokens"
+    why = "as asked for" if setting.masks else "since this model knows no masked tokens"
     return f"The text is read as it is, {why}; the paper masks 12 % of the tokens."
 
 
@@ -38,8 +38,3 @@ def over_layers(setting: Setting, text: str, a: Sequence[float], b: Sequence[flo
         return Claim(text, None, why, said)
     ours = f"Spearman {rho:.2f} over {len(a)} layers (p = {p:.2f})"
     return Claim(text, rho * sign > 0 if p <= setting.readings.level else None, ours, said)
-
-
-def _masks(setting: Setting) -> bool:
-    """A causal model was never shown a mask token, though its tokenizer may have one."""
-    return setting.mask_seed is not None and setting.lens.stacks[0].side == "encoder"

@@ -16,7 +16,6 @@ from normscope.papers.emnlp2021.measures import ALL
 from normscope.papers.emnlp2021.ratios import (
     by_layer,
     grouped,
-    known,
     linear_correlation,
     overall,
     rank_correlation,
@@ -24,7 +23,7 @@ from normscope.papers.emnlp2021.ratios import (
     scope,
 )
 from normscope.papers.emnlp2021.shared import described_input, masked_run, over_layers
-from normscope.papers.report import Cell, Claim, Picture, Section, Table
+from normscope.papers.report import Cell, Claim, Picture, Section, Table, known
 
 if TYPE_CHECKING:
     from normscope.analyzer import Analyzer

@@ -13,7 +13,7 @@ from normscope.papers.feed_forward.amplification import PLAIN, amplification
 from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, removed_name
 from normscope.papers.feed_forward.norms import gamma, norms
 from normscope.papers.feed_forward.pairs import entities, missing_entities, missing_words, word_split
-from normscope.papers.feed_forward.shared import ends_with_norm, layout, masked_run, masks, missing
+from normscope.papers.feed_forward.shared import ends_with_norm, layout, masked_run, missing
 from normscope.papers.feed_forward.similarity import similarity
 from normscope.papers.readings import reading
 
@@ -81,7 +81,7 @@ def _missing_norm(setting: Setting) -> str | None:
 def _masked(setting: Setting, *measures: str) -> tuple[RunPlan, ...]:
     scopes = layout(setting.lens)
     chain = () if scopes is None else scopes.chain
-    return (RunPlan(masked_run(setting), measures, chain, masked=masks(setting)),)
+    return (RunPlan(masked_run(setting), measures, chain, masked=setting.masks),)
 
 
 def _similarity(setting: Setting) -> tuple[RunPlan, ...]:

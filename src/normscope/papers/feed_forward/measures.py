@@ -13,7 +13,7 @@ from torch import Tensor
 from normscope import probing
 from normscope.analysis import Analysis
 from normscope.corpus.items import subword_spans
-from normscope.corpus.measuring import Columns, Sample, reachable, register
+from normscope.corpus.measuring import Columns, Sample, reachable, reads_itself, register
 from normscope.errors import NormscopeError
 from normscope.measures.amplification import shares
 from normscope.measures.similarity import correlation, ranks
@@ -36,7 +36,7 @@ def similarity_normalised(analysis: Analysis) -> Columns:
     every row, or every column, was divided by its sum"""
     names: list[tuple[str, str, str]] = []
     values: list[Tensor] = []
-    if _reads_itself(analysis):
+    if reads_itself(analysis):
         cells = reachable(analysis)
         for normalised, axis in (("row", "output"), ("column", "input")):
             before: Tensor | None = None
@@ -168,8 +168,3 @@ def _special_ids(tokenizer: Any) -> set[int]:
     if tokenizer is None:
         return set()
     return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-
-
-def _reads_itself(analysis: Analysis) -> bool:
-    """Whether this is not the decoder of an encoder-decoder, which reads the encoder too."""
-    return all(label.side == analysis.info["side"] for label in analysis.columns)

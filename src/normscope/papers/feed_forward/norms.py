@@ -14,7 +14,8 @@ from normscope.errors import NormscopeError
 from normscope.measures.similarity import spearman
 from normscope.papers import charts, published
 from normscope.papers.feed_forward.measures import NORM, lowest, removed_count, removed_name
-from normscope.papers.feed_forward.shared import PAPER, described_input, known_layout, listed, masked_run, said
+from normscope.papers.feed_forward.shared import PAPER, described_input, known_layout, listed, masked_run
+from normscope.papers.published import said
 from normscope.papers.report import Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

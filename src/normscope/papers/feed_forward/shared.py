@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from normscope.scopes import aliases_of, steps_of
+from normscope.view.labels import ranges
 
 if TYPE_CHECKING:
     from normscope.analyzer import Analyzer
@@ -91,35 +92,18 @@ def missing(setting: Setting) -> str | None:
 
 def masked_run(setting: Setting) -> str:
     """The name of the run that the paper masks; what is no masked language model reads the text as it is."""
-    return "masked" if masks(setting) else "plain"
-
-
-def masks(setting: Setting) -> bool:
-    """A causal model was never shown a mask token, though its tokenizer may have one."""
-    return setting.mask_seed is not None and setting.lens.stacks[0].side == "encoder"
+    return "masked" if setting.masks else "plain"
 
 
 def described_input(setting: Setting) -> str:
-    if masks(setting):
+    if setting.masks:
         return "12 % of the tokens of each sequence are masked, as in the paper."
     return "The text is read as it is, since this model knows no masked tokens; the paper masks 12 % of them."
 
 
 def listed(layers: Sequence[int]) -> str:
     """ "layers 3-7, 9-11" of numbers in order, "layer 6" of one, "no layer" of none."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    named = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"layer{'s' if len(layers) > 1 else ''} {named}" if layers else "no layer"
-
-
-def said(reference: Mapping[str, float], text: str, *keys: str) -> str:
-    """A published statement; empty where its numbers are not known."""
-    return text.format(*(reference[key] for key in keys)) if all(key in reference for key in keys) else ""
+    return f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}" if layers else "no layer"
 
 
 def _components(chain: Sequence[str]) -> tuple[str, ...]:

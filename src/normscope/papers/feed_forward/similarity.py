@@ -16,8 +16,8 @@ from normscope.papers.feed_forward.shared import (
     known_layout,
     listed,
     masked_run,
-    said,
 )
+from normscope.papers.published import said
 from normscope.papers.report import Cell, Claim, Picture, Section, Table
 
 if TYPE_CHECKING:

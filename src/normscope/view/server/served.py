@@ -12,6 +12,7 @@ from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError, nearest
 from normscope.flow.result import Flow
 from normscope.flow.running import flow as flow_of
+from normscope.flow.targets import classes_of
 from normscope.inputs import Item
 from normscope.scopes import names_of
 from normscope.view import document
@@ -88,7 +89,7 @@ def describe(name: str, lens: Analyzer) -> ModelInfo:
         scopes=list(scopes),
         max_tokens=None if kind == "vision" else lens.limits.positions,
         targets=targets_of(lens),
-        classes=_classes(lens) if targets_of(lens) == "classes" else [],
+        classes=[name for _, name in sorted(classes_of(lens).items())] if targets_of(lens) == "classes" else [],
         positions=targets_of(lens) == "tokens" or "TokenClassification" in type(lens.model).__name__,
     )
 
@@ -100,11 +101,6 @@ def targets_of(lens: Analyzer) -> Targets:
     if "Classification" in type(lens.model).__name__:
         return "classes"
     return "none" if lens.model.get_output_embeddings() is None else "tokens"
-
-
-def _classes(lens: Analyzer) -> list[str]:
-    named: Any = lens.model.config.id2label or {}
-    return [str(name) for _, name in sorted((int(index), name) for index, name in named.items())]
 
 
 def chosen(models: Mapping[str, Analyzer], request: AnalysisRequest) -> Analyzer:

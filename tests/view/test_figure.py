@@ -84,7 +84,7 @@ def test_labels_thin_out(n: int, written: int) -> None:
     assert max(figure.get_size_inches()) < 9
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+@pytest.mark.parametrize("suffix", ["png", "svg", pytest.param("pdf", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "choice", [("ATTN-N", 2), ("layer", None), (None, 2), (None, None)], ids=["map", "layers", "scopes", "all"]
 )

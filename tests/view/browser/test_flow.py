@@ -162,8 +162,10 @@ def edges_of(lens: Analyzer, text: str, row: int, least: float) -> set[tuple[int
     return found
 
 
-@pytest.mark.parametrize("size", ["phone", "wide"])
-@pytest.mark.parametrize("model", ["tiny-causal", DEFAULT])
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [("tiny-causal", "wide"), (DEFAULT, "phone"), pytest.param("tiny-causal", "phone", marks=pytest.mark.slow)],
+)
 def test_a_path(browser: Browser, server: Live, model: str, size: str) -> None:
     with opened(browser, size) as tab:
         visit(tab, server, model)
@@ -298,8 +300,14 @@ def test_where_no_path_is_offered(browser: Browser, tmp_path: Path) -> None:
         assert tab.state["path"] is False
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["phone", "wide"])
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [
+        ("phone", "light"),
+        ("wide", "dark"),
+        *(pytest.param(*both, marks=pytest.mark.slow) for both in (("phone", "dark"), ("wide", "light"))),
+    ],
+)
 def test_no_serious_problem_for_people_with_disabilities(
     browser: Browser, server: Live, size: str, scheme: str
 ) -> None:

@@ -493,8 +493,14 @@ def test_several_tabs_at_once(browser: Browser, server: Live) -> None:
             expect(tab.button(re.compile(f"^Token 4: {word}"))).to_be_attached()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["phone", "wide"])
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [
+        ("phone", "light"),
+        ("wide", "dark"),
+        *(pytest.param(*both, marks=pytest.mark.slow) for both in (("phone", "dark"), ("wide", "light"))),
+    ],
+)
 def test_no_serious_problem_for_people_with_disabilities(
     browser: Browser, server: Live, size: str, scheme: str
 ) -> None:

@@ -383,8 +383,11 @@ def test_command_line(data: Path, folder: Path, tmp_path: Path) -> None:
     assert faulty.exit_code == 3
     assert "1 could not be analysed" in faulty.output
     assert call(str(data), *options, "--strict", "-o", str(tmp_path / "strict")).exit_code == 1
-    listed = call("-", "--measures", "list", "-o", "x")
-    assert "vector_norms" in listed.output
+    assert "vector_norms" in call("--measures", "list").output
+    for nothing in ((), (str(data),), ("-o", str(tmp_path / "x"))):
+        refused = call(*nothing)
+        assert refused.exit_code == 1
+        assert "normscope corpus DATA --out DIR" in refused.output
     table = tmp_path / "data.tsv"
     table.write_text("sentence\tlabel\na cat sat\t1\n")
     assert call(str(table), "-m", str(folder), "--reader", "text=sentence", "-o", str(tmp_path / "tsv")).exit_code == 0

@@ -21,13 +21,16 @@ from normscope.cli.runs import (
     reader_options,
 )
 from normscope.cli.shared import DEFAULT, Model, bars, counted, model_path, quiet
+from normscope.errors import NormscopeError
 
 FAULTY = 3  # exit code of a run that finished, but not with every entry
 
 
 def corpus(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A file, or the name of a Hugging Face dataset.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the run.", show_default=False)],
+    data: Annotated[
+        str | None, typer.Argument(metavar="DATA", help="A file, or the name of a Hugging Face dataset.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of the run.")] = None,
     model: Model = DEFAULT,
     measures: Annotated[
         str, typer.Option("--measures", metavar="NAMES", help="Measures, with commas between them; 'list' lists them.")
@@ -67,6 +70,8 @@ def corpus(
         for name, about in known().items():
             typer.echo(f"{name:14} {about}")
         return
+    if data is None or out is None:
+        raise NormscopeError("Say what is to be measured and where the tables go: normscope corpus DATA --out DIR.")
     with quiet(), bars() as show, counted():
         summary = run(
             data,

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, expect
 
 from normscope import Analyzer, NormscopeError, default_model
 from tests import tiny as kin
+from tests.test_generation import picture
 from tests.test_inputs import toy_tokenizer
 from tests.view.browser.tabs import SIZES, Tab, opened
 from tests.view.fake import NASTY, fake, fake_picture
@@ -270,6 +271,21 @@ def test_files_with_a_flow(browser: Browser, tmp_path: Path, kind: str, size: st
             tab.page.get_by_role("group", name="Side").get_by_role("button", name=band).click()
             tab.until(lambda now, band=band: now["band"] == band and now["path"])  # type: ignore[misc]
             expect(tab.part("path").locator(".edges path")).not_to_have_count(0)
+        assert overflow(tab) <= 0
+
+
+@pytest.mark.parametrize("size", ["phone", "laptop"])
+def test_scores_over_a_picture(browser: Browser, tmp_path: Path, size: str) -> None:
+    result: Any = result_of("vision")
+    path = result.to_html(tmp_path / "x.html", image=picture(), flow=made_up(result))
+    with opened(browser, size) as tab:
+        tab.page.goto(path.as_uri())
+        drawn = tab.part("scores").get_by_role("img", name="Scores of 9 patches")
+        expect(drawn).to_be_visible()
+        expect(drawn.locator("image")).to_have_attribute("href", re.compile("^data:image/"))
+        expect(drawn.locator("title")).to_have_count(9)
+        assert len({rect.get_attribute("style") for rect in drawn.locator("rect:has(title)").all()}) > 3
+        expect(tab.part("scores")).to_contain_text("[CLS]")
         assert overflow(tab) <= 0
 
 

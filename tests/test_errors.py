@@ -671,3 +671,12 @@ def test_attention_backend_changes_nothing(family: str) -> None:
     found = zip(Analyzer(eager).stream(given, heads=True), Analyzer(sdpa).stream(given, heads=True), strict=True)
     for a, b in found:
         assert_same(a, b)
+
+
+def test_a_check_takes_nan_for_the_largest_error() -> None:
+    from normscope import checking
+
+    nan = torch.tensor([[0.0, float("nan")]])
+    assert checking._largest(nan) == float("inf")
+    assert checking._distance(nan, torch.ones(1, 2)) == float("inf")
+    assert checking._beyond_one(nan, toy_lens().stacks[0]) == float("inf")

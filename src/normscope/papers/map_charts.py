@@ -23,30 +23,9 @@ ABSENT = "#e3e5e8"  # cells without a value
 VECTOR_CELLS = 3_000  # above, cells are an image: a page with that many rectangles opens slowly
 
 
-def heat_map(
-    values: ArrayLike,
-    *,
-    rows: Sequence[Any],
-    columns: Sequence[Any],
-    label: str = "",
-    xlabel: str = "",
-    ylabel: str = "",
-    diverging: bool = False,
-    annotate: bool = False,
-    decimals: int = 2,
-) -> Figure:
-    """A matrix in colours; `label` says what they mean. Tokens may be labels."""
-    return heat_maps(
-        {"": values},
-        rows=rows,
-        columns=columns,
-        label=label,
-        xlabel=xlabel,
-        ylabel=ylabel,
-        diverging=diverging,
-        annotate=annotate,
-        decimals=decimals,
-    )
+def heat_map(values: ArrayLike, *, rows: Sequence[Any], columns: Sequence[Any], **look: Any) -> Figure:
+    """One matrix in colours; `look` as of `heat_maps`."""
+    return heat_maps({"": values}, rows=rows, columns=columns, **look)
 
 
 def heat_maps(
@@ -62,7 +41,8 @@ def heat_maps(
     decimals: int = 2,
     shared: bool = True,
 ) -> Figure:
-    """Matrices side by side under their titles, with one colour scale or (shared=False) each with its own."""
+    """Matrices side by side under their titles, with one colour scale or (shared=False) each with its own; `label` says
+    what the colours mean. Tokens may be labels."""
     maps = {title: np.atleast_2d(floats(values)) for title, values in panels.items()}
     for title, values in maps.items():
         if values.shape != (len(rows), len(columns)):

@@ -1,20 +1,5 @@
 /** Pixels to canvases. */
 
-const spare = new Map<string, HTMLCanvasElement>();
-
-/** A hidden canvas that holds these pixels, one for a cell; the next call with the same `key` uses it again. */
-export function bitmap(pixels: Uint32Array, columns: number, rows: number, key = ""): HTMLCanvasElement {
-  let canvas = spare.get(key);
-  if (!canvas) spare.set(key, (canvas = document.createElement("canvas")));
-  if (canvas.width !== columns || canvas.height !== rows) {
-    canvas.width = columns;
-    canvas.height = rows;
-  }
-  const image = new ImageData(new Uint8ClampedArray(pixels.buffer as ArrayBuffer, pixels.byteOffset, 4 * pixels.length), columns, rows);
-  canvas.getContext("2d")?.putImageData(image, 0, 0);
-  return canvas;
-}
-
 /** Put pixels into a small canvas, one for a cell: the browser scales it. */
 export function put(canvas: HTMLCanvasElement, pixels: Uint32Array, columns: number, rows: number): void {
   canvas.width = columns;

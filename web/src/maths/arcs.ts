@@ -1,11 +1,5 @@
 /** Arcs over a line of tokens. */
 
-export interface Arc {
-  path: string;
-  width: number;
-  strength: number; // 0 to 1
-}
-
 /** A flat half ellipse from `from` to `to` on the line y = `base`, not higher than `ceiling`; `down`: below the line. */
 export function arcPath(from: number, to: number, base: number, ceiling: number, down = false): string {
   const span = Math.abs(to - from);

@@ -1,6 +1,6 @@
 /** What is being looked at, and the steps from one view to the next. Pure: a view and a header in, a view out. */
 
-import { headScopes, type Component, type Header, type Side } from "../data/header";
+import { headScopes, type Header, type Side } from "../data/header";
 import type { Per } from "../maths/difference";
 import type { Norm } from "../maths/plane";
 import type { Diagonal } from "../maths/scale";
@@ -83,10 +83,6 @@ export function scopesOf(header: Header, band: string): string[] {
   const found = side.scopes.filter((scope) => !before.has(scope));
   return found.length ? found : side.scopes;
 }
-
-/** The component after which a scope is read. */
-export const componentOf = (side: Side, scope: string): Component | undefined =>
-  side.components.find((one) => one.norms === scope || one.weights === scope);
 
 /** The scope whose maps a path goes through: the whole layer, or the last norms there are. Null where there is no path:
  *  in a picture, or where tokens or layers in between are missing. */

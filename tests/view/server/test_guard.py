@@ -236,3 +236,16 @@ def test_answers_are_not_held_back(server: Live) -> None:
         server.client.get("/api/models")
         times.append(time.perf_counter() - begin)
     assert min(times) < 0.03
+
+
+def test_an_idle_connection_is_kept(server: Live) -> None:
+    """Clients let go of a connection after 5 s without use; a server that closes first loses a request now and then."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.connect()
+    kept = connection.sock
+    for pause in (6, 0):
+        connection.request("GET", "/api/models")
+        assert connection.getresponse().read()
+        time.sleep(pause)
+    assert connection.sock is kept
+    connection.close()

@@ -16,6 +16,9 @@ SETTINGS: dict[str, Any] = {  # of uvicorn
     "lifespan": "on",
     "limit_concurrency": 256,
     "timeout_graceful_shutdown": 2,
+    # Longer than clients keep an idle connection (httpx and Node: 5 s, as uvicorn): a request sent while the server
+    # closes one is lost.
+    "timeout_keep_alive": 30,
     "proxy_headers": False,
 }
 

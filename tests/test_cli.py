@@ -116,6 +116,8 @@ def test_analyze_prints_the_last_scope_and_layer_asked_for(lens: Lens) -> None:
         "rows": None,
         "heads": False,
         "truncation": False,
+        "gate": "ig",
+        "value_bias": "token",
     }
 
 
@@ -129,6 +131,8 @@ def test_analyze_asks_for_everything_by_default(lens: Lens) -> None:
         "rows": None,
         "heads": True,
         "truncation": True,
+        "gate": "ig",
+        "value_bias": "token",
     }
 
 
@@ -331,8 +335,22 @@ def test_analyze_end_to_end(tmp_path: Path) -> None:
 
 
 @with_model
+def test_analyze_with_other_readings(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    lens = Analyzer.from_pretrained(default_model.find())
+    for gate, bias in (("shapley", "token"), ("tangent", "remainder")):
+        asked = run("analyze", "Hello", "-l", "2", "--gate", gate, "--value-bias", bias, "-o", str(path))
+        assert (asked.exit_code, asked.stderr) == (0, "")
+        found, expected = Analysis.load(path), lens.analyze("Hello", layers=1, gate=gate, value_bias=bias)
+        assert found.info["gate"] == gate
+        assert torch.equal(found["layer"], expected["layer"])
+        assert torch.equal(found.remainder("layer"), expected.remainder("layer"))
+
+
+@with_model
 def test_analyze_refuses_what_the_analyzer_refuses() -> None:
-    for arguments in (["x", "-s", "nothing"], ["word " * 600], [""]):
+    wrong = (["x", "-s", "nothing"], ["word " * 600], [""], ["x", "--gate", "shaply"], ["x", "--value-bias", "here"])
+    for arguments in wrong:
         result = run("analyze", *arguments)
         assert result.exit_code == 1
         assert result.stderr.startswith("error: ")

@@ -46,6 +46,17 @@ def test_two_targets_another_method_and_a_position(monkeypatch: pytest.MonkeyPat
     )
 
 
+def test_a_gate_for_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = speaker()
+    result = run(lens, TEXT, "-t", "mat", "--gate", "tangent", monkeypatch=monkeypatch)
+    first = lens.flow(TEXT, target="mat", gate="tangent").scores[0].item()
+    assert f"{first:+.4g}" in result.output
+    assert f"{first:+.4g}" != f"{lens.flow(TEXT, target='mat').scores[0].item():+.4g}"
+    assert "Shapley" in run(lens, TEXT, "-t", "mat", "--gate", "shapley", monkeypatch=monkeypatch).output
+    refused = run(lens, TEXT, "-t", "mat", "--value-bias", "remainder", monkeypatch=monkeypatch)
+    assert (refused.exit_code, "--value-bias" in refused.output) == (1, True)
+
+
 def test_methods_without_parts_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(speaker(), TEXT, "-t", "top", "--method", "alti", monkeypatch=monkeypatch)
     assert "no parts that sum to it" in result.output.replace("\n", " ")

@@ -255,6 +255,12 @@ def test_estimate_refuses_what_analyze_refuses(lens: Analyzer) -> None:
     refused(lambda: lens.estimate(""), "empty")
     refused(lambda: lens.estimate(TEXT, scopes="nope"), "'nope'")
     refused(lambda: lens.estimate(LONG), "82", "40")
+    refused(lambda: lens.estimate(TEXT, gate="nope"), "'nope'")
+    refused(lambda: lens.estimate(TEXT, value_bias="nope"), "'nope'")
+
+
+def test_estimate_of_a_slow_gate(lens: Analyzer) -> None:
+    assert lens.estimate(TEXT, gate="shapley").seconds > lens.estimate(TEXT).seconds
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

@@ -239,9 +239,11 @@ class Analyzer:
         heads: bool | Iterable[int] = False,
         rows: Iterable[int] | int | None = None,
         truncation: bool = False,
+        gate: str = "ig",
+        value_bias: str = "token",
     ) -> Estimate:
         """Memory and time that `analyze` with the same arguments will take, without running it."""
-        requests = self.requests(scopes=scopes, layers=layers, heads=heads, rows=rows)
+        requests = self.requests(scopes=scopes, layers=layers, heads=heads, rows=rows, gate=gate, value_bias=value_bias)
         return self.cost([self._item(text, words, chat, target, None, truncation)], requests)
 
     def _item(

@@ -118,6 +118,18 @@ def analyze(
         ),
     ] = None,
     heads: Annotated[bool, typer.Option("--heads", help="Also the maps of every attention head, for files.")] = False,
+    gate: Annotated[
+        str,
+        typer.Option(
+            "--gate",
+            metavar="NAME",
+            help="How the feed-forward's activation is split: ig, shapley (slow), frozen, or tangent (inexact).",
+        ),
+    ] = "ig",
+    value_bias: Annotated[
+        str,
+        typer.Option("--value-bias", metavar="WHERE", help="Where the value bias counts: token, or remainder."),
+    ] = "token",
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
     dtype: Dtype = None,
     device: Annotated[str | None, typer.Option("--device", metavar="D", help="cpu, cuda, cuda:1, mps ...")] = None,
@@ -140,7 +152,10 @@ def analyze(
 
     aim = aim_of(target, against, position, method)
     if aim is not None:
-        check_options({"--scope": scope, "--layer": layer, "--row": row, "--side": side, "--heads": heads})
+        bias = value_bias != "token"
+        check_options(
+            {"--scope": scope, "--layer": layer, "--row": row, "--side": side, "--heads": heads, "--value-bias": bias}
+        )
     for path in out or []:
         export.check_path(path)
         if aim is not None:
@@ -159,7 +174,7 @@ def analyze(
         if aim is not None:
             if pair is not None:
                 given["text"] = (text, pair)
-            explain(lens, given, aim, out or [], truncate)
+            explain(lens, given, aim, out or [], truncate, gate)
             return
         layers = None if not layer else _from_zero(layer, lens.depth)
         result: Any = shared.analyzed(
@@ -172,6 +187,8 @@ def analyze(
             rows=None if not row else [r - 1 if r > 0 else r for r in row],
             heads=heads,
             truncation=truncate,
+            gate=gate,
+            value_bias=value_bias,
         )
         if side is not None:
             result = result.side(side.value)

@@ -56,21 +56,22 @@ def check_path(path: Path) -> None:
         raise NormscopeError(f"Cannot write the scores of a target to {path}: use .html, .json, .svg, .pdf or .png.")
 
 
-def explain(lens: Analyzer, given: Mapping[str, Any], aim: Aim, out: Sequence[Path], truncate: bool) -> None:
+def explain(lens: Analyzer, given: Mapping[str, Any], aim: Aim, out: Sequence[Path], truncate: bool, gate: str) -> None:
     """Print the scores of the tokens, or write them."""
     from normscope.view import flow_terminal
 
+    options = {**given, "truncation": truncate, "gate": gate}
     with shared.counted():
-        flow = lens.flow(**given, target=aim.target, position=aim.position, method=aim.method, truncation=truncate)
+        flow = lens.flow(**options, target=aim.target, position=aim.position, method=aim.method)
     if not out:
         Console(highlight=False).print(flow_terminal.scores(flow))
         return
     for path in out:
-        _write(lens, flow, given, truncate, path)
+        _write(lens, flow, options, path)
     typer.echo(f"{flow_terminal.equation(flow)}: wrote {', '.join(map(str, out))}")
 
 
-def _write(lens: Analyzer, flow: Flow, given: Mapping[str, Any], truncate: bool, path: Path) -> None:
+def _write(lens: Analyzer, flow: Flow, given: Mapping[str, Any], path: Path) -> None:
     from normscope.view import figure, flow_export
 
     suffix = path.suffix.lower()
@@ -81,6 +82,6 @@ def _write(lens: Analyzer, flow: Flow, given: Mapping[str, Any], truncate: bool,
         text = options.pop("text")
         if lens.two_sided and isinstance(text, tuple):
             text, options["target"] = text
-        shared.analyzed(lens, text, **options, truncation=truncate).to_html(path, flow=flow)
+        shared.analyzed(lens, text, **options).to_html(path, flow=flow)
     else:
         figure.save(flow.plot(), path)

@@ -307,6 +307,33 @@ def test_analyses_can_be_compared_and_kept_in_sets() -> None:
     assert result in {result}
 
 
+def test_tensors_can_be_used_in_training() -> None:
+    """They are ordinary tensors, also those of the first layer shown early; so are the model's."""
+    lens = toy_lens()
+    early: list[Any] = []
+    seen: list[bool] = []
+    found = lens.run(
+        lens.items(TEXT),
+        lens.requests(heads=True),
+        lambda *_: seen.append(torch.is_inference_mode_enabled()),
+        early.extend,
+    )
+    assert (len(early), seen) == (1, [False] * lens.depth)
+    for one in (*early, *found):
+        factor = torch.ones(1, requires_grad=True)
+        maps = [
+            one["layer"],
+            one.mixing_ratio("layer"),
+            one.remainder("layer"),
+            one.heads["attention"],
+            one.value_norms,
+        ]
+        sum((factor * x).square().sum() for x in maps).backward()
+        assert factor.grad is not None
+        one["layer"].mul_(2)
+    lens.base(input_ids=some_ids(4)[None]).last_hidden_state.sum().backward()
+
+
 # --- vectors ---------------------------------------------------------------------------------------------------------
 
 

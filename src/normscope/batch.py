@@ -54,15 +54,18 @@ class BatchRun:
     def _on_layer(self, record: LayerRecord) -> None:
         request, group = self.request, max(1, GROUP_TOKENS // self.longest)
         layer = request.layers.index(record.index)
-        for start in range(0, len(self.items), group):
-            some = slice(start, start + group)
-            rows = None if self.positions is None else self.positions[some]
-            part = select_rows(select_items(record, some), rows)
-            places = [place_of(item, request, g) for item, g in zip(self.items[some], self.geometry[some], strict=True)]
-            found, heads = walk.measure(
-                part, request.steps, request.scopes, places, rows, request.options, self.scratch
-            )
-            self.collected.put(layer, some, found, heads, rows)
+        with torch.inference_mode():  # cheaper than no_grad, which holds already, for many small operations
+            for start in range(0, len(self.items), group):
+                some = slice(start, start + group)
+                rows = None if self.positions is None else self.positions[some]
+                part = select_rows(select_items(record, some), rows)
+                places = [
+                    place_of(item, request, g) for item, g in zip(self.items[some], self.geometry[some], strict=True)
+                ]
+                found, heads = walk.measure(
+                    part, request.steps, request.scopes, places, rows, request.options, self.scratch
+                )
+                self.collected.put(layer, some, found, heads, rows)
         self.tick()
 
     def columns(self, number: int) -> slice | Tensor:

@@ -204,7 +204,7 @@ def jointly(
 
 def _slopes(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """dF/da and dF/du elementwise, by automatic differentiation."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         x, y = (z.detach().clone().requires_grad_(True) for z in (a, u))
         on_gate, on_up = torch.autograd.grad(function(x, y).sum(), (x, y))
     return on_gate, on_up
@@ -294,7 +294,7 @@ def quotient(activation: Activation, a: Tensor) -> Tensor:
 
 def slope(activation: Activation, a: Tensor) -> Tensor:
     """g'(a) elementwise, by automatic differentiation."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         x = a.detach().clone().requires_grad_(True)
         (gradient,) = torch.autograd.grad(activation(x).sum(), x)
     return gradient.detach()

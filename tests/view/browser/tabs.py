@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 SIZES = {"phone": (390, 844), "laptop": (1280, 800), "wide": (1920, 1080)}
-PATIENCE = 30_000  # milliseconds: the machine may be busy
+PATIENCE = 60_000  # milliseconds: the machine may be busy
 AXE = Path(__file__).parents[3] / "web/node_modules/axe-core/axe.min.js"
 
 

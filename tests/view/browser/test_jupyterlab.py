@@ -74,7 +74,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
             return False
 
     try:
-        eventually(up)
+        eventually(up, patience=300)
         yield address, folder
     finally:
         process.terminate()

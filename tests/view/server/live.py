@@ -18,7 +18,7 @@ from normscope.view.server.jobs import Report
 from normscope.view.server.listening import SETTINGS, listen
 from normscope.view.server.schemas import AnalysisRequest
 
-PATIENCE = 30.0
+PATIENCE = 60.0  # seconds: the machine may be busy
 
 
 class Live:
@@ -47,9 +47,9 @@ class Live:
         return eventually(lambda: self.status(id, 1), lambda found: found["state"] == state)
 
 
-def eventually(look: Callable[[], Any], good: Callable[[Any], bool] = bool) -> Any:
+def eventually(look: Callable[[], Any], good: Callable[[Any], bool] = bool, patience: float = PATIENCE) -> Any:
     """What is seen as soon as it is good; a failure when that takes too long."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     while not good(seen := look()):
         assert time.monotonic() < end, seen
         time.sleep(0.01)

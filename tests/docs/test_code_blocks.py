@@ -17,7 +17,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, nullcontext, redirect_stdout
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -93,8 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text, encoding="utf-8")
     classifier(tmp_path / "classifier")
     monkeypatch.setattr(models, "_registered", [])
-    for module in measuring.EXTRA:  # what is first imported by a page would be forgotten with what it registers
-        import_module(module)
+    measuring.measures_of(["flow"])  # loads all there are: one first loaded by a page would be forgotten after it
     monkeypatch.setattr(measuring, "_measures", dict(measuring._measures))
     monkeypatch.chdir(tmp_path)
     return tmp_path

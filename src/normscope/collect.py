@@ -9,8 +9,9 @@ from torch import Tensor
 
 from normscope.analysis import Measured
 from normscope.decompose.attention import set_own_cells
-from normscope.decompose.factored import Reduced
+from normscope.decompose.factored import Figures, Reduced, completeness
 from normscope.decompose.walk import HeadPieces
+from normscope.measures.mixing import mixing_ratio
 from normscope.request import Request
 
 
@@ -35,7 +36,7 @@ class Collected:
         self.maps = space(scopes, layers, rows, length + encoder)
         if encoder:
             self.maps.zero_()
-        self.mixing, self.remainder, self.error = (space(scopes, layers, rows) for _ in range(3))
+        self.figures = space(6, scopes, layers, rows)
         kinds = ("ATTN-W", self.attention, "XATTN-W", "XATTN-N") if encoder else ("ATTN-W", self.attention)
         self.heads = {kind: space(layers, heads, rows, length + encoder).zero_() for kind in kinds if heads}
         self.value_norms = space(layers, heads, length + encoder) if heads else None
@@ -47,22 +48,21 @@ class Collected:
         positions = None if positions is None else positions.cpu()
         for reduced in found:
             first = self.place[reduced.scopes[0]]
-            where = (items, slice(first, first + len(reduced.scopes)), layer)
-            maps = self.maps[where]
-            for n, pieces in enumerate(reduced.maps):
+            scopes = slice(first, first + len(reduced.scopes))
+            self.figures[items, :, scopes, layer].copy_(reduced.figures.permute(2, 0, 1, 3))
+            for n, pieces in enumerate(reduced.maps, first):
                 for piece in pieces:
                     columns = slice(self.length, None) if piece.cross else slice(0, self.length)
-                    into, scale = maps[:, n, :, columns], piece.scale
-                    into.copy_(piece.cells.transpose(1, 2))
-                    if scale is not None:
-                        into *= scale.to(into.device)[..., None] if isinstance(scale, Tensor) else scale
-            set_own_cells(maps[..., : self.length].transpose(2, 3), positions, reduced.own.transpose(0, 1))
-            for into, values in (
-                (self.mixing, reduced.mixing),
-                (self.remainder, reduced.remainder),
-                (self.error, reduced.error),
-            ):
-                into[where].copy_(values.transpose(0, 1))
+                    into, cells, scale = (
+                        self.maps[items, n, layer, :, columns],
+                        piece.cells.transpose(1, 2),
+                        piece.scale,
+                    )
+                    scale = scale[..., None] if isinstance(scale, Tensor) else scale
+                    if scale is None or cells.device != into.device:
+                        into.copy_(cells if scale is None else cells * scale)
+                    else:
+                        torch.mul(cells, scale, out=into)
         for found_heads in heads:
             assert self.value_norms is not None
             cross = found_heads.cross
@@ -75,21 +75,23 @@ class Collected:
             norms = self.value_norms[items, layer][..., columns].copy_(found_heads.value_norms.transpose(1, 2))
             torch.mul(weights, norms[:, :, None], out=self.heads[by_norm][items, layer][..., columns])
 
+    def settle(self, layers: slice, positions: Tensor | None) -> Tensor:
+        """Some layers of all items: their own cells into the maps; mixing ratio, remainder and completeness of every
+        row, (items, 3, scopes, layers, rows)."""
+        figures = Figures(*self.figures[:, :, :, layers].unbind(1))
+        positions = None if positions is None else positions.cpu()
+        set_own_cells(self.maps[:, :, layers, :, : self.length].transpose(3, 4), positions, figures.own)
+        return torch.stack([mixing_ratio(figures.others, figures.own), figures.remainder, completeness(figures)], dim=1)
+
     def item(
-        self, number: int, rows: slice | Tensor, columns: slice | Tensor, layers: slice
+        self, number: int, settled: Tensor, rows: slice | Tensor, columns: slice | Tensor, layers: slice
     ) -> tuple[dict[str, Measured], dict[str, Tensor], Tensor | None]:
-        """Some layers of one item without its padding: scopes, head-level maps, ||f||."""
-        measured = {}
-        for scope in self.scopes:
-            at = (number, self.place[scope])
-            measured[scope] = Measured(
-                self.maps[at][layers, rows][:, :, columns].contiguous(),
-                self.mixing[at][layers, rows].contiguous(),
-                self.remainder[at][layers, rows].contiguous(),
-                self.error[at][layers, rows].amax(-1).to(torch.float64),
-            )
-        heads = {
-            scope: found[number, layers][:, :, rows][..., columns].contiguous() for scope, found in self.heads.items()
-        }
+        """Some layers of one item without its padding, as they were settled: scopes, head-level maps, ||f||."""
+        maps = self.maps[number, :, layers][:, :, rows][..., columns].contiguous()
+        mixing, remainder, error = settled[number][..., rows].contiguous()
+        worst = error.amax(-1).to(torch.float64)
+        each = (Measured(*one) for one in zip(maps, mixing, remainder, worst, strict=True))
+        measured = dict(zip(self.place, each, strict=True))
+        heads = {scope: of[number, layers][:, :, rows][..., columns].contiguous() for scope, of in self.heads.items()}
         norms = None if self.value_norms is None else self.value_norms[number, layers][..., columns].contiguous()
-        return measured, heads, norms
+        return {scope: measured[scope] for scope in self.scopes}, heads, norms

@@ -13,6 +13,7 @@ from torch import Tensor
 from normscope import inputs
 from normscope.analyzer import Analyzer
 from normscope.decompose import walk
+from normscope.decompose.factored import Figures
 from normscope.decompose.scratch import Scratch
 from normscope.errors import NormscopeError
 from normscope.inputs import Item
@@ -77,7 +78,7 @@ def map_within(lens: Analyzer, item: Item, dims: Mapping[int, Tensor]) -> Tensor
         )
         ((piece,),) = reduced.maps
         full = piece.cells[0].t().clone()  # (i, j)
-        full.diagonal().copy_(reduced.own[0, 0])
+        full.diagonal().copy_(Figures(*reduced.figures).own[0, 0])
         found.append(full[real][:, real].cpu())
 
     _trace(lens, item, stack, request.steps, on_layer)

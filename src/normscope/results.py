@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import transformers
+from torch import Tensor
 
 from normscope import inputs
 from normscope._version import __version__
@@ -31,8 +32,12 @@ INCOMPLETE = 1e-2  # contributions that miss the model's vector by this much are
 def results(lens: Analyzer, items: Sequence[Item], runs: Sequence[BatchRun], layers: slice) -> list[Result]:
     """The results of a batch, as far as those layers of the requests go."""
     results: list[Result] = []
+    settled = [run.collected.settle(layers, run.positions) for run in runs]
     for n, item in enumerate(items):
-        found = {run.request.stack.side: _analysis(lens, item, run, n, layers) for run in runs}
+        found = {
+            run.request.stack.side: _analysis(lens, item, run, n, one, layers)
+            for run, one in zip(runs, settled, strict=True)
+        }
         if lens.two_sided:
             results.append(EncoderDecoderAnalysis(found.get("encoder"), found.get("decoder")))
         else:
@@ -40,7 +45,7 @@ def results(lens: Analyzer, items: Sequence[Item], runs: Sequence[BatchRun], lay
     return results
 
 
-def _analysis(lens: Analyzer, item: Item, run: BatchRun, number: int, layers: slice) -> Analysis:
+def _analysis(lens: Analyzer, item: Item, run: BatchRun, number: int, settled: Tensor, layers: slice) -> Analysis:
     request, geometry = run.request, run.geometry[number]
     labels = labels_of(item, request.stack.side)
     columns = tuple(labels[n] for n in geometry.real.tolist())
@@ -52,7 +57,7 @@ def _analysis(lens: Analyzer, item: Item, run: BatchRun, number: int, layers: sl
         encoder = tuple(sources[n] for n in item.sides["encoder"].real.nonzero().flatten().tolist())
         columns += encoder
         word_ids = None if word_ids is None else word_ids + (None,) * len(encoder)
-    measured, heads, value_norms = run.collected.item(number, geometry.rows, run.columns(number), layers)
+    measured, heads, value_norms = run.collected.item(number, settled, geometry.rows, run.columns(number), layers)
     sure = {scope: one for scope, one in measured.items() if request.options.complete or "FF" not in scope}
     _refuse_incomplete(lens, sure, request)
 
@@ -93,6 +98,8 @@ def _analysis(lens: Analyzer, item: Item, run: BatchRun, number: int, layers: sl
 
 
 def _refuse_incomplete(lens: Analyzer, found: Mapping[str, Measured], request: Request) -> None:
+    if not found or bool((torch.stack([one.completeness for one in found.values()]) <= INCOMPLETE).all()):
+        return
     for scope, measured in found.items():
         worst = int(measured.completeness.argmax())
         if not float(measured.completeness[worst]) <= INCOMPLETE:

@@ -34,6 +34,7 @@ from normscope.parameters import (
     value_constant,
     value_rows,
 )
+from normscope.plain_attention import SCORES, attend, is_plain
 from normscope.records import (
     AttentionRecord,
     FeedForwardRecord,
@@ -48,7 +49,6 @@ from normscope.records import (
 from normscope.scopes import Step
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-SCORES = 2**20  # attention scores computed at a time
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,8 @@ class Recorder:
         self.seen: dict[str, tuple[list[Any], list[Tensor]]] = {}
         self.attention: dict[int, tuple[Tensor, Tensor]] = {}  # id(module) -> probabilities, values
         self.spaces: dict[bool, Tensor] = {}
+        self.mask: Tensor | None = None  # the last one
+        self.masking = False  # whether it hides anything
         self.running = True  # the model, not what is done with its layers
 
     def attach(self, layer: nn.Module, wish: Wish, handles: list[Any]) -> None:
@@ -205,9 +207,17 @@ class Recorder:
         mask: Tensor | None,
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
-        """The family's own eager attention, some heads at a time: its scores stay in cache, whatever the length."""
+        """The family's own eager attention, some heads at a time: its scores stay in cache, whatever the length. Where
+        it is the plain one, that of one item is done by `plain_attention`."""
         items, heads, rows = query.shape[:3]
         columns, shared = key.shape[2], heads // key.shape[1]  # query heads that share one of the keys and values
+        if items == shared == 1 and query.dtype == self.dtype and not module.training and is_plain(eager):
+            kept = self._space(items, heads, columns, rows, query.device)
+            mask = mask if self._masks(mask) else None
+            output = attend(query, key, value, mask, kwargs.get("scaling"), kept[0].transpose(0, 1))
+            probabilities = kept.permute(0, 2, 3, 1)
+            self.attention[id(module)] = (probabilities, value)
+            return output, probabilities
         step = heads
         by_head = any(isinstance(x, Tensor) and x.dim() == 4 and x.shape[1] == heads for x in (mask, *kwargs.values()))
         if not by_head and not hasattr(module, "sinks"):
@@ -222,6 +232,12 @@ class Recorder:
         probabilities = kept.permute(0, 2, 3, 1)
         self.attention[id(module)] = (probabilities, value)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), probabilities
+
+    def _masks(self, mask: Tensor | None) -> bool:
+        """Whether a mask, the same in many layers, hides anything."""
+        if mask is not self.mask:
+            self.mask, self.masking = mask, mask is not None and bool(mask.any())
+        return self.masking
 
     def _space(self, items: int, heads: int, columns: int, rows: int, device: torch.device) -> Tensor:
         """A place for the probabilities (b, j, H, i), the same in every layer; the decomposition may overwrite it. The
@@ -322,15 +338,17 @@ class Recorder:
         gain = getattr(module, "weight", None)
         if not isinstance(gain, Tensor) and not isinstance(module, nn.LayerNorm):
             raise NormscopeError(f"Expected a norm at {part.path}, found {type(module).__name__}.")
+        gain = torch.ones_like(x[0, 0]) if gain is None else self._cast(gain)
         if part.kind == "layer":  # 1 / sqrt(variance + eps), the statistic that the model's own kernel returns
-            inverse = torch.native_layer_norm(x, [x.shape[-1]], None, None, module.eps)[2][..., 0]
+            # Without a gain the kernel would be half as fast.
+            inverse = torch.native_layer_norm(x, [x.shape[-1]], gain, None, module.eps)[2][..., 0]
         else:
             epsilon = getattr(module, "variance_epsilon", None) or module.eps
             inverse = (x.square().mean(-1) + epsilon).rsqrt()
         return NormRecord(
             kind=part.kind,
             inverse=inverse,
-            gain=torch.ones_like(x[0, 0]) if gain is None else self._cast(gain) + part.offset,
+            gain=gain + part.offset if part.offset else gain,
             shift=self._cast(getattr(module, "bias", None)),
             output=output,
         )
@@ -380,7 +398,9 @@ class Recorder:
         return FeedForwardRecord(tuple(units), self._cast(self._out(part.module)))
 
     def _cast(self, tensor: Any) -> Any:
-        return None if tensor is None else tensor.detach().to(self.dtype)
+        if tensor is None or (tensor.dtype == self.dtype and not tensor.requires_grad):
+            return tensor
+        return tensor.detach().to(self.dtype)
 
     def _in(self, path: str) -> Tensor:
         return self._shaped(_joined([args[0] for args in self.seen[path][0]]))

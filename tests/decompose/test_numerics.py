@@ -43,10 +43,11 @@ def found(given: AttentionRecord) -> torch.Tensor:
     scratch = Scratch()
     state = attend(replace(given, weights=given.weights.clone()), None, "token", scratch)
     reduced = factored.reduce(["ATTN-N"], [state], [given.output], scratch)
-    assert float(reduced.error.max()) < 1e-5
+    figures = factored.Figures(*reduced.figures)
+    assert float(factored.completeness(figures).max()) < 1e-5
     cells = reduced.maps[0][0].cells[0].t().clone()
     cells.fill_diagonal_(0)
-    cells += torch.diag(reduced.own[0, 0])
+    cells += torch.diag(figures.own[0, 0])
     return cells
 
 
@@ -76,19 +77,52 @@ def test_columns_that_are_not_in_doubt_are_sound(cancel: float, heads: int) -> N
     assert float(error.max()) < 2e-6
 
 
-def test_a_large_common_offset_costs_nothing() -> None:
-    """A mean of f over d far above its spread is subtracted by the norm: float32 vectors would lose the spread."""
+@pytest.mark.parametrize("heads", [14, 15, 16, 31])
+def test_many_heads(heads: int) -> None:
+    """Gram matrices are made some rows at a time."""
+    given = record(heads=heads, width=8 * heads)
+    expected = exact(given)
+    assert float(((found(given).double() - expected).abs() / expected).max()) < 2e-6
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-4, 1e4, 1e9])
+def test_vectors_of_any_size(size: float) -> None:
+    """Squares are scaled to the range of float32, by a factor which must not leave it."""
     given = record(heads=4, width=96)
-    given.matrix.add_(1e4)
-    scratch, gain = Scratch(), torch.rand(96) + 0.5
+    given = replace(given, values=given.values * size, bias=None, output=(given.output - given.bias) * size)
+    expected = exact(given)
+    assert float(((found(given).double() - expected).abs() / expected).max()) < 2e-6
+
+
+def normed_error(given: AttentionRecord, both: bool) -> torch.Tensor:
+    """Relative errors of the cells behind a norm, where the scope before it is asked for too (`both`) or not."""
+    scratch, gain = Scratch(), torch.rand(given.matrix.shape[2], generator=torch.Generator().manual_seed(3)) + 0.5
     norm = NormRecord("layer", torch.ones(1, given.values.shape[2]), gain, None, given.output)
-    state = attend(replace(given, weights=given.weights.clone()), None, "token", scratch).normed(norm)
-    cells = factored.reduce(["ATTNLN-N"], [state], [given.output], scratch).maps[0][0].cells[0].t()
+    state = attend(replace(given, weights=given.weights.clone()), None, "token", scratch)
+    states = [state, state.normed(norm)] if both else [state.normed(norm)]
+    reduced = factored.reduce([str(n) for n in range(len(states))], states, [given.output] * len(states), scratch)
     matrix = given.matrix.double()
     f = torch.einsum("bhje,hed->bhjd", given.values.double(), (matrix - matrix.mean(-1, keepdim=True)) * gain.double())
     expected = torch.einsum("bhij,bhjd->ijd", given.weights.double(), f).norm(dim=-1)
-    error = ((cells.double() - expected).abs() / expected).fill_diagonal_(0)
-    assert float(error.max()) < 1e-5
+    found = reduced.maps[-1][0].cells[0].t().double()
+    return ((found - expected).abs() / expected.amax(1, keepdim=True)).fill_diagonal_(0)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_large_common_offset_costs_nothing(both: bool) -> None:
+    """A mean of f over d far above its spread is subtracted by the norm: float32 vectors would lose the spread."""
+    given = record(heads=4, width=96)
+    given.matrix.add_(1e4)
+    assert float(normed_error(given, both).max()) < 2e-6
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("both", [True, False])
+def test_the_mean_is_taken_out_of_the_squares(offset: float, both: bool) -> None:
+    """On both sides of the threshold of doubt."""
+    given = record(tokens=40, heads=12, width=96)
+    given.matrix.add_(offset)
+    assert float(normed_error(given, both).max()) < 2e-6
 
 
 def test_a_float32_gram_would_fail_there() -> None:

@@ -41,7 +41,7 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
         own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2)
         own_weights = own_weights.clone(memory_format=torch.contiguous_format)  # (g, R, H)
         set_own_cells(weights.transpose(1, 2), positions, 0)
-    few = items * columns * (heads + 1) * width <= VECTORS
+    few = items * columns * (heads + 3) * width <= VECTORS
     whole = probed(values, record.matrix, record.cross, scratch) if few else None
     mixture = Mixture(weights, own_weights, values, record.matrix, whole, record.cross, record.sinks)
 

@@ -34,7 +34,7 @@ class Mixture:
     own_weights: Tensor  # (g, R, H): what stood there; zeros where the columns are the encoder's
     values: Tensor  # (g, j, H, d_h)
     matrix: Tensor  # (H, d_h, d)
-    whole: Tensor | None  # (H + 1, g, j, d): all of `probed`, where that is not too much
+    whole: Tensor | None  # (H + 3, g, j, d): all of `probed`, where that is not too much; overwritten by `reduce`
     cross: bool = False
     sinks: bool = False
 
@@ -44,7 +44,7 @@ class Mixture:
             yield slice(0, self.values.shape[1]), self.whole
             return
         items, columns, heads, _ = self.values.shape
-        step = max(1, VECTORS // (items * (heads + 1) * self.matrix.shape[2]))
+        step = max(1, VECTORS // (items * (heads + 3) * self.matrix.shape[2]))
         for start in range(0, columns, step):
             js = slice(start, min(start + step, columns))
             yield js, probed(self.values[:, js], self.matrix, self.cross, scratch)
@@ -52,18 +52,23 @@ class Mixture:
     def vectors(self) -> Tensor:
         """(g, j, H, d): f_jh."""
         if self.whole is not None:
-            return self.whole[:-1].permute(1, 2, 0, 3)
+            return self.whole[:-3].permute(1, 2, 0, 3)
         return torch.einsum("gjhk,hkd->gjhd", self.values, self.matrix)
 
 
 def probed(values: Tensor, matrix: Tensor, cross: bool, scratch: Scratch) -> Tensor:
-    """``f_jh = values_jh matrix_h`` as (H + 1, g, j, d), with the `probe` after the heads."""
+    """``f_jh = values_jh matrix_h`` as (H + 3, g, j, d), followed by the `probe`, 1/d, and a free place."""
     items, columns, heads, _ = values.shape
     width = matrix.shape[2]
-    made = scratch.like("cross vectors" if cross else "vectors", (heads + 1, items * columns, width), values)
+
+    def begin(fresh: Tensor) -> None:
+        fresh[heads] = probe(width, values.dtype, values.device)
+        fresh[heads + 1] = 1 / width
+
+    name = "cross vectors" if cross else "vectors"
+    made = scratch.like(name, (heads + 3, items * columns, width), values, begin)
     torch.bmm(values.flatten(0, 1).transpose(0, 1), matrix, out=made[:heads])
-    made[heads] = probe(width, values.dtype, values.device)
-    return made.view(heads + 1, items, columns, width)
+    return made.view(heads + 3, items, columns, width)
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,9 @@ class Term:
         term = self
         if norm.kind == "layer" and self.gain is not None:  # a second norm: fold the first into the matrix
             matrix = self.view(self.mixture.matrix)
-            whole = None if self.mixture.whole is None else self.view(self.mixture.whole)
+            whole = self.mixture.whole
             if whole is not None:
-                whole[-1] = probe(whole.shape[-1], whole.dtype, whole.device)
+                whole = torch.cat([self.view(whole[:-3]), whole[-3:]])
             term = Term(replace(self.mixture, matrix=matrix, whole=whole), self.scale)
         scale = norm.inverse if term.scale is None else term.scale * norm.inverse
         return replace(term.scaled(norm.gain), scale=scale, centered=term.centered or norm.kind == "layer")
@@ -181,12 +186,13 @@ def apply_norm(norm: NormRecord, x: Tensor) -> Tensor:
         return (x * norm.gain) * norm.inverse[..., None]
     # One fused pass: layer_norm also divides by each vector's own deviation, which is taken back.
     normed, _, reciprocal = torch.native_layer_norm(x, [x.shape[-1]], norm.gain, None, 1e-30)
-    return normed * (norm.inverse[..., None] / reciprocal)
+    factor = norm.inverse[..., None] / reciprocal
+    return normed.mul_(factor) if factor.shape[:-1] == normed.shape[:-1] else normed * factor
 
 
 def with_shift(norm: NormRecord, x: Tensor) -> Tensor:
-    """The shift of a norm, which goes to the remainder."""
-    return x if norm.shift is None else x + norm.shift
+    """The shift of a norm, which goes to the remainder, added in place."""
+    return x if norm.shift is None else x.add_(norm.shift)
 
 
 def reach(weights: Tensor) -> slice:

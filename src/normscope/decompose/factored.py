@@ -1,16 +1,17 @@
 """Norms and completeness of factored states, without any n x n x d tensor.
 
 ``||sum_h alpha_ijh f_jh||^2 = alpha_ij^T G_j alpha_ij`` with the H x H Gram matrix ``G_j`` of the vectors f_jh. States
-that share a mixture (before and after a norm) share one product with the weights. A Gram matrix squares, so it loses
-digits where heads cancel; the same product gives ``sum_h alpha_ijh ||f_jh||``, which tells where, and those columns are
-done again from the values with a QR decomposition in float64. Completeness is tested in a fixed random direction, which
-goes through the same products, so that the test covers the vectors f themselves.
+that share a mixture (before and after a norm) share the vectors: behind a norm with gain g the Gram matrix is that of
+``g * f``, from which the mean is taken out afterwards. A Gram matrix squares, so it loses digits where heads cancel;
+the product with the weights also gives ``sum_h alpha_ijh ||f_jh||``, which tells where, and those columns are done
+again from the values with a QR decomposition in float64. Completeness is tested in a fixed random direction, which goes
+through the same products, so that the test covers the vectors f themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -18,16 +19,17 @@ from torch import Tensor
 from normscope.decompose.attention import set_own_cells
 from normscope.decompose.contributions import Factored, Mixture, Term, probe, reach, row_norms
 from normscope.decompose.scratch import Scratch
-from normscope.measures.mixing import mixing_ratio
 
 TOKENS = 64  # doubtful columns done again at a time
 PRODUCT = 2**20  # cells of the product with the weights at a time
 HEADROOM = 2.0**100  # float32 squares of cells down to 1e-30 must not underflow
+LARGEST = 2.0**126  # and the factor for it must not overflow
 # Doubtful: (sum_h alpha ||f_h||)^2 > 3 H ||sum_h alpha f_h||^2. Orthogonal vectors of equal length give H, so that a
 # sound form has lost at most half a decimal digit more than they would.
 CANCELLED = 3
 TINY = 1e-30  # doubtful: a square so small has lost digits to underflow
-OFFSET = 16  # doubtful: the mean of f over d, which a norm subtracts, is so many times its deviation
+OFFSET = 8  # doubtful: taking the mean out of f leaves less than this share of its square
+LEFT = 15  # rows on the left of a batched product; MKL is up to ten times slower with more
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,23 @@ class Reduced:
 
     scopes: tuple[str, ...]
     maps: tuple[tuple[Piece, ...], ...]
-    own: Tensor  # (S, g, R): the rows' own cells
-    mixing: Tensor  # (S, g, R)
-    remainder: Tensor  # (S, g, R): norm of b_i
-    error: Tensor  # (S, g, R): completeness
+    figures: Tensor  # (6, S, g, R), see `Figures`
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Numbers of every row, from which mixing ratio and completeness follow."""
+
+    own: Tensor  # ||c_ii||
+    others: Tensor  # ||sum_{j != i} c_ij||
+    missing: Tensor  # ||sum_j c_ij + b_i - y_i||
+    length: Tensor  # ||y_i||
+    remainder: Tensor  # ||b_i||
+    highest: Tensor  # max_{j != i} ||c_ij||
 
 
 def reduce(scopes: Sequence[str], states: Sequence[Factored], actual: Sequence[Tensor], scratch: Scratch) -> Reduced:
-    """Norms, mixing ratio and completeness of states; `actual` (g, R, d) are the model's own vectors there."""
+    """Maps and figures of states; `actual` (g, R, d) are the model's own vectors there. Overwrites the vectors f."""
     views: list[Term] = []
     for term in (term for state in states for term in state.terms):
         if not any(_same_view(term, view) for view in views):
@@ -62,44 +73,56 @@ def reduce(scopes: Sequence[str], states: Sequence[Factored], actual: Sequence[T
         shared = [n for n, view in enumerate(views) if view.mixture is mixture]
         norms |= zip(shared, _norms([views[n] for n in shared], scratch), strict=True)
 
-    own, others = torch.stack([row_norms(state.split) for state in states], dim=1)
-    maps, heights, missing = [], list(own), []
-    for number, (state, target) in enumerate(zip(states, actual, strict=True)):
-        direction = probe(target.shape[-1], target.dtype, target.device)
-        missed = state.own @ direction - target @ direction + state.bias @ direction
-        pieces = []
+    direction = probe(actual[0].shape[-1], actual[0].dtype, actual[0].device)
+    shape = actual[0].shape[:2]
+    maps, figures = [], []
+    for state, target in zip(states, actual, strict=True):
+        own, others = torch.linalg.vector_norm(state.split, dim=-1)
+        missing = state.own @ direction - target @ direction + state.bias @ direction
+        pieces, heights = [], []
         for term in state.terms:
             cells, highest, tested = norms[next(n for n, view in enumerate(views) if _same_view(term, view))]
             pieces.append(Piece(cells, term.scale, term.mixture.cross))
             if term.scale is not None:
                 highest, tested = highest * term.scale, tested * term.scale
-            heights[number] = torch.maximum(heights[number], highest)
-            missed = missed + tested
+            heights.append(highest)
+            missing = missing + tested
         maps.append(tuple(pieces))
-        missing.append(missed)
-    length = torch.stack([torch.linalg.vector_norm(target, dim=-1) for target in actual])
-    error = completeness(torch.stack(missing).abs_(), length, torch.stack(heights))
-    remainder = torch.stack([torch.linalg.vector_norm(state.bias, dim=-1).expand(own.shape[1:]) for state in states])
-    return Reduced(tuple(scopes), tuple(maps), own, mixing_ratio(others, own), remainder, error)
+        highest = heights[0] if len(heights) == 1 else torch.stack(heights).amax(0)
+        length, remainder = (torch.linalg.vector_norm(x, dim=-1) for x in (target, state.bias))
+        figures.append(Figures(own, others, missing.abs_(), length, remainder.expand(shape), highest))
+    found = stacked(figures)
+    if bool((found[:2] < 1e-15).any()):  # float32 squares may have lost digits to underflow
+        for n, state in enumerate(states):
+            found[:2, n] = row_norms(state.split)
+    return Reduced(tuple(scopes), tuple(maps), found)
 
 
-def completeness(missing: Tensor, length: Tensor, highest: Tensor) -> Tensor:
+def stacked(figures: Sequence[Figures]) -> Tensor:
+    """(6, S, g, R)"""
+    names = [field.name for field in fields(Figures)]
+    flat = torch.stack([getattr(one, name) for name in names for one in figures])
+    return flat.view(len(names), len(figures), *flat.shape[1:])
+
+
+def completeness(figures: Figures) -> Tensor:
     """``||sum_j c_ij + b_i - y_i|| / max(||y_i||, max_j ||c_ij||)``."""
-    return missing / torch.maximum(length, highest).clamp_min(torch.finfo(missing.dtype).tiny)
+    largest = torch.maximum(torch.maximum(figures.length, figures.highest), figures.own)
+    return figures.missing / largest.clamp_min(torch.finfo(largest.dtype).tiny)
 
 
 def reduce_weights(scopes: Sequence[str], residual: Sequence[bool], mixture: Mixture) -> Reduced:
     """ATTN-W: the mean of the weights over heads, A; with the residual connection ATTNRES-W: ``(A + I) / 2`` (Abnar &
     Zuidema 2020)."""
     mean = mixture.weights.mean(2)
-    single = mixture.own_weights.mean(-1)
-    half = torch.tensor([0.5 if one else 1.0 for one in residual], dtype=mean.dtype, device=mean.device)[:, None, None]
-    others = mean.sum(1)
-    own = half * single + (1 - half)
-    missing = others + single - 1
-    error = half * (missing.clamp_min(0) if mixture.sinks else missing.abs())
+    own, others = mixture.own_weights.mean(-1), mean.sum(1)
+    missing = own + others - 1
+    missing = missing.clamp_min(0) if mixture.sinks else missing.abs_()
+    nothing, all_of_it = torch.zeros_like(own), torch.ones_like(own)
+    plain = Figures(own, others, missing, all_of_it, nothing, nothing)
+    halved = Figures(own / 2 + 0.5, others / 2, missing / 2, all_of_it, nothing, nothing)
     maps = tuple((Piece(mean, 0.5 if one else None, mixture.cross),) for one in residual)
-    return Reduced(tuple(scopes), maps, own, mixing_ratio(half * others, own), torch.zeros_like(own), error)
+    return Reduced(tuple(scopes), maps, stacked([halved if one else plain for one in residual]))
 
 
 def vectors(state: Factored, positions: Tensor | None) -> list[Tensor]:
@@ -123,15 +146,24 @@ def _same_view(a: Term, b: Term) -> bool:
 def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor, Tensor]]:
     """For each view of one mixture, without the row scale: norms (g, j, R), the highest of each row (g, R), and the sum
     over j of the off-diagonal contributions along the probe (g, R)."""
-    mixture = terms[0].mixture
+    mixture, views = terms[0].mixture, len(terms)
     items, columns, heads, rows = mixture.weights.shape
-    cells = mixture.weights.new_zeros(len(terms), items, columns, rows)
-    sums = cells.new_zeros(items, len(terms), rows)
-    doubtful = torch.zeros(items, columns, len(terms), dtype=torch.bool, device=cells.device)
+    cells = mixture.weights.new_zeros(views, items, columns, rows)
+    sums = cells.new_zeros(views, items, rows)
+    doubtful = torch.zeros(views, items, columns, dtype=torch.bool, device=cells.device)
     for block, vectors in mixture.blocks(scratch):
         width = block.stop - block.start
-        forms, unit, doubtful[:, block] = (x.unflatten(0, (items, width)) for x in _forms(vectors.flatten(1, 2), terms))
-        step = width if items > 1 else max(1, PRODUCT // (len(terms) * (heads + 2) * rows))
+        grams, offset = _grams(vectors.flatten(1, 2), terms, scratch)
+        squares = grams.diagonal(dim1=2, dim2=3)  # (views, tokens, H)
+        lowest, largest = (float(one) for one in squares.aminmax())
+        if lowest < TINY:
+            doubtful[:, :, block] |= (squares < TINY).any(-1).unflatten(1, (items, width))
+        if offset is not None:
+            doubtful[-1, :, block] |= offset.unflatten(0, (items, width))
+        factor = min(HEADROOM / max(largest, TINY), LARGEST)
+        torch.sqrt(squares, out=grams[..., heads + 1]).mul_((CANCELLED * heads * factor) ** -0.5)
+        forms = grams[..., : heads + 2].transpose(2, 3)  # Gram matrices, the probe's row, and that of ||f_h||
+        step = width if items > 1 else max(1, PRODUCT // (views * (heads + 2) * rows))
         for start in range(0, width, step):
             some = slice(start, min(start + step, width))
             js = slice(block.start + some.start, block.start + some.stop)
@@ -139,52 +171,79 @@ def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor
             weights = mixture.weights[:, js, :, hit].flatten(0, 1)  # (tokens, H, rows)
             if weights.shape[2] == 0:
                 continue
-            product = scratch.like("product", (len(weights), len(terms) * (heads + 2), weights.shape[2]), cells)
-            torch.bmm(forms[:, some].flatten(0, 1).flatten(1, 2), weights, out=product)
-            product = product.unflatten(1, (len(terms), heads + 2))
-            squares = product[:, :, :heads].mul_(weights[:, None]).sum(2)  # (tokens, views, R)
-            lost = (product[:, :, heads].square_() > squares).any(-1)
-            doubtful[:, js] |= lost.unflatten(0, (items, -1))
-            sums[..., hit] += product[:, :, heads + 1].unflatten(0, (items, -1)).sum(1)
-            torch.mul(squares.sqrt_().transpose(0, 1).unflatten(1, (items, -1)), unit[0, 0], out=cells[:, :, js, hit])
+            product = scratch.like("product", (views, len(weights), heads + 2, weights.shape[2]), cells)
+            among = some if items == 1 else slice(None)
+            for form, into in zip(forms[:, among], product, strict=True):
+                torch.baddbmm(into, form, weights, beta=0, alpha=factor, out=into)
+            squares = product[:, :, :heads].mul_(weights).sum(2)  # (views, tokens, R)
+            lost = product[:, :, heads + 1].square_() > squares
+            if bool(lost.any()):
+                doubtful[:, :, js] |= lost.any(-1).unflatten(1, (items, -1))
+            sums[..., hit] += product[:, :, heads].unflatten(1, (items, -1)).sum(2).mul_(1 / factor)
+            norms = squares.sqrt_().unflatten(1, (items, -1))
+            torch.mul(norms, factor**-0.5, out=cells[:, :, js, hit])
     if bool(doubtful.any()):
-        for n, term in enumerate(terms):
-            _again(term, doubtful[:, :, n].nonzero(as_tuple=True), cells[n])
-    highest = cells.amax(2)
-    return [(cells[n], highest[n], sums[:, n]) for n in range(len(terms))]
+        for term, columns_of, into in zip(terms, doubtful, cells, strict=True):
+            _again(term, columns_of.nonzero(as_tuple=True), into)
+    return list(zip(cells, cells.amax(2), sums, strict=True))
 
 
-def _forms(probed: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor, Tensor]:
-    """What the weights are multiplied with, (tokens, views, H + 2, H): the Gram matrix, ``||f_h||`` ready to be
-    compared (CANCELLED), and f_h along the probe; the unit of the norms (tokens,); which (tokens, views) are doubtful
-    already.
+def _grams(probed: Tensor, terms: Sequence[Term], scratch: Scratch) -> tuple[Tensor, Tensor | None]:
+    """For each view the products of the vectors f_h with those of `probed`, (views, tokens, H, H + 3): the Gram matrix,
+    f_h along the probe, and two columns that are free afterwards; and the tokens that are doubtful in the last view,
+    which is taken in place.
     """
-    heads, tokens, width = probed.shape[0] - 1, probed.shape[1], probed.shape[2]
-    grams = probed.new_empty(len(terms), tokens, heads + 1, heads + 1)
-    doubtful = torch.zeros(tokens, len(terms), dtype=torch.bool, device=probed.device)
-    for n, (term, gram) in enumerate(zip(terms, grams, strict=True)):
-        if term.centered:
-            # One fused pass: layer_norm also divides by each vector's own deviation, which is taken back.
-            viewed, mean, inverse = torch.native_layer_norm(probed, [width], term.gain, None, 1e-30)
-            deviation = inverse.reciprocal_()
-            doubtful[:, n] = (mean[:heads].abs_() > OFFSET * deviation[:heads]).any(0)[:, 0]
-            viewed[heads], deviation[heads] = probed[heads], 1
-            deviation = deviation.transpose(0, 1)  # (tokens, H + 1, 1)
-            torch.bmm(viewed.transpose(0, 1), viewed.permute(1, 2, 0), out=gram)
-            gram.mul_(deviation).mul_(deviation.transpose(1, 2))
+    heads, tokens = probed.shape[0] - 3, probed.shape[1]
+    vectors, last = probed[:heads], terms[-1]
+    grams = scratch.like("grams", (len(terms), tokens, heads, heads + 3), probed)
+    raw = offset = None
+    if last.centered and last.gain is not None:
+        square = last.gain.square()
+        probed[heads + 2] = torch.sub(square, square.mean(), alpha=0.5)
+    for term, gram in zip(terms, grams, strict=True):
+        if term.gain is None:
+            raw = gram
+            _products(probed, gram)
+        elif term is not last:
+            viewed = scratch.like("viewed", tuple(probed.shape), probed).copy_(probed)
+            viewed[:heads] = term.view(vectors)
+            _products(viewed, gram)
         else:
-            viewed = term.view(probed)
-            if viewed is not probed:
-                viewed[heads] = probed[heads]
-            torch.bmm(viewed.transpose(0, 1), viewed.permute(1, 2, 0), out=gram)
-    squares = grams.diagonal(dim1=2, dim2=3)[..., :heads].transpose(0, 1)  # (tokens, views, H)
-    doubtful |= (squares < TINY).any(-1)
-    scale = HEADROOM / squares.amax().clamp_min(TINY)
-    forms = probed.new_empty(tokens, len(terms), heads + 2, heads)
-    torch.mul(grams[:, :, :heads, :heads].transpose(0, 1), scale, out=forms[:, :, :heads])
-    torch.mul(squares, scale / (CANCELLED * heads), out=forms[:, :, heads]).sqrt_()
-    forms[:, :, heads + 1] = grams[:, :, heads, :heads].transpose(0, 1)
-    return forms, scale.rsqrt().expand(tokens), doubtful
+            if term.centered and raw is None:
+                raw = scratch.like("raw", tuple(gram.shape), gram)
+                _products(probed, raw)
+            vectors.mul_(term.gain)
+            _products(probed, gram)
+            if term.centered and raw is not None:
+                offset = _center(gram, raw, term.gain)
+    return grams, offset
+
+
+def _products(probed: Tensor, out: Tensor) -> None:
+    """``<f_h, .>`` of each token with all its vectors: (H + 3, tokens, d) -> (tokens, H, H + 3)."""
+    left, right = probed[:-3].transpose(0, 1), probed.permute(1, 2, 0)
+    if left.shape[1] <= LEFT:
+        torch.bmm(left, right, out=out)
+    else:
+        some = left.chunk(-(-left.shape[1] // LEFT), dim=1)
+        torch.cat([torch.bmm(rows, right) for rows in some], dim=1, out=out)
+
+
+def _center(gram: Tensor, raw: Tensor, gain: Tensor) -> Tensor:
+    """Take the means m of f out of the products of ``g f``, whose products without the gain are `raw`: with
+    ``a = <g^2 - sum g^2 / 2d, f>``
+
+        ``<g (f - m), g (f' - m')> = <g f, g f'> - m a' - a m'``,  ``<g (f - m), p> = <g f, p> - m <g, p>``.
+
+    Returns which tokens lose digits by it.
+    """
+    heads = gram.shape[1]
+    m, a = raw[..., -2], raw[..., -1]
+    squares = gram.diagonal(dim1=1, dim2=2)
+    before = squares.clone()
+    gram[..., :heads].addcmul_(m[:, :, None], a[:, None], value=-1).addcmul_(a[:, :, None], m[:, None], value=-1)
+    gram[..., heads].sub_(m, alpha=float(probe(len(gain), gain.dtype, gain.device) @ gain))
+    return (squares * OFFSET < before).any(-1)
 
 
 def _again(term: Term, columns: tuple[Tensor, ...], cells: Tensor) -> None:

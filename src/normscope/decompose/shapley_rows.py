@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from normscope.decompose.contributions import Factored, apply_norm, row_norms, with_shift
-from normscope.decompose.factored import Piece, Reduced, completeness
+from normscope.decompose.factored import Piece, Reduced
 from normscope.decompose.shapley_gate import EXPERTS, Shapley, constant
 from normscope.errors import NormscopeError
-from normscope.measures.mixing import mixing_ratio
 from normscope.records import FeedForwardRecord, NormRecord, Unit
 
 Columns = Sequence[slice | Tensor]  # the real columns of each term
@@ -64,7 +63,7 @@ def reduce(
     actual: Sequence[Tensor],
     items: Sequence[tuple[Columns, slice | Tensor]],
 ) -> Reduced:
-    """Norms, mixing ratio, remainder and completeness of states of one feed-forward block; `actual` (g, R, d) are the
+    """Maps and figures of states of one feed-forward block; `actual` (g, R, d) are the
     model's own vectors there, `items` the real columns of each term and the real rows."""
     last = max(states, key=lambda state: len(state.steps))
     points = [len(state.steps) for state in states]
@@ -73,14 +72,13 @@ def reduce(
     shape = (len(states), *like.shape[:2])
     weights = [term.mixture.weights for term in terms]
     cells = [like.new_zeros(len(states), len(one), one.shape[1], one.shape[3]) for one in weights]
-    own, others, remainder, missed, highest = (like.new_zeros(shape) for _ in range(5))
+    own, others, missing, remainder, highest = (like.new_zeros(shape) for _ in range(5))
     for n, (columns, rows) in enumerate(items):
         for row in torch.arange(like.shape[1], device=like.device)[rows].tolist():
             found = _row(last, n, row, columns, points)
             for s, point in enumerate(points):
                 at, place = found[point], (s, n, row)
                 own[place], remainder[place] = row_norms(at.own), row_norms(at.bias)
-                highest[place] = own[place]
                 total = torch.zeros_like(at.own)
                 for map_, some, js in zip(cells, at.contributions, columns, strict=True):
                     norms = row_norms(some)
@@ -88,7 +86,7 @@ def reduce(
                     highest[place] = torch.maximum(highest[place], norms.amax())
                     total = total + some.sum(0)
                 others[place] = row_norms(total)
-                missed[place] = row_norms(total + at.own + at.bias - actual[s][n, row])
+                missing[place] = row_norms(total + at.own + at.bias - actual[s][n, row])
     length = torch.stack([row_norms(one) for one in actual])
     return Reduced(
         scopes=tuple(scopes),
@@ -96,10 +94,7 @@ def reduce(
             tuple(Piece(map_[s], None, term.mixture.cross) for map_, term in zip(cells, terms, strict=True))
             for s in range(len(states))
         ),
-        own=own,
-        mixing=mixing_ratio(others, own),
-        remainder=remainder,
-        error=completeness(missed, length, highest),
+        figures=torch.stack([own, others, missing, length, remainder, highest]),
     )
 
 

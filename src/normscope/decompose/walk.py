@@ -11,14 +11,13 @@ from torch import Tensor
 from normscope.decompose import factored
 from normscope.decompose.attention import ValueBias, attend
 from normscope.decompose.contributions import Factored, Mixture, Rows, row_norms, untouched
-from normscope.decompose.factored import Piece, Reduced, completeness, reduce, reduce_weights
+from normscope.decompose.factored import Figures, Piece, Reduced, reduce, reduce_weights, stacked
 from normscope.decompose.feed_forward import feed_forward, lifts_of, stream
 from normscope.decompose.gates import Gate
 from normscope.decompose.scratch import Scratch
 from normscope.decompose.shapley_gate import Shapley
 from normscope.decompose.shapley_rows import ShapleyRows, row_vectors, shapley_feed_forward
 from normscope.decompose.shapley_rows import reduce as reduce_shapley
-from normscope.measures.mixing import mixing_ratio
 from normscope.models.spec import Attention
 from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, ScaleRecord, at_rows
 from normscope.scopes import Step
@@ -91,9 +90,10 @@ def measure(
     """The wanted scopes (and head-level maps) of a layer. `positions` (g, R): the rows' own columns; None: all rows."""
     last = max(n for n, step in enumerate(steps) if step.norms in scopes or step.weights in scopes)
     reached = _walk(layer, steps[: last + 1], positions, options, scratch)
+    mixtures = [_mixture(at) for at in reached if isinstance(at.step.part, Attention)]
+    heads = [_head_maps(mixture, options.heads) for mixture in mixtures if options.heads]
     found = []
-    for attention in (at for at in reached if isinstance(at.step.part, Attention)):
-        mixture = _mixture(attention)
+    for mixture in mixtures:
         # The residual connection around this attention; that around a cross-attention is no scope of weights.
         weighted = [at.step for at in reached if at.step.weights in scopes and _belongs(at.step, mixture)]
         if weighted:
@@ -113,8 +113,7 @@ def measure(
         states = [state for _, state in valued]
         places = [(_columns(states[0], item), item.rows) for item in items]
         found.append(reduce_shapley(names, states, [at.actual for at, _ in valued], places))
-    attentions = [_mixture(at) for at in reached if isinstance(at.step.part, Attention)]
-    return found, [_head_maps(mixture, options.heads) for mixture in attentions if options.heads]
+    return found, heads
 
 
 def _mixture(at: _Reached) -> Mixture:
@@ -249,22 +248,16 @@ def _reduce_rows(wanted: Sequence[_Reached], items: Sequence[Item], options: Opt
                 mixed[point][n, item.rows] += tap.others
         for point in points:
             maps[point].append(Piece(cells[point], None, cross))
-    own = torch.stack([row_norms(state.own) for state in states])
-    missed = [mixed[p] + state.own + state.bias - y for p, state, y in zip(points, states, actual, strict=True)]
-    peaks = [torch.stack([piece.cells.amax(1) for piece in maps[point]]).amax(0) for point in points]
-    error = completeness(_norms(missed), _norms(actual), torch.maximum(torch.stack(peaks), own))
-    return Reduced(
-        scopes=tuple(str(at.step.norms) for at in wanted),
-        maps=tuple(tuple(maps[point]) for point in points),
-        own=own,
-        mixing=mixing_ratio(_norms([mixed[point] for point in points]), own),
-        remainder=_norms([state.bias.expand_as(y) for state, y in zip(states, actual, strict=True)]),
-        error=error,
-    )
-
-
-def _norms(vectors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([row_norms(one) for one in vectors])
+    figures = []
+    for point, state, y in zip(points, states, actual, strict=True):
+        missing = mixed[point] + state.own + state.bias - y
+        own, others, missed, length, remainder = (
+            row_norms(one) for one in (state.own, mixed[point], missing, y, state.bias.expand_as(y))
+        )
+        peak = torch.stack([piece.cells.amax(1) for piece in maps[point]]).amax(0)
+        figures.append(Figures(own, others, missed, length, remainder, peak))
+    names = tuple(str(at.step.norms) for at in wanted)
+    return Reduced(names, tuple(tuple(maps[point]) for point in points), stacked(figures))
 
 
 def _head_maps(mixture: Mixture, heads: tuple[int, ...]) -> HeadPieces:

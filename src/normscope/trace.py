@@ -75,20 +75,28 @@ def trace(
     wishes: Sequence[Wish],
     dtype: torch.dtype,
     model: PreTrainedModel | None = None,
+    to_the_end: bool = False,
 ) -> Any:
-    """One forward pass that hands out what was wished for, layer by layer, and what it returns itself; of `model`
-    where that is the base with a head."""
-    recorder = Recorder(dtype)
+    """One forward pass that hands out what was wished for, layer by layer. It stops where nothing more is wished for,
+    or goes `to_the_end` and gives what it returns itself; of `model` where that is the base with a head. Somebody
+    else's hooks see a whole pass."""
+    recorder = Recorder(dtype, () if to_the_end or _hooked(base) else wishes)
     with lock_of(base), torch.no_grad(), standing_in(base, recorder) as handles:
         for wish in wishes:
             for layer in layer_modules(base, wish.stack):
                 recorder.attach(layer, wish, handles)
         try:
             return (model or base)(**inputs)
+        except _EnoughError:
+            return None
         except (ValueError, IndexError, RuntimeError) as error:
             if isinstance(error, NormscopeError) or not recorder.running:
                 raise
             raise NormscopeError(f"The model's own forward pass failed: {error}") from error
+
+
+def _hooked(base: PreTrainedModel) -> bool:
+    return any(module._forward_hooks or module._forward_pre_hooks for module in base.modules())
 
 
 def has_layers(base: PreTrainedModel, stack: Stack) -> bool:
@@ -118,11 +126,18 @@ def called_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
     return [modules[(n // inner * groups // outer) * inner + n % inner] for n in range(outer * inner)]
 
 
-class Recorder:
-    """Collects what the hooks see of the current layer and turns it into a LayerRecord when the layer ends."""
+class _EnoughError(Exception):
+    """Ends a forward pass that nobody needs the rest of."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+
+class Recorder:
+    """Collects what the hooks see of the current layer and turns it into a LayerRecord when the layer ends, or, in the
+    last one that matters, as soon as everything wanted was seen."""
+
+    def __init__(self, dtype: torch.dtype, until: Sequence[Wish]) -> None:
+        """`until`: the wishes after which the pass ends; none: it goes to the end."""
         self.dtype = dtype
+        self.left = sum(len(wish.layers) for wish in until)  # records to be made until the pass ends
         self.thread = threading.get_ident()
         self.counts: dict[str, int] = {}  # layer calls so far on each side: the index of the current layer
         self.wish: Wish | None = None  # that of the layer which is running
@@ -137,12 +152,15 @@ class Recorder:
     def attach(self, layer: nn.Module, wish: Wish, handles: list[Any]) -> None:
         """Hook the layer; `handles` has every hook as soon as it exists, so that none is left behind."""
         handles.append(layer.register_forward_pre_hook(self._begin(wish), with_kwargs=True))
-        for path in _paths(wish.steps, wish.constants):
+        paths = _paths(wish.steps, wish.constants)
+        for path in paths:
             try:
                 module = layer.get_submodule(path)
             except AttributeError as error:
                 raise NormscopeError(f"{type(layer).__name__} has no {path}: {no_such_part(layer, path)}") from error
             handles.append(module.register_forward_hook(self._see(path)))
+            if path == _last_path(wish.steps):
+                handles.append(module.register_forward_hook(self._cut(layer, len(paths))))
         handles.append(layer.register_forward_hook(self._end))
 
     def _mine(self) -> bool:
@@ -178,12 +196,23 @@ class Recorder:
 
         return hook
 
+    def _cut(self, layer: nn.Module, paths: int) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        """Where the last wanted part of a layer ends: that of the last wanted layer is the end."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if self.left == 1 and self.wanted() and len(self.seen) == paths:
+                self._hand_out(layer, self._shaped(output))
+
+        return hook
+
     def _end(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not self._mine():
-            return
+        if self._mine():
+            self._hand_out(layer, output[0] if isinstance(output, tuple) else output)
+
+    def _hand_out(self, layer: nn.Module, y: Tensor) -> None:
+        """The layer has come to y."""
         assert self.wish is not None
         wish = self.wish
-        y = output[0] if isinstance(output, tuple) else output
         self._check_finite(y, f"Layer {self.count} (counted from 0) put out")
         if self.wanted():
             active.recorder, self.running = None, False  # what runs from here on is no part of the pass
@@ -194,6 +223,9 @@ class Recorder:
                 self.running = True
             finally:
                 active.recorder = self
+            self.left -= 1
+            if self.left == 0:
+                raise _EnoughError
         self.counts[wish.stack.side] = self.count + 1
         self.wish = None
 
@@ -432,6 +464,14 @@ def _paths(steps: Sequence[Step], constants: bool) -> set[str]:
             elif constants:
                 paths.add(part.value)
     return paths
+
+
+def _last_path(steps: Sequence[Step]) -> str | None:
+    """The submodule after which the steps are complete, where most of the layer is still to come."""
+    part = steps[-1].part
+    if any(isinstance(step.part, FeedForward | Experts) for step in steps):
+        return None
+    return part.path if isinstance(part, Norm) else part.output if isinstance(part, Attention) else None
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:

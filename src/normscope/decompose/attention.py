@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normscope.decompose.contributions import VECTORS, Factored, Mixture, Term, probed
+from normscope.decompose.contributions import BESIDE, VECTORS, Factored, Mixture, Term, probed
 from normscope.decompose.scratch import Scratch
 from normscope.records import AttentionRecord, at_rows
 
@@ -41,21 +41,20 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
         own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2)
         own_weights = own_weights.clone(memory_format=torch.contiguous_format)  # (g, R, H)
         set_own_cells(weights.transpose(1, 2), positions, 0)
-    few = items * columns * (heads + 3) * width <= VECTORS
+    few = items * columns * (heads + BESIDE) * width <= VECTORS
     whole = probed(values, record.matrix, record.cross, scratch) if few else None
     mixture = Mixture(weights, own_weights, values, record.matrix, whole, record.cross, record.sinks)
 
-    split = record.output.new_empty(2, items, rows, width)
+    own = torch.empty_like(record.output)
     if record.cross:
-        split[0] = 0
+        own.zero_()
     elif whole is not None and positions is None:
         own_vectors = whole[:heads].flatten(1, 2).transpose(0, 1)  # (g*j, H, d)
-        torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors, out=split[0].view(items * rows, 1, width))
+        torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors, out=own.view(items * rows, 1, width))
     else:
         mixed = (own_weights[..., None] * at_rows(values, positions)).flatten(2)
-        torch.matmul(mixed, record.matrix.flatten(0, 1), out=split[0])
-    torch.sub(record.output, bias, out=split[1]).sub_(split[0])
-    return Factored((Term(mixture),), split, bias)
+        torch.matmul(mixed, record.matrix.flatten(0, 1), out=own)
+    return Factored((Term(mixture),), own, torch.sub(record.output, own).sub_(bias), bias)
 
 
 def own_cells(cells: Tensor, positions: Tensor | None) -> Tensor:

@@ -10,14 +10,14 @@ through the same products, so that the test covers the vectors f themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from normscope.decompose.attention import set_own_cells
-from normscope.decompose.contributions import Factored, Mixture, Term, probe, reach, row_norms
+from normscope.decompose.contributions import BESIDE, Factored, Mixture, Term, probe, reach, row_norms
 from normscope.decompose.scratch import Scratch
 
 TOKENS = 64  # doubtful columns done again at a time
@@ -74,27 +74,35 @@ def reduce(scopes: Sequence[str], states: Sequence[Factored], actual: Sequence[T
         norms |= zip(shared, _norms([views[n] for n in shared], scratch), strict=True)
 
     direction = probe(actual[0].shape[-1], actual[0].dtype, actual[0].device)
-    shape = actual[0].shape[:2]
+    lengths: dict[int, Tensor] = {}  # id -> norms: states share vectors
+
+    def length(x: Tensor) -> Tensor:
+        if id(x) not in lengths:
+            lengths[id(x)] = torch.linalg.vector_norm(x, dim=-1)
+        return lengths[id(x)]
+
     maps, figures = [], []
     for state, target in zip(states, actual, strict=True):
-        own, others = torch.linalg.vector_norm(state.split, dim=-1)
-        missing = state.own @ direction - target @ direction + state.bias @ direction
-        pieces, heights = [], []
+        assert state.others is not None
+        pieces, heights, along = [], [], []
         for term in state.terms:
             cells, highest, tested = norms[next(n for n, view in enumerate(views) if _same_view(term, view))]
             pieces.append(Piece(cells, term.scale, term.mixture.cross))
-            if term.scale is not None:
-                highest, tested = highest * term.scale, tested * term.scale
-            heights.append(highest)
-            missing = missing + tested
+            heights.append(highest if term.scale is None else highest * term.scale)
+            along.append(tested if term.scale is None else tested * term.scale)
         maps.append(tuple(pieces))
         highest = heights[0] if len(heights) == 1 else torch.stack(heights).amax(0)
-        length, remainder = (torch.linalg.vector_norm(x, dim=-1) for x in (target, state.bias))
-        figures.append(Figures(own, others, missing.abs_(), length, remainder.expand(shape), highest))
+        missing = (along[0] if len(along) == 1 else torch.stack(along).sum(0)).flatten()
+        missing = torch.addmv(missing, state.own.flatten(0, 1), direction)
+        missing.addmv_(target.flatten(0, 1), direction, alpha=-1)
+        missing = missing.view(highest.shape).add_(state.bias @ direction).abs_()
+        remainder = length(state.bias).expand(highest.shape)
+        figures.append(Figures(length(state.own), length(state.others), missing, length(target), remainder, highest))
     found = stacked(figures)
     if bool((found[:2] < 1e-15).any()):  # float32 squares may have lost digits to underflow
         for n, state in enumerate(states):
-            found[:2, n] = row_norms(state.split)
+            assert state.others is not None
+            found[0, n], found[1, n] = row_norms(state.own), row_norms(state.others)
     return Reduced(tuple(scopes), tuple(maps), found)
 
 
@@ -162,40 +170,47 @@ def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor
             doubtful[-1, :, block] |= offset.unflatten(0, (items, width))
         factor = min(HEADROOM / max(largest, TINY), LARGEST)
         torch.sqrt(squares, out=grams[..., heads + 1]).mul_((CANCELLED * heads * factor) ** -0.5)
-        forms = grams[..., : heads + 2].transpose(2, 3)  # Gram matrices, the probe's row, and that of ||f_h||
-        step = width if items > 1 else max(1, PRODUCT // (views * (heads + 2) * rows))
-        for start in range(0, width, step):
-            some = slice(start, min(start + step, width))
+        # Gram matrices, the probe's row, and that of ||f_h||
+        forms = grams[..., : heads + 2].mT.unflatten(1, (items, width))
+        for who, some in _chunks(items, width, PRODUCT // (views * (heads + 2) * rows)):
             js = slice(block.start + some.start, block.start + some.stop)
-            hit = slice(0, rows) if mixture.whole is not None else reach(mixture.weights[:, js].flatten(0, 1))
-            weights = mixture.weights[:, js, :, hit].flatten(0, 1)  # (tokens, H, rows)
+            hit = slice(0, rows) if mixture.whole is not None else reach(mixture.weights[who, js].flatten(0, 1))
+            weights = mixture.weights[who, js, :, hit].flatten(0, 1)  # (tokens, H, rows)
             if weights.shape[2] == 0:
                 continue
             product = scratch.like("product", (views, len(weights), heads + 2, weights.shape[2]), cells)
-            among = some if items == 1 else slice(None)
-            for form, into in zip(forms[:, among], product, strict=True):
+            for form, into in zip(forms[:, who, some].flatten(1, 2), product, strict=True):
                 torch.baddbmm(into, form, weights, beta=0, alpha=factor, out=into)
+            shape = (who.stop - who.start, some.stop - some.start)
             squares = product[:, :, :heads].mul_(weights).sum(2)  # (views, tokens, R)
-            lost = product[:, :, heads + 1].square_() > squares
-            if bool(lost.any()):
-                doubtful[:, :, js] |= lost.any(-1).unflatten(1, (items, -1))
-            sums[..., hit] += product[:, :, heads].unflatten(1, (items, -1)).sum(2).mul_(1 / factor)
-            norms = squares.sqrt_().unflatten(1, (items, -1))
-            torch.mul(norms, factor**-0.5, out=cells[:, :, js, hit])
+            apart = product[:, :, heads + 1]
+            margin = torch.addcmul(squares, apart, apart, value=-1)
+            if float(margin.amin()) < 0:
+                doubtful[:, who, js] |= (margin < 0).any(-1).unflatten(1, shape)
+            sums[:, who, hit] += product[:, :, heads].unflatten(1, shape).sum(2).mul_(1 / factor)
+            torch.mul(squares.sqrt_().unflatten(1, shape), factor**-0.5, out=cells[:, who, js, hit])
     if bool(doubtful.any()):
         for term, columns_of, into in zip(terms, doubtful, cells, strict=True):
             _again(term, columns_of.nonzero(as_tuple=True), into)
     return list(zip(cells, cells.amax(2), sums, strict=True))
 
 
+def _chunks(items: int, columns: int, tokens: int) -> Iterator[tuple[slice, slice]]:
+    """Items and columns, about so many tokens at a time: some whole items, or a part of one."""
+    group, step = max(1, tokens // columns), max(1, min(tokens, columns))
+    for item in range(0, items, group):
+        for column in range(0, columns, step):
+            yield slice(item, min(item + group, items)), slice(column, min(column + step, columns))
+
+
 def _grams(probed: Tensor, terms: Sequence[Term], scratch: Scratch) -> tuple[Tensor, Tensor | None]:
-    """For each view the products of the vectors f_h with those of `probed`, (views, tokens, H, H + 3): the Gram matrix,
-    f_h along the probe, and two columns that are free afterwards; and the tokens that are doubtful in the last view,
+    """For each view the products of the vectors f_h with those of `probed`, (views, tokens, H, H + 4): the Gram matrix,
+    f_h along the probe, and three columns that are free afterwards; and the tokens that are doubtful in the last view,
     which is taken in place.
     """
-    heads, tokens = probed.shape[0] - 3, probed.shape[1]
+    heads, tokens = probed.shape[0] - BESIDE, probed.shape[1]
     vectors, last = probed[:heads], terms[-1]
-    grams = scratch.like("grams", (len(terms), tokens, heads, heads + 3), probed)
+    grams = scratch.like("grams", (len(terms), tokens, heads, heads + BESIDE), probed)
     raw = offset = None
     if last.centered and last.gain is not None:
         square = last.gain.square()
@@ -220,8 +235,8 @@ def _grams(probed: Tensor, terms: Sequence[Term], scratch: Scratch) -> tuple[Ten
 
 
 def _products(probed: Tensor, out: Tensor) -> None:
-    """``<f_h, .>`` of each token with all its vectors: (H + 3, tokens, d) -> (tokens, H, H + 3)."""
-    left, right = probed[:-3].transpose(0, 1), probed.permute(1, 2, 0)
+    """``<f_h, .>`` of each token with all its vectors: (H + 4, tokens, d) -> (tokens, H, H + 4)."""
+    left, right = probed[:-BESIDE].transpose(0, 1), probed.permute(1, 2, 0)
     if left.shape[1] <= LEFT:
         torch.bmm(left, right, out=out)
     else:
@@ -238,7 +253,7 @@ def _center(gram: Tensor, raw: Tensor, gain: Tensor) -> Tensor:
     Returns which tokens lose digits by it.
     """
     heads = gram.shape[1]
-    m, a = raw[..., -2], raw[..., -1]
+    m, a = raw[..., heads + 1], raw[..., heads + 2]
     squares = gram.diagonal(dim1=1, dim2=2)
     before = squares.clone()
     gram[..., :heads].addcmul_(m[:, :, None], a[:, None], value=-1).addcmul_(a[:, :, None], m[:, None], value=-1)

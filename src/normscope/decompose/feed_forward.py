@@ -34,7 +34,7 @@ def feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Fact
         own = own + _through(made, state.own)
         bias = bias + constant_of(unit, made, state.bias)
     if not state.terms:
-        return Factored((), own[None], bias)
+        return Factored((), own, None, bias)
     return Rows(state, tuple(units), own, bias)
 
 

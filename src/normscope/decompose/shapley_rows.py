@@ -54,7 +54,7 @@ def shapley_feed_forward(state: Factored, record: FeedForwardRecord, how: Shaple
     both = torch.stack([state.own, state.bias.expand_as(state.own)])  # (2, g, R, d)
     z = [one.flatten(1) for one in _projected(unit, both)]
     values = how.values(unit, z).to(both).unflatten(1, (*shape, -1)) @ unit.out
-    return Factored((), values[:1], values[1] + _constant(unit))
+    return Factored((), values[0], None, values[1] + _constant(unit))
 
 
 def reduce(

@@ -74,7 +74,7 @@ def freeze(lens: Analyzer, item: Item, gate: Gate = "ig", head: bool = True) -> 
     kept: dict[str, tuple[list[Tensor], list[FrozenLayer]]] = {}
     wishes = [_wish(lens, stack, item, gate, kept, calls) for stack in lens.stacks]
     with _watching(lens, calls):
-        made = trace(lens.base, lens.batch([item]), wishes, lens.dtype, lens.model if head else None)
+        made = trace(lens.base, lens.batch([item]), wishes, lens.dtype, lens.model if head else None, to_the_end=True)
     logits = getattr(made, "logits", None)
     if isinstance(logits, Tensor):
         logits = rows_of(logits[0].to(lens.dtype))

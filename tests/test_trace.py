@@ -1,0 +1,126 @@
+"""A forward pass ends where nothing more is wanted of it, and what was wanted is what a whole pass gives."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from normscope import Analyzer
+from normscope.models import family_of
+from normscope.scopes import aliases_of, names_of
+from normscope.trace import has_layers, layer_modules
+from tests import tiny, tiny_layers
+from tests.test_errors import state_of
+
+ALL = [*tiny.FAMILIES, *tiny_layers.FAMILIES]
+
+
+def model_of(name: str) -> PreTrainedModel:
+    return tiny.tiny(name) if name in tiny.FAMILIES else tiny_layers.tiny(name)
+
+
+def given(name: str, model: PreTrainedModel) -> dict[str, Any]:
+    if name in tiny.FAMILIES:
+        return {"input_ids": torch.arange(5, 14)[None]}
+    return tiny_layers.inputs(name, model)
+
+
+def sides(result: Any) -> list[Any]:
+    return [result.encoder, result.decoder] if hasattr(result, "decoder") else [result]
+
+
+@pytest.mark.parametrize("scopes", [["weights"], ["attention"], ["attention-residual"], ["attention-block"]])
+@pytest.mark.parametrize("name", ALL)
+def test_what_a_whole_pass_gives(name: str, scopes: list[str]) -> None:
+    model = model_of(name)
+    lens, inputs, before = Analyzer(model), given(name, model), state_of(model)
+    whole, part = lens.analyze(inputs), lens.analyze(inputs, scopes=scopes)
+    first = lens.analyze(inputs, scopes=scopes, layers=[0])
+    for one, expected, early in zip(*map(sides, (part, whole, first)), strict=True):
+        for scope in one.scopes:
+            torch.testing.assert_close(one[scope], expected[scope], rtol=1e-12, atol=0)
+            torch.testing.assert_close(one.completeness[scope], expected.completeness[scope], rtol=0, atol=1e-6)
+            torch.testing.assert_close(early[scope][0], expected[scope][0], rtol=1e-12, atol=0)
+    assert state_of(model) == before
+
+
+def counting(modules: list[nn.Module], patch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """The modules that have been run; no hooks, as a pass that others watch goes to the end."""
+    counted: list[nn.Module] = []
+
+    def watch(module: nn.Module) -> None:
+        forward = module.forward
+        patch.setattr(module, "forward", lambda *args, **kwargs: (counted.append(module), forward(*args, **kwargs))[1])
+
+    for module in modules:
+        watch(module)
+    return counted
+
+
+def ran(model: PreTrainedModel, modules: list[nn.Module], **options: Any) -> int:
+    """How many of the modules an analysis runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        counted = counting(modules, patch)
+        Analyzer(model).analyze({"input_ids": torch.arange(5, 14)[None]}, **options)
+    return len(counted)
+
+
+def test_layers_after_the_last_wanted_are_not_run() -> None:
+    model = tiny.tiny("bert", num_hidden_layers=4)
+    layers = list(model.encoder.layer)
+    assert ran(model, layers) == 4
+    assert ran(model, layers, layers=[0, 2]) == 3
+    assert ran(model, layers, layers=[0]) == 1
+
+
+def test_what_follows_the_last_wanted_scope_is_not_run() -> None:
+    model = tiny.tiny("bert", num_hidden_layers=3)
+    feed_forwards = [layer.intermediate for layer in model.encoder.layer]
+    outputs = [layer.attention.output for layer in model.encoder.layer]
+    assert ran(model, feed_forwards) == 3
+    assert ran(model, feed_forwards, scopes=["attention-block"]) == 2
+    assert ran(model, feed_forwards, scopes=["attention"], layers=[0]) == 0
+    assert ran(model, outputs, scopes=["weights"], layers=[0]) == 1
+    assert ran(model, [model.pooler]) == 0
+
+
+def test_shared_layers_are_counted_by_their_calls() -> None:
+    model = tiny.tiny("albert", num_hidden_layers=4)
+    shared = layer_modules(model, family_of(model).stacks[0])
+    assert ran(model, shared) == 4
+    assert ran(model, shared, layers=[1]) == 2
+
+
+def test_a_pass_that_others_watch_goes_to_the_end() -> None:
+    model = tiny.tiny("bert", num_hidden_layers=3)
+    layers = list(model.encoder.layer)
+    handle = model.pooler.register_forward_hook(lambda *_: None)
+    assert ran(model, layers, layers=[0]) == 3
+    handle.remove()
+    assert ran(model, layers, layers=[0]) == 1
+
+
+def test_an_encoder_alone_needs_no_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_layers.tiny("marian")
+    encoder, decoder = family_of(model).stacks
+    assert has_layers(model, decoder)
+    started = counting(layer_modules(model, decoder), monkeypatch)
+    # A scope that only the decoder has, and one that only the encoder has.
+    cross = aliases_of(decoder.blocks)["cross-attention"]
+    ours = next(scope for scope in names_of(encoder.blocks) if scope not in names_of(decoder.blocks))
+    lens, inputs = Analyzer(model), tiny_layers.inputs("marian", model)
+    result = lens.analyze(inputs, scopes=[ours])
+    assert ours in result.encoder.scopes
+    assert not started
+    assert lens.analyze(inputs, scopes=[cross]).decoder is not None
+    assert started
+
+
+def test_chunks_of_the_feed_forward_are_waited_for() -> None:
+    whole, chunked = (tiny.tiny("bert", chunk_size_feed_forward=size) for size in (0, 1))
+    inputs = {"input_ids": torch.arange(5, 14)[None]}
+    one, other = (Analyzer(model).analyze(inputs) for model in (whole, chunked))
+    for scope in one.scopes:
+        torch.testing.assert_close(other[scope], one[scope], rtol=1e-9, atol=0)

@@ -17,6 +17,7 @@ SINGLE_NORMS = (  # transformers computes these norms in float32
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "t5", "t5-gated",
     "mixtral", "qwen3_moe", "gpt_oss",
 )  # fmt: skip
+SINGLE_SCORES = ("gptj",)  # and these attention scores: they round as the processor's products of that shape do
 ENCODERS = ("modernbert", "deberta-v2", *IMAGES)
 CAUSAL = tuple(name for name in FAMILIES if name not in (*ENCODERS, *ENCODER_DECODER))
 POST = "ATTN ATTNRES ATTNRESLN ATTNRESLNFF ATTNRESLNFFRES ATTNRESLNFFRESLN"
@@ -61,12 +62,13 @@ def assert_complete(layers: list[OracleLayer], tolerance: float) -> None:
             assert float((error / actual.norm(dim=-1)).max()) <= tolerance, scope
 
 
-def assert_same(found: dict[str, list[OracleLayer]], expected: dict[str, list[OracleLayer]]) -> None:
+def assert_same(name: str, found: dict[str, list[OracleLayer]], expected: dict[str, list[OracleLayer]]) -> None:
+    tolerance = 2e-6 if name in SINGLE_SCORES else 1e-9
     for stack, layers in expected.items():
         for one, other in zip(found[stack], layers, strict=True):
-            torch.testing.assert_close(one.weights, other.weights, rtol=1e-9, atol=1e-9)
-            torch.testing.assert_close(one.vectors, other.vectors, rtol=1e-9, atol=1e-9)
-            torch.testing.assert_close(one.bias, other.bias, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(one.weights, other.weights, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(one.vectors, other.vectors, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(one.bias, other.bias, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("length", [1, 9])
@@ -192,7 +194,7 @@ def padded(encoding: dict[str, Tensor], side: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in IMAGES])
 def test_right_padding(name: str) -> None:
     model = tiny(name)
-    assert_same(oracle(model, padded(inputs(name, model), "right")), reference(name))
+    assert_same(name, oracle(model, padded(inputs(name, model), "right")), reference(name))
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in (*IMAGES, "bart", "marian")])
@@ -204,7 +206,7 @@ def test_left_padding(name: str) -> None:
         given["decoder_position_ids"] = (given["decoder_attention_mask"].cumsum(-1) - 1).clamp_min(0)
     elif name not in ("t5", "t5-gated"):
         given["position_ids"] = (given["attention_mask"].cumsum(-1) - 1).clamp_min(0)
-    assert_same(oracle(model, given), reference(name))
+    assert_same(name, oracle(model, given), reference(name))
 
 
 def test_agrees_with_the_post_ln_oracle() -> None:

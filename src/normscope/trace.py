@@ -80,19 +80,20 @@ def trace(
     """One forward pass that hands out what was wished for, layer by layer. It stops where nothing more is wished for,
     or goes `to_the_end` and gives what it returns itself; of `model` where that is the base with a head. Somebody
     else's hooks see a whole pass."""
-    recorder = Recorder(dtype, () if to_the_end or _hooked(base) else wishes)
-    with lock_of(base), torch.no_grad(), standing_in(base, recorder) as handles:
-        for wish in wishes:
-            for layer in layer_modules(base, wish.stack):
-                recorder.attach(layer, wish, handles)
-        try:
-            return (model or base)(**inputs)
-        except _EnoughError:
-            return None
-        except (ValueError, IndexError, RuntimeError) as error:
-            if isinstance(error, NormscopeError) or not recorder.running:
-                raise
-            raise NormscopeError(f"The model's own forward pass failed: {error}") from error
+    with lock_of(base), torch.no_grad():
+        recorder = Recorder(dtype, () if to_the_end or _hooked(base) else wishes)
+        with standing_in(base, recorder) as handles:
+            for wish in wishes:
+                for layer in layer_modules(base, wish.stack):
+                    recorder.attach(layer, wish, handles)
+            try:
+                return (model or base)(**inputs)
+            except _EnoughError:
+                return None
+            except (ValueError, IndexError, RuntimeError) as error:
+                if isinstance(error, NormscopeError) or not recorder.running:
+                    raise
+                raise NormscopeError(f"The model's own forward pass failed: {error}") from error
 
 
 def _hooked(base: PreTrainedModel) -> bool:

@@ -223,12 +223,12 @@ def stream(
                 if isinstance(step, Factored):
                     y.baddbmm_(adds[n].mixing(js, i_s), vectors[n])
                 elif isinstance(step, Tensor):
-                    y = y * step
+                    y.mul_(step)
                 else:
-                    y, factor = _norm_block(step, y, step.inverse[item][rows][i_s])
+                    y, factor = _norm_block(step, y, step.inverse[item][rows][i_s], scratch)
                 _reduce(found[n + 1], y, factor, js, i_s)
                 if factor is not None and n + 1 < len(steps):
-                    y = y * factor[..., None]
+                    y.mul_(factor[..., None])
     return _taps(found, points, steps, item, rows, 1 / unit)
 
 
@@ -300,13 +300,17 @@ def _add_expert(
     y.index_add_(1, where, part)
 
 
-def _norm_block(norm: NormRecord, y: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+def _norm_block(norm: NormRecord, y: Tensor, inverse: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
     """A norm of a block as (vectors, factor (j, i)) whose product is the result."""
+    normed = scratch.like("normed", tuple(y.shape), y)
     if norm.kind == "rms":
-        return y * norm.gain, inverse.expand(y.shape[:2])
+        return torch.mul(y, norm.gain, out=normed), inverse.expand(y.shape[:2])
     # One fused pass: layer_norm also divides by each vector's own deviation, which the factor takes back.
-    centered, _, reciprocal = torch.native_layer_norm(y, [y.shape[-1]], norm.gain, None, 1e-30)
-    return centered, inverse / reciprocal[..., 0]
+    mean, reciprocal = (scratch.like(name, (*y.shape[:2], 1), y) for name in ("means", "reciprocals"))
+    torch.ops.aten.native_layer_norm.out(
+        y, [y.shape[-1]], norm.gain, None, 1e-30, out0=normed, out1=mean, out2=reciprocal
+    )
+    return normed, inverse / reciprocal[..., 0]
 
 
 def _reduce(point: _Point, y: Tensor, factor: Tensor | None, js: slice, i_s: slice) -> None:

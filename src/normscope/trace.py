@@ -34,7 +34,7 @@ from normscope.parameters import (
     value_constant,
     value_rows,
 )
-from normscope.plain_attention import SCORES, attend, is_plain
+from normscope.plain_attention import MANY, SCORES, attend, is_plain
 from normscope.records import (
     AttentionRecord,
     FeedForwardRecord,
@@ -241,13 +241,13 @@ class Recorder:
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
         """The family's own eager attention, some heads at a time: its scores stay in cache, whatever the length. Where
-        it is the plain one, that of one item is done by `plain_attention`."""
+        it is the plain one, `plain_attention` does it faster."""
         items, heads, rows = query.shape[:3]
         columns, shared = key.shape[2], heads // key.shape[1]  # query heads that share one of the keys and values
-        if items == shared == 1 and query.dtype == self.dtype and not module.training and is_plain(eager):
+        alone = items == 1 or rows * columns >= MANY
+        if alone and shared == 1 and query.dtype == self.dtype and not module.training and is_plain(eager):
             kept = self._space(items, heads, columns, rows, query.device)
-            mask = mask if self._masks(mask) else None
-            output = attend(query, key, value, mask, kwargs.get("scaling"), kept[0].transpose(0, 1))
+            output = attend(query, key, value, mask if self._masks(mask) else None, kwargs.get("scaling"), kept)
             probabilities = kept.permute(0, 2, 3, 1)
             self.attention[id(module)] = (probabilities, value)
             return output, probabilities

@@ -320,8 +320,8 @@ class Analyzer:
     @cached_property
     def _shapes(self) -> dict[str, Any]:
         return {
-            stack.side: shape_of(layer_modules(self.base, stack)[0], self.base.config, heads, depth)
-            for stack, heads, depth in zip(self.stacks, self.head_counts, self.depths, strict=True)
+            stack.side: shape_of(layer_modules(self.base, stack)[0], self.base.config, heads)
+            for stack, heads in zip(self.stacks, self.head_counts, strict=True)
         }
 
     def run(

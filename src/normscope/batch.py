@@ -41,6 +41,7 @@ class BatchRun:
         self.longest = max(len(item.sides[side]) for item in items)
         encoder = max(len(item.sides["encoder"]) for item in items) if request.crosses else 0
         self.collected = Collected(request, len(items), self.longest, encoder, dtype)
+        self.places = [place_of(item, request, g) for item, g in zip(items, self.geometry, strict=True)]
         self.scratch, self.tick = scratch, tick
         self.wish = Wish(
             request.stack,
@@ -59,11 +60,8 @@ class BatchRun:
                 some = slice(start, start + group)
                 rows = None if self.positions is None else self.positions[some]
                 part = select_rows(select_items(record, some), rows)
-                places = [
-                    place_of(item, request, g) for item, g in zip(self.items[some], self.geometry[some], strict=True)
-                ]
                 found, heads = walk.measure(
-                    part, request.steps, request.scopes, places, rows, request.options, self.scratch
+                    part, request.steps, request.scopes, self.places[some], rows, request.options, self.scratch
                 )
                 self.collected.put(layer, some, found, heads, rows)
         self.tick()

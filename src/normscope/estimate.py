@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from normscope.decompose.contributions import VECTORS
+from normscope.decompose.contributions import BESIDE, VECTORS
 from normscope.decompose.shapley_gate import Shapley
 from normscope.errors import NormscopeError
 from normscope.models.spec import Experts, FeedForward
@@ -31,7 +31,6 @@ class Shape:
     width: int
     heads: int
     hidden: int
-    layers: int  # layers of the model
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,14 @@ class Estimate:
         return f"{self.tokens} tokens: about {readable(self.memory)} of memory and {self.seconds:.1f} s"
 
 
-def shape_of(layer: nn.Module, config: Any, heads: int, layers: int) -> Shape:
+def shape_of(layer: nn.Module, config: Any, heads: int) -> Shape:
     """The sizes of a stack, from one of its layers."""
     widths = [module.out_features for module in layer.modules() if isinstance(module, nn.Linear)]
     widths += [module.nf for module in layer.modules() if isinstance(module, Conv1D)]
     width = getattr(config, "hidden_size", None)
     if not isinstance(width, int):
         raise NormscopeError(f"The config {type(config).__name__} has no hidden_size, the width of its vectors.")
-    return Shape(width=width, heads=heads, hidden=max(widths), layers=layers)
+    return Shape(width=width, heads=heads, hidden=max(widths))
 
 
 def estimate(lengths: Sequence[int], request: Request, shape: Shape, dtype: torch.dtype) -> Estimate:
@@ -68,7 +67,7 @@ def estimate(lengths: Sequence[int], request: Request, shape: Shape, dtype: torc
     # norm) and a few maps at a time.
     group = min(items, max(1, GROUP_TOKENS // n))
     attention = size * (items * shape.heads * n * n + 4 * SCORES)
-    vectors = 2 * size * min(group * n * (shape.heads + 1) * shape.width, max(VECTORS, shape.heads * shape.width))
+    vectors = 2 * size * min(group * n * (shape.heads + BESIDE) * shape.width, max(VECTORS, shape.heads * shape.width))
     products = size * group * n * (2 * shape.heads * min(out, 2**20 // n + 1) + 8 * out)
     activations = size * items * n * (8 * shape.width + 2 * shape.hidden)
     blocks = 2 * request.options.block_bytes if has_ff else 0
@@ -83,7 +82,7 @@ def estimate(lengths: Sequence[int], request: Request, shape: Shape, dtype: torc
 
     tokens = items * n
     layer = 2 * tokens * shape.width * (4 * shape.width + 2 * shape.hidden) + 4 * tokens * n * shape.width
-    flops = float(shape.layers * layer + layers * 0.5 * layer)
+    flops = float((max(request.layers) + 1) * layer + layers * 0.5 * layer)  # a pass ends after the last wanted layer
     if has_ff:
         flops += layers * sum(2 * min(out, m) * m * shape.width * shape.hidden for m in lengths) * 1.15
     return Estimate(n, memory, seconds + flops / gemm_rate(dtype, torch.get_num_threads()))

@@ -89,8 +89,6 @@ def _stand_in(own: str) -> str:
         if recorder is None:
             function = ALL_ATTENTION_FUNCTIONS.get_interface(own, eager)
             return function(module, query, key, value, attention_mask, **kwargs)
-        if not recorder.wanted():
-            return eager(module, query, key, value, attention_mask, **kwargs)
         return recorder.attend(eager, module, query, key, value, attention_mask, kwargs)
 
     def mask(*args: Any, **kwargs: Any) -> Any:

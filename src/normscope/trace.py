@@ -8,7 +8,6 @@ another thread meanwhile is computed by the model's own attention implementation
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -106,8 +105,12 @@ def has_layers(base: PreTrainedModel, stack: Stack) -> bool:
 
 
 def _matching(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
-    pattern = re.compile(re.escape(stack.layers).replace(r"\*", r"\d+"))
-    return [module for name, module in base.named_modules() if pattern.fullmatch(name)]
+    """The modules at the stack's path, whose stars stand for numbers; step by step, as models have many modules."""
+    found: list[nn.Module] = [base]
+    for name in stack.layers.split("."):
+        children = [list(module.named_children()) for module in found]
+        found = [child for some in children for n, child in some if n == name or (name == "*" and n.isdigit())]
+    return found
 
 
 def layer_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
@@ -241,7 +244,8 @@ class Recorder:
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
         """The family's own eager attention, some heads at a time: its scores stay in cache, whatever the length. Where
-        it is the plain one, `plain_attention` does it faster."""
+        it is the plain one, `plain_attention` does it faster, also in layers that nobody asked for: a pass rounds the
+        same way whatever is wanted of it."""
         items, heads, rows = query.shape[:3]
         columns, shared = key.shape[2], heads // key.shape[1]  # query heads that share one of the keys and values
         alone = items == 1 or rows * columns >= MANY
@@ -251,6 +255,8 @@ class Recorder:
             probabilities = kept.permute(0, 2, 3, 1)
             self.attention[id(module)] = (probabilities, value)
             return output, probabilities
+        if not self.wanted():
+            return eager(module, query, key, value, mask, **kwargs)  # type: ignore[no-any-return]
         step = heads
         by_head = any(isinstance(x, Tensor) and x.dim() == 4 and x.shape[1] == heads for x in (mask, *kwargs.values()))
         if not by_head and not hasattr(module, "sinks"):

@@ -95,6 +95,8 @@ class _Uniform:
         kwargs: dict[str, Any],
     ) -> Any:
         """A query of zeros has the same score with every key; a mask keeps what it forbids and loses its biases."""
+        if not self.wanted():
+            return eager(module, query, key, value, mask, **kwargs)
         return eager(module, torch.zeros_like(query), key, value, _only_forbids(mask), **_without_bias(kwargs))
 
 

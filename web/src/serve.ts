@@ -32,8 +32,8 @@ export async function follow(store: Store, fragment: string): Promise<void> {
 export async function serve(store: Store, lab: Lab): Promise<void> {
   store.lab = lab;
   const asked = store.recall(location.hash);
-  store.models = await lab.models();
   store.asked = asked;
+  store.models = await lab.models();
   const request = requestOf({ ...asked.request, heads: store.view.heads }, store.models);
   if (!request.text) {
     store.phase = "empty";

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from normscope import Analyzer, NormscopeError, default_model
 from tests.view.browser.tabs import SIZES, Tab, opened
@@ -410,6 +410,21 @@ def test_a_text_that_is_too_long(browser: Browser, server: Live) -> None:
         expect(tab.page.get_by_role("alert")).to_contain_text("81 tokens, but the model has positions for 40")
         tab.analyse("the cat")  # and goes on
         expect(tab.page.get_by_role("alert")).to_have_count(0)
+
+
+def test_what_is_typed_before_the_models_are_known_stays(browser: Browser, server: Live) -> None:
+    with opened(browser) as tab:
+        held: list[Route] = []
+        tab.page.route("**/api/models", lambda route: held.append(route))
+        tab.page.goto(server.address)
+        tab.box("Text").fill("the cat")
+        tab.page.wait_for_timeout(100)
+        assert len(held) == 1
+        held[0].continue_()
+        expect(tab.page.get_by_label("Model")).to_be_visible()  # they are there
+        expect(tab.box("Text")).to_have_value("the cat")
+        tab.button("Analyse").click()
+        tab.wait_for_map()
 
 
 def waiting_for(server: Live, slow: Slow, tab: Tab) -> None:

@@ -82,11 +82,15 @@ def against_published(
     bar: float | None = None,
     *,
     feed_forward: bool = False,
-    heads: bool = False,
+    heads: tuple[bool, bool] = (True, False),
 ) -> Row:
-    """The published algorithm, against the same scopes here; the forward pass is part of both."""
+    """The published algorithm, against the same scopes here; the forward pass is part of both.
+
+    `heads`: whether either makes head-level maps too. The published code always does, this one when asked.
+    """
     what = "published + naive FF / all scopes" if feed_forward else "published / attention scopes"
-    row = Row(what, name, _shape(model, batch, length), bar=bar, at_least=True, note="both with heads" if heads else "")
+    note = {(True, True): "both with heads", (False, False): "both without heads"}.get(heads, "")
+    row = Row(what, name, _shape(model, batch, length), bar=bar, at_least=True, note=note)
     config = model.config
     vectors = 4 * batch * length**2 * config.hidden_size
     needed = (
@@ -96,9 +100,9 @@ def against_published(
         row.note = f"needs {needed / 1e9:.0f} GB of free memory"
         return row
     inputs = models.encoding(batch, length)
-    baseline = Published(model, feed_forward=feed_forward, heads=heads)
+    baseline = Published(model, feed_forward=feed_forward, heads=heads[0])
     lens = Analyzer(model)
-    ours = _scopes(lens, inputs, None if feed_forward else attention_names(model), heads=heads)
+    ours = _scopes(lens, inputs, None if feed_forward else attention_names(model), heads=heads[1])
     row.seconds = interleaved({"published": lambda: baseline(inputs), "scopes": ours}, budget)
     times = best(row.seconds)
     row.value = times["published"] / times["scopes"]

@@ -3,7 +3,8 @@
 Per layer the weighted vectors alpha^h_ij f^h(x_j) are formed as one tensor (batch, heads, n, n, d), summed over the
 heads, joined by the residual connection and taken through the LayerNorm rule, each step giving n x n vectors and their
 norms. `feed_forward=True` goes on in the same way: all n x n vectors through W_1, the gate Phi(a_i), W_2, the second
-residual connection and LayerNorm. `heads=True` adds the norms of f^h(x_j) and of the weighted vectors themselves.
+residual connection and LayerNorm. `heads=True` adds the norms of f^h(x_j) and of the weighted vectors themselves, which
+the published code always computes.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def stream(
         point.norms = like.new_zeros(n_columns, n_rows) if n in points else None
         point.vectors = like.new_zeros(n_rows, n_columns, width) if keep_vectors and n in points else None
 
-    outs = [made.out.contiguous() for made in state.units]
+    outs = [made.out for made in state.units]
     for j in range(0, n_columns, step_j):
         js = slice(j, min(j + step_j, n_columns))
         hit = reach(source.weights[js])

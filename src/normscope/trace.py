@@ -96,6 +96,7 @@ def trace(
 
 
 def _hooked(base: PreTrainedModel) -> bool:
+    """Whether somebody listens to the model."""
     return any(module._forward_hooks or module._forward_pre_hooks for module in base.modules())
 
 

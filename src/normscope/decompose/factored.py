@@ -28,7 +28,7 @@ LARGEST = 2.0**126  # and the factor for it must not overflow
 # sound form has lost at most half a decimal digit more than they would.
 CANCELLED = 3
 TINY = 1e-30  # doubtful: a square so small has lost digits to underflow
-OFFSET = 8  # doubtful: taking the mean out of f leaves less than this share of its square
+OFFSET = 8  # doubtful: taking the mean out of f leaves less than its square divided by this
 LEFT = 15  # rows on the left of a batched product; MKL is up to ten times slower with more
 
 

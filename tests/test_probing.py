@@ -10,8 +10,8 @@ from torch import Tensor
 
 from normscope import Analyzer, NormscopeError, probing
 from normscope.inputs import Item
+from normscope.layers import called_modules, layer_modules
 from normscope.scopes import aliases_of
-from normscope.trace import called_modules, layer_modules
 from normscope.uniform_attention import uniform
 from tests import tiny as bert_kin
 from tests.test_errors import state_of

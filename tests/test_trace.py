@@ -8,9 +8,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from normscope import Analyzer
+from normscope.layers import has_layers, layer_modules
 from normscope.models import family_of
 from normscope.scopes import aliases_of, names_of
-from normscope.trace import has_layers, layer_modules
 from tests import tiny, tiny_layers
 from tests.test_errors import state_of
 

@@ -21,11 +21,12 @@ from normscope.decompose.shapley_gate import Shapley
 from normscope.errors import NormscopeError
 from normscope.estimate import Estimate, default_budget, estimate, refuse_over_budget, shape_of
 from normscope.inputs import Input, Item, Limits
+from normscope.layers import has_layers, layer_modules
 from normscope.models import depth_of, family_of, heads_of, max_positions, padding_id, position_rows
 from normscope.models.spec import Stack
 from normscope.request import Request, gate_of, requests_of
 from normscope.results import Result, results
-from normscope.trace import has_layers, layer_modules, trace
+from normscope.trace import trace
 
 if TYPE_CHECKING:
     from normscope.flow.result import Flow

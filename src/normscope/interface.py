@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from normscope.errors import NormscopeError
 
-guard = threading.Lock()
+_guard = threading.Lock()
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 active = threading.local()  # .recorder: the Recorder of the trace that this thread is running
 _swapped: dict[int, list[Any]] = {}  # id of a config -> [its own attention implementation, traces that use it now]
 _names: dict[str, str] = {}  # a model's own attention implementation -> the name of ours that stands in for it
+
+
+def lock_of(base: PreTrainedModel) -> threading.RLock:
+    """One lock per model, for whatever hooks it."""
+    with _guard:
+        return _locks.setdefault(base, threading.RLock())
 
 
 @contextmanager
@@ -55,7 +63,7 @@ def _configs_of(base: PreTrainedModel) -> list[Any]:
 
 def _swap(config: Any) -> None:
     """Put our attention in; counted, as models that share a config may be traced side by side."""
-    with guard:
+    with _guard:
         if id(config) not in _swapped:
             own = config._attn_implementation
             _swapped[id(config)] = [own, 0]
@@ -64,7 +72,7 @@ def _swap(config: Any) -> None:
 
 
 def _restore(config: Any) -> None:
-    with guard:
+    with _guard:
         entry = _swapped[id(config)]
         entry[1] -= 1
         if entry[1] == 0:

@@ -17,13 +17,14 @@ from normscope.decompose.factored import Figures
 from normscope.decompose.scratch import Scratch
 from normscope.errors import NormscopeError
 from normscope.inputs import Item
+from normscope.layers import called_modules
 from normscope.models.spec import Attention, Norm, Stack
 from normscope.parameters import affine as linear_map
 from normscope.parameters import value_map
 from normscope.records import FeedForwardRecord, LayerRecord, ScaleRecord
 from normscope.request import reach, requests_of
 from normscope.scopes import aliases_of, resolve, steps_of
-from normscope.trace import Wish, called_modules, trace
+from normscope.trace import Wish, trace
 
 
 def outputs(lens: Analyzer, item: Item, scopes: Sequence[str]) -> dict[str, Tensor]:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, prod
+from math import isfinite
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from normscope.errors import NormscopeError
-from normscope.interface import active, guard, standing_in
+from normscope.interface import active, lock_of, standing_in
+from normscope.layers import layer_modules
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
 from normscope.parameters import (
     activation_name,
@@ -47,8 +47,6 @@ from normscope.records import (
 )
 from normscope.scopes import Step
 
-_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-
 
 @dataclass(frozen=True)
 class Wish:
@@ -60,12 +58,6 @@ class Wish:
     on_layer: Callable[[LayerRecord], None]  # receives each wanted layer's record, which is gone when it returns
     real: Tensor  # (b, n): the tokens that are not padding
     constants: bool = False  # record what part of the values comes from no token
-
-
-def lock_of(base: PreTrainedModel) -> threading.RLock:
-    """One lock per model, for whatever hooks it."""
-    with guard:
-        return _locks.setdefault(base, threading.RLock())
 
 
 def trace(
@@ -98,37 +90,6 @@ def trace(
 def _hooked(base: PreTrainedModel) -> bool:
     """Whether somebody listens to the model."""
     return any(module._forward_hooks or module._forward_pre_hooks for module in base.modules())
-
-
-def has_layers(base: PreTrainedModel, stack: Stack) -> bool:
-    """Whether the model has this side at all."""
-    return bool(_matching(base, stack))
-
-
-def _matching(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
-    """The modules at the stack's path, whose stars stand for numbers; step by step, as models have many modules."""
-    found: list[nn.Module] = [base]
-    for name in stack.layers.split("."):
-        children = [list(module.named_children()) for module in found]
-        found = [child for some in children for n, child in some if n == name or (name == "*" and n.isdigit())]
-    return found
-
-
-def layer_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
-    """The layer modules of a stack, in order, each once (a shared layer is one module)."""
-    found = _matching(base, stack)
-    if not found:
-        raise NormscopeError(f"{type(base).__name__} has no layers at {stack.layers}: its family is described wrongly.")
-    return found
-
-
-def called_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
-    """The layer module of every call: a shared layer stands there several times. Groups of inner layers (ALBERT) are
-    called in turn, each all of its layers, a group as often as its share of the outer depth."""
-    modules = layer_modules(base, stack)
-    outer, inner = (prod(getattr(base.config, name) for name in names) for names in (stack.depth[:1], stack.depth[1:]))
-    groups = len(modules) // inner
-    return [modules[(n // inner * groups // outer) * inner + n % inner] for n in range(outer * inner)]
 
 
 class _EnoughError(Exception):

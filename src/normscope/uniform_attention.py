@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from normscope.analyzer import Analyzer
 from normscope.inputs import Item
-from normscope.interface import active, standing_in
+from normscope.interface import active, lock_of, standing_in
+from normscope.layers import layer_modules
 from normscope.models.spec import Attention, Stack
 from normscope.parameters import attribute
 from normscope.scopes import steps_of
-from normscope.trace import layer_modules, lock_of
 
 
 def uniform(lens: Analyzer, item: Item, layers: Sequence[int], *, logits: bool = False) -> Tensor:

@@ -15,7 +15,7 @@ from normscope import Analyzer, NormscopeError
 from normscope.flow import exact
 from normscope.flow.freezing import FrozenModel, freeze
 from normscope.flow.propagation import forward_block, forward_layer, through
-from normscope.trace import layer_modules
+from normscope.layers import layer_modules
 from tests import tiny as kin
 from tests import tiny_layers as layers
 from tests.flow.cases import (

@@ -26,11 +26,12 @@ from normscope.flow.frozen import (
 )
 from normscope.flow.hooks import mine
 from normscope.inputs import Item
+from normscope.layers import called_modules, layer_modules
 from normscope.models.spec import Attention, Stack
 from normscope.parameters import affine, value_map
 from normscope.records import AttentionRecord, LayerRecord
 from normscope.scopes import steps_of
-from normscope.trace import Wish, called_modules, layer_modules, trace
+from normscope.trace import Wish, trace
 
 CLOSE = 1e-4  # relative difference from which on two tensors are not the same
 

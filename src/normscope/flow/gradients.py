@@ -17,7 +17,8 @@ from normscope.flow.hooks import mine
 from normscope.flow.result import Scores
 from normscope.flow.targets import Aim, scored
 from normscope.inputs import Item
-from normscope.trace import layer_modules, lock_of
+from normscope.interface import lock_of
+from normscope.layers import layer_modules
 
 
 def gradient_x_input(lens: Analyzer, item: Item, model: FrozenModel, aim: Aim) -> Scores:

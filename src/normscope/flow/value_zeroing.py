@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from normscope.analyzer import Analyzer
 from normscope.flow.hooks import mine
 from normscope.inputs import Item
+from normscope.interface import lock_of
+from normscope.layers import layer_modules
 from normscope.measures.sinks import normalised
 from normscope.models.spec import Attention
 from normscope.parameters import affine, value_rows
-from normscope.trace import layer_modules, lock_of
 
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, what it was called with and put out
 

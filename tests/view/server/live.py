@@ -27,7 +27,9 @@ class Live:
     def __init__(self, port: int, app: Any) -> None:
         self.port, self.app = port, app
         self.address = f"http://127.0.0.1:{port}"
-        self.client = httpx.Client(base_url=self.address, timeout=PATIENCE, trust_env=False)
+        # As many idle connections as it likes: when a thread closes one too many, another may be about to use it.
+        limits = httpx.Limits(max_keepalive_connections=None)
+        self.client = httpx.Client(base_url=self.address, timeout=PATIENCE, trust_env=False, limits=limits)
 
     def start(self, **request: Any) -> dict[str, Any]:
         """Ask for an analysis and wait for its end."""

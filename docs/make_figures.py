@@ -234,7 +234,7 @@ def amplified(result: Analysis) -> Figure:
 
 def memory(lens: Analyzer) -> Figure:
     """What contribution vectors would take if they were kept, against what normscope takes, by its own estimate."""
-    shape = Shape(width=768, heads=12, hidden=3072, layers=12)
+    shape = Shape(width=768, heads=12, hidden=3072)
     lengths = [int(n) for n in np.logspace(5, 12, 57, base=2)]
     attention = ["weights", "attention", "attention-residual", "attention-block"]
     curves = [([4 * shape.heads * n**2 * shape.width for n in lengths], "every vector of every head", GREY, (300, 30))]

@@ -15,10 +15,11 @@ PATIENCE = 2  # times the budget, at the most, to wait for that
 def interleaved(tasks: Mapping[str, Task], budget: float, least: int = 3, most: int = 60) -> Seconds:
     """Run every task in every round, in alternating order, for about `budget` seconds; all times, in seconds.
 
-    In a round a short task is run as often as it fits into an eighth of the longest one's time, at most ten times: the
-    best of three would not do it justice, as what the long one leaves in the caches is of no use to it. Rounds go on,
-    up to a limit, while some task has not been seen twice at nearly its best time: a neighbour was busy. There is no
-    separate warm-up: the best of several rounds leaves the first one out by itself.
+    In a round a short task is run as often as it fits into an eighth of the longest one's time, at most ten times: what
+    the long one leaves in the caches is of no use to it. It has more tries for its best time by that, so that a ratio
+    of a long and a short task leans towards the short one. Rounds go on, up to a limit, while some task has not been
+    seen twice at nearly its best time: a neighbour was busy. There is no separate warm-up: the best of several rounds
+    leaves the first one out by itself.
     """
     seconds: Seconds = {name: [] for name in tasks}
     order = list(tasks)

@@ -97,8 +97,8 @@ class _EnoughError(Exception):
 
 
 class Recorder:
-    """Collects what the hooks see of the current layer and turns it into a LayerRecord when the layer ends, or, in the
-    last one that matters, as soon as everything wanted was seen."""
+    """Collects what the hooks see of the current layer and turns it into a LayerRecord as soon as everything wanted was
+    seen: the feed-forward that nobody asked for would drive it out of the caches."""
 
     def __init__(self, dtype: torch.dtype, until: Sequence[Wish]) -> None:
         """`until`: the wishes after which the pass ends; none: it goes to the end."""
@@ -107,6 +107,7 @@ class Recorder:
         self.thread = threading.get_ident()
         self.counts: dict[str, int] = {}  # layer calls so far on each side: the index of the current layer
         self.wish: Wish | None = None  # that of the layer which is running
+        self.handed = False  # its record was handed out
         self.input: Tensor | None = None
         self.seen: dict[str, tuple[list[Any], list[Tensor]]] = {}
         self.attention: dict[int, tuple[Tensor, Tensor]] = {}  # id(module) -> probabilities, values
@@ -126,7 +127,7 @@ class Recorder:
                 raise NormscopeError(f"{type(layer).__name__} has no {path}: {no_such_part(layer, path)}") from error
             handles.append(module.register_forward_hook(self._see(path)))
             if path == _last_path(wish.steps):
-                handles.append(module.register_forward_hook(self._cut(layer, len(paths))))
+                handles.append(module.register_forward_hook(self._see_last(layer, len(paths))))
         handles.append(layer.register_forward_hook(self._end))
 
     def _mine(self) -> bool:
@@ -137,13 +138,13 @@ class Recorder:
         return self.counts.get(self.wish.stack.side, 0) if self.wish else 0
 
     def wanted(self) -> bool:
-        return self._mine() and self.wish is not None and self.count in self.wish.layers
+        return self._mine() and self.wish is not None and self.count in self.wish.layers and not self.handed
 
     def _begin(self, wish: Wish) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._mine():
                 return
-            self.wish = wish
+            self.wish, self.handed = wish, False
             x = args[0] if args else kwargs["hidden_states"]
             if self.count == 0:
                 self._check_finite(x, "The embeddings before the first layer hold")
@@ -162,38 +163,46 @@ class Recorder:
 
         return hook
 
-    def _cut(self, layer: nn.Module, paths: int) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        """Where the last wanted part of a layer ends: that of the last wanted layer is the end."""
+    def _see_last(self, layer: nn.Module, paths: int) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        """Where the last wanted part of a layer ends."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if self.left == 1 and self.wanted() and len(self.seen) == paths:
+            if self.wanted() and len(self.seen) == paths:
                 self._hand_out(layer, self._shaped(output))
 
         return hook
 
     def _end(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._mine():
-            self._hand_out(layer, output[0] if isinstance(output, tuple) else output)
+        if not self._mine():
+            return
+        assert self.wish is not None
+        y = output[0] if isinstance(output, tuple) else output
+        if self.wanted():
+            self._hand_out(layer, y)
+        else:
+            self._check_finite(y, self._put_out())
+        self.counts[self.wish.stack.side] = self.count + 1
+        self.wish = None
 
     def _hand_out(self, layer: nn.Module, y: Tensor) -> None:
-        """The layer has come to y."""
+        """The layer has come to y, and all that was wanted of it was seen."""
         assert self.wish is not None
-        wish = self.wish
-        self._check_finite(y, f"Layer {self.count} (counted from 0) put out")
-        if self.wanted():
-            active.recorder, self.running = None, False  # what runs from here on is no part of the pass
-            try:
-                record = self._record(layer, y, wish.steps)
-                self.seen, self.attention, self.input = {}, {}, None
-                wish.on_layer(record)
-                self.running = True
-            finally:
-                active.recorder = self
-            self.left -= 1
-            if self.left == 0:
-                raise _EnoughError
-        self.counts[wish.stack.side] = self.count + 1
-        self.wish = None
+        self._check_finite(y, self._put_out())
+        active.recorder, self.running = None, False  # what runs from here on is no part of the pass
+        try:
+            record = self._record(layer, y, self.wish.steps)
+            self.seen, self.attention, self.input = {}, {}, None
+            self.wish.on_layer(record)
+            self.running = True
+        finally:
+            active.recorder = self
+        self.handed = True
+        self.left -= 1
+        if self.left == 0:
+            raise _EnoughError
+
+    def _put_out(self) -> str:
+        return f"Layer {self.count} (counted from 0) put out"
 
     def attend(
         self,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from normscope import Analyzer
+from normscope import Analyzer, NormscopeError
 from normscope.layers import has_layers, layer_modules
 from normscope.models import family_of
 from normscope.scopes import aliases_of, names_of
@@ -94,6 +94,44 @@ def test_what_follows_the_last_wanted_scope_is_not_run() -> None:
     assert ran(model, feed_forwards, scopes=["attention"], layers=[0]) == 0
     assert ran(model, outputs, scopes=["weights"], layers=[0]) == 1
     assert ran(model, [model.pooler]) == 0
+
+
+def test_a_layer_is_handed_out_before_what_nobody_asked_for_is_run() -> None:
+    model = tiny.tiny("bert", num_hidden_layers=3)
+    inputs = {"input_ids": torch.arange(5, 14)[None]}
+    with pytest.MonkeyPatch.context() as patch:
+        counted = counting([layer.intermediate for layer in model.encoder.layer], patch)
+
+        def progresses(scope: str) -> list[int]:
+            """How many feed-forwards had run when each layer was done."""
+            counted.clear()
+            seen: list[int] = []
+            Analyzer(model).analyze(inputs, scopes=[scope], progress=lambda *_: seen.append(len(counted)))
+            return seen
+
+        assert progresses("attention-block") == [0, 1, 2]
+        assert progresses("ff") == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("path", "scope", "done"),
+    [
+        ("attention.output.dense", "attention", 1),
+        ("attention.output.LayerNorm", "attention", 2),
+        ("attention.output.LayerNorm", "attention-block", 1),
+        ("output.LayerNorm", "attention-block", 2),
+        ("output.LayerNorm", "layer", 1),
+    ],
+)
+def test_what_is_not_finite_is_found_before_it_is_handed_out(path: str, scope: str, done: int) -> None:
+    model = tiny.tiny("bert", num_hidden_layers=4)
+    with torch.no_grad():
+        model.encoder.layer[1].get_submodule(path).bias[0] = float("nan")
+    seen: list[int] = []
+    inputs = {"input_ids": torch.arange(5, 14)[None]}
+    with pytest.raises(NormscopeError, match=r"Layer 1 .* NaN or infinite"):
+        Analyzer(model).analyze(inputs, scopes=[scope], progress=lambda one, _: seen.append(one))
+    assert len(seen) == done
 
 
 def test_shared_layers_are_counted_by_their_calls() -> None:

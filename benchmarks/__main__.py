@@ -19,7 +19,14 @@ from rich.table import Table
 
 from benchmarks import flow, models, papers
 from benchmarks.corpora import corpus_rate, flat_memory, ray_rate, start_up
-from benchmarks.measures import Row, against_published, attention_scopes, extra_memory, feed_forward_floor
+from benchmarks.measures import (
+    Row,
+    against_published,
+    attention_scopes,
+    extra_memory,
+    feed_forward_floor,
+    least_work,
+)
 from benchmarks.memory import THREADS
 from benchmarks.published import verify
 from benchmarks.timing import Neighbours
@@ -43,6 +50,7 @@ def core() -> Iterator[Measure]:
         yield lambda b=batch, n=length, bar=bar: against_published(BASE, base, b, n, 6, bar)  # type: ignore[misc]
     for ours in (False, True):
         yield lambda ours=ours: against_published(BASE, base, 1, 128, 6, heads=(True, ours))  # type: ignore[misc]
+    yield lambda: least_work(BASE, base, 128, 20)
     # Not of one layer: a pass ends where nothing more is wanted, and without its feed-forward half of it would be gone.
     yield lambda: against_published(BASE, models.bert(3), 1, 512, 40, 80.0)
     yield lambda: against_published(BASE, models.bert(2), 1, 128, 15, 2.5, feed_forward=True)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from benchmarks import models
 from benchmarks.memory import peak_of
+from benchmarks.products import Products
 from benchmarks.published import Published
 from benchmarks.timing import Seconds, Task, best, interleaved
 from normscope import Analyzer
@@ -107,6 +108,25 @@ def against_published(
     times = best(row.seconds)
     row.value = times["published"] / times["scopes"]
     return row
+
+
+def least_work(name: str, model: PreTrainedModel, length: int, budget: float) -> Row:
+    """The published algorithm, against the products that the scopes cannot do without: as far as they could come."""
+    inputs = models.encoding(1, length)
+    baseline, products, lens = Published(model), Products(model, length), Analyzer(model)
+    ours = _scopes(lens, inputs, attention_names(model))
+    seconds = interleaved(
+        {"published": lambda: baseline(inputs), "products": lambda: products(inputs), "scopes": ours}, budget
+    )
+    times = best(seconds)
+    return Row(
+        "published / products alone",
+        name,
+        _shape(model, 1, length),
+        times["published"] / times["products"],
+        note=f"attention scopes {times['published'] / times['scopes']:.2f}x beside them",
+        seconds=seconds,
+    )
 
 
 def feed_forward_floor(

@@ -1,0 +1,62 @@
+"""The products that the factored form cannot do without, and nothing else: what they leave to gain.
+
+Traced as for an analysis, and per layer: the vectors f, their Gram matrices before and behind the LayerNorm's gain, the
+quadratic forms of the weights with them, square roots, and five maps. There is no own cell, mean, mixing ratio or
+completeness, no check of digits or of anything else, so that the numbers are of no use, but no analysis takes less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from normscope.models import family_of
+from normscope.records import AttentionRecord, LayerRecord, NormRecord
+from normscope.request import reach
+from normscope.scopes import aliases_of, steps_of
+from normscope.trace import Wish, trace
+
+BESIDE = 4  # vectors beside those of the heads: products with 16 are faster than with 12
+
+
+class Products:
+    """Calling it runs a BERT model on one item, and the products of the attention-block scopes in every layer."""
+
+    def __init__(self, model: PreTrainedModel, length: int) -> None:
+        config = model.config
+        heads, layers = config.num_attention_heads, config.num_hidden_layers
+        self.model = model
+        self.vectors = torch.zeros(heads + BESIDE, length, config.hidden_size)
+        self.grams = torch.empty(2, length, heads, heads + BESIDE)
+        self.forms = torch.empty(2, length, heads, length)
+        self.maps = torch.empty(layers, 5, length, length)
+        stack = family_of(model).stacks[-1]
+        steps = reach(steps_of(stack.blocks), [aliases_of(stack.blocks)["attention-block"]])
+        self.wish = Wish(stack, steps, range(layers), self._on_layer, torch.ones(1, length, dtype=torch.bool))
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        trace(self.model, inputs, [self.wish], torch.float32)
+        return self.maps
+
+    @torch.inference_mode()
+    def _on_layer(self, record: LayerRecord) -> None:
+        attention, norm = record.parts[0], record.parts[-1]
+        assert isinstance(attention, AttentionRecord)
+        assert isinstance(norm, NormRecord)
+        heads = attention.weights.shape[1]
+        weights = attention.weights[0].permute(2, 0, 1)  # (j, H, i)
+        f = self.vectors[:heads]
+        torch.bmm(attention.values[0], attention.matrix, out=f)
+        for view, (gram, form) in enumerate(zip(self.grams, self.forms, strict=True)):
+            if view:
+                f.mul_(norm.gain)
+            torch.bmm(f.transpose(0, 1), self.vectors.permute(1, 2, 0), out=gram)
+            torch.bmm(gram[..., :heads], weights, out=form)
+        norms = self.forms.mul_(weights).sum(2).sqrt_().transpose(1, 2)
+        maps = self.maps[record.index]
+        maps[:2] = weights.mean(1).T
+        maps[2:4] = norms[0]
+        maps[4] = norms[1]

@@ -146,6 +146,22 @@ def test_save_into_a_missing_folder(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["x.npz", "x.html", "x.pt", "x.safetensor"])
+def test_save_under_the_name_of_another_format(name: str, tmp_path: Path) -> None:
+    with pytest.raises(NormscopeError, match=r"must end in \.safetensors"):
+        analysis(scopes="weights").save(tmp_path / name)
+    assert os.listdir(tmp_path) == []
+
+
+def test_page_under_the_name_of_another_format(tmp_path: Path) -> None:
+    result = analysis(scopes="weights")
+    with pytest.raises(NormscopeError, match=r"must end in \.html or \.htm"):
+        result.to_html(tmp_path / "x.svg")
+    assert os.listdir(tmp_path) == []
+    result.to_html(tmp_path / "x.HTML")
+    assert os.listdir(tmp_path) == ["x.HTML"]
+
+
 def test_save_onto_a_folder(tmp_path: Path) -> None:
     with pytest.raises(NormscopeError, match="is a folder"):
         analysis(scopes="weights").save(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from normscope import Analyzer, default_model
+from normscope import Analyzer, NormscopeError, default_model
 from normscope.corpus.running import model_fingerprint
 from tests.tiny import tiny
 
@@ -49,3 +49,9 @@ def test_a_pooler_that_is_random_at_each_load_is_no_other_model(tmp_path: Path) 
     weights["bert.encoder.layer.0.output.dense.weight"] += 1e-3
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     assert model_fingerprint(Analyzer.from_pretrained(folder)) != first
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./no-such-folder"])
+def test_a_folder_that_is_not_there(name: str) -> None:
+    with pytest.raises(NormscopeError, match=f"There is no folder {name}. Give a hub name"):
+        Analyzer.from_pretrained(name)

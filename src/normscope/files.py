@@ -11,6 +11,13 @@ from pathlib import Path
 from normscope.errors import NormscopeError
 
 
+def check_suffix(path: str | os.PathLike[str], *known: str) -> None:
+    """Refuse a name that promises another format than the one that is written; without a suffix it promises none."""
+    suffix = Path(path).suffix.lower()
+    if suffix and suffix not in known:
+        raise NormscopeError(f"Cannot write {path}: its name must end in {' or '.join(known)}.")
+
+
 @contextmanager
 def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends without an exception."""

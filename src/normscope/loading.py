@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from normscope.errors import NormscopeError
 from normscope.models import families
 
+EXPECTED = "Give a hub name or the path of a folder with config.json, model.safetensors and a tokenizer."
 # Heads come along, for flows to their logits, losses and generation; analyses use the base model inside.
 HEADS = {"causal": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM", "audio": "AutoModelForSpeechSeq2Seq"}
 TASKS = {
@@ -27,6 +29,8 @@ TASKS = {
 def load(name: str, device: str | torch.device | None, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Any]:
     """A model and its tokenizer (or image processor), in float32 unless said otherwise. No remote code is run, no
     pickle is read."""
+    if (Path(name).is_absolute() or name.startswith(".")) and not Path(name).exists():
+        raise NormscopeError(f"There is no folder {name}. {EXPECTED}")
     try:
         config = AutoConfig.from_pretrained(name)
         model, missing = _loaded(name, config, _auto_class(config), dtype)
@@ -36,7 +40,7 @@ def load(name: str, device: str | torch.device | None, dtype: torch.dtype | None
     except Exception as error:  # transformers, huggingface_hub, safetensors and tokenizers each have their own
         raise NormscopeError(
             f"Cannot load a model from {name!r}: {(str(error).strip() or type(error).__name__).splitlines()[0]} "
-            "Give a hub name or the path of a folder with config.json, model.safetensors and a tokenizer."
+            f"{EXPECTED}"
         ) from error
     if missing:
         raise NormscopeError(

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Label, Measured
 from normscope.errors import NormscopeError
-from normscope.files import atomic
+from normscope.files import atomic, check_suffix
 
 FORMAT = "normscope-analysis-1"
 
 
 def save(path: str | os.PathLike[str], result: Analysis | EncoderDecoderAnalysis) -> Path:
     """Write everything but the model; of an encoder-decoder both sides."""
+    check_suffix(path, ".safetensors")
     if isinstance(result, Analysis):
         tensors, meta = _tensors(result), _meta(result)
     else:

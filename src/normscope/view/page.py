@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normscope.files import atomic
+from normscope.files import atomic, check_suffix
 from normscope.view import bundle
 from normscope.view.document import Result, as_json, packed, sides_of, title_of
 from normscope.view.labels import own_cells, quantity, values_of, visible, worst_completeness
@@ -46,6 +46,7 @@ SERVED = '<script src="/viewer.js" defer></script>\n</body>\n</html>\n'
 def write(result: Result, path: str | os.PathLike[str], *, image: Any = None, flow: Flow | None = None) -> Path:
     """Write the page with every map of the result; `image` is the picture under a vision model's patches, `flow` that
     of the same input to a target."""
+    check_suffix(path, ".html", ".htm")
     made = page(result, image=image, flow=flow)
     with atomic(path) as temporary:
         temporary.write_text(made, encoding="utf-8")

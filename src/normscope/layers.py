@@ -1,14 +1,16 @@
-"""Where a model keeps its layers."""
+"""Where a model keeps its layers, and which parts of a layer the steps through it need."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from normscope.errors import NormscopeError
-from normscope.models.spec import Stack
+from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
+from normscope.scopes import Step
 
 
 def has_layers(base: PreTrainedModel, stack: Stack) -> bool:
@@ -40,3 +42,31 @@ def called_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
     outer, inner = (prod(getattr(base.config, name) for name in names) for names in (stack.depth[:1], stack.depth[1:]))
     groups = len(modules) // inner
     return [modules[(n // inner * groups // outer) * inner + n % inner] for n in range(outer * inner)]
+
+
+def paths_of(steps: Sequence[Step], constants: bool) -> set[str]:
+    """The submodules whose inputs and outputs the steps need."""
+    paths: set[str] = set()
+    for step in steps:
+        part = step.part
+        if isinstance(part, Norm):
+            paths.add(part.path)
+        elif isinstance(part, FeedForward):
+            paths |= {part.into, part.out} | ({part.up} if part.up else set())
+        elif isinstance(part, Experts):
+            paths.add(part.module)
+        elif isinstance(part, Attention):
+            paths.add(part.output)
+            if part.probabilities is not None:
+                paths |= {part.probabilities, part.value}
+            elif constants:
+                paths.add(part.value)
+    return paths
+
+
+def last_path_of(steps: Sequence[Step]) -> str | None:
+    """The submodule after which the steps are complete, where most of the layer is still to come."""
+    part = steps[-1].part
+    if any(isinstance(step.part, FeedForward | Experts) for step in steps):
+        return None
+    return part.path if isinstance(part, Norm) else part.output if isinstance(part, Attention) else None

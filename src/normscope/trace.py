@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from normscope.errors import NormscopeError
 from normscope.interface import active, lock_of, standing_in
-from normscope.layers import layer_modules
+from normscope.layers import last_path_of, layer_modules, paths_of
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
 from normscope.parameters import (
     activation_name,
@@ -119,14 +119,14 @@ class Recorder:
     def attach(self, layer: nn.Module, wish: Wish, handles: list[Any]) -> None:
         """Hook the layer; `handles` has every hook as soon as it exists, so that none is left behind."""
         handles.append(layer.register_forward_pre_hook(self._begin(wish), with_kwargs=True))
-        paths = _paths(wish.steps, wish.constants)
+        paths = paths_of(wish.steps, wish.constants)
         for path in paths:
             try:
                 module = layer.get_submodule(path)
             except AttributeError as error:
                 raise NormscopeError(f"{type(layer).__name__} has no {path}: {no_such_part(layer, path)}") from error
             handles.append(module.register_forward_hook(self._see(path)))
-            if path == _last_path(wish.steps):
+            if path == last_path_of(wish.steps):
                 handles.append(module.register_forward_hook(self._see_last(layer, len(paths))))
         handles.append(layer.register_forward_hook(self._end))
 
@@ -422,34 +422,6 @@ class Recorder:
         """(b, n, ...), also where the model has made one dimension of items and tokens."""
         assert self.input is not None
         return x.unflatten(0, (len(self.input), -1)) if x.dim() < self.input.dim() else x
-
-
-def _paths(steps: Sequence[Step], constants: bool) -> set[str]:
-    """The submodules whose inputs and outputs the steps need."""
-    paths = set()
-    for step in steps:
-        part = step.part
-        if isinstance(part, Norm):
-            paths.add(part.path)
-        elif isinstance(part, FeedForward):
-            paths |= {part.into, part.out} | ({part.up} if part.up else set())
-        elif isinstance(part, Experts):
-            paths.add(part.module)
-        elif isinstance(part, Attention):
-            paths.add(part.output)
-            if part.probabilities is not None:
-                paths |= {part.probabilities, part.value}
-            elif constants:
-                paths.add(part.value)
-    return paths
-
-
-def _last_path(steps: Sequence[Step]) -> str | None:
-    """The submodule after which the steps are complete, where most of the layer is still to come."""
-    part = steps[-1].part
-    if any(isinstance(step.part, FeedForward | Experts) for step in steps):
-        return None
-    return part.path if isinstance(part, Norm) else part.output if isinstance(part, Attention) else None
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:

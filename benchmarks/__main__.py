@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from benchmarks import flow, models, papers
 from benchmarks.corpora import corpus_rate, flat_memory, ray_rate, start_up
+from benchmarks.fresh import fresh, keeping_memory
 from benchmarks.measures import (
     Row,
     against_published,
@@ -34,6 +36,7 @@ from benchmarks.viewer import first_map, large_maps
 from normscope import NormscopeError, __version__
 
 BASE, MINILM, LLAMA = "BERT-base", "MiniLM", "Llama 1B"
+WIDTH = 150
 BUSY = 0.05  # a share of the processors; when others take more, the ratios mean little
 Measure = Callable[[], Row]
 
@@ -47,13 +50,14 @@ def core() -> Iterator[Measure]:
         yield lambda b=batch, n=length, bar=bar: attention_scopes(BASE, base, b, n, 10, bar)  # type: ignore[misc]
     yield lambda: attention_scopes(BASE, models.bert(2), 16, 512, 10)
     for batch, length, bar in [(1, 25, None), (16, 25, None), (1, 128, 20.0)]:
-        yield lambda b=batch, n=length, bar=bar: against_published(BASE, base, b, n, 6, bar)  # type: ignore[misc]
+        yield partial(fresh, against_published, BASE, models.bert, batch, length, 6, bar)
     for ours in (False, True):
-        yield lambda ours=ours: against_published(BASE, base, 1, 128, 6, heads=(True, ours))  # type: ignore[misc]
-    yield lambda: least_work(BASE, base, 128, 20)
+        yield partial(fresh, against_published, BASE, models.bert, 1, 128, 6, heads=(True, ours))
+    yield partial(keeping_memory, against_published, BASE, models.bert, 1, 128, 6)
+    yield partial(fresh, least_work, BASE, models.bert, 128, 20)
     # Not of one layer: a pass ends where nothing more is wanted, and without its feed-forward half of it would be gone.
-    yield lambda: against_published(BASE, models.bert(3), 1, 512, 40, 80.0)
-    yield lambda: against_published(BASE, models.bert(2), 1, 128, 15, 2.5, feed_forward=True)
+    yield partial(fresh, against_published, BASE, partial(models.bert, 3), 1, 512, 40, 80.0)
+    yield partial(fresh, against_published, BASE, partial(models.bert, 2), 1, 128, 15, 2.5, feed_forward=True)
     yield lambda: feed_forward_floor(BASE, base, 12, 128, 30, 1.4)
     yield lambda: feed_forward_floor(BASE, models.bert(2), 2, 512, 40, 1.15)
     yield from minilm(quick=False)
@@ -78,8 +82,8 @@ def quick() -> Iterator[Measure]:
     base = models.bert(3)
     for batch, length, bar in [(1, 128, 1.5), (16, 25, 1.5), (1, 512, 2.0)]:
         yield lambda b=batch, n=length, bar=bar: attention_scopes(BASE, base, b, n, 3, bar)  # type: ignore[misc]
-    yield lambda: against_published(BASE, base, 1, 128, 3, 20.0)
-    yield lambda: against_published(BASE, models.bert(1), 1, 128, 3, 2.5, feed_forward=True)
+    yield partial(fresh, against_published, BASE, partial(models.bert, 3), 1, 128, 3, 20.0)
+    yield partial(fresh, against_published, BASE, partial(models.bert, 1), 1, 128, 3, 2.5, feed_forward=True)
     yield lambda: feed_forward_floor(BASE, base, 3, 128, 8, 1.4)
     yield from minilm(quick=True)
     yield lambda: extra_memory(BASE, "bert", 1, 512, 0.45)
@@ -105,10 +109,10 @@ def minilm(quick: bool) -> Iterator[Measure]:
     shapes = [(1, 128)] if quick else [(1, 25), (16, 25), (1, 128), (16, 128), (1, 512), (16, 512)]
     for batch, length in shapes:
         yield lambda b=batch, n=length: attention_scopes(MINILM, model, b, n, 3)  # type: ignore[misc]
-    yield lambda: against_published(MINILM, model, 1, 128, 3)
+    yield partial(fresh, against_published, MINILM, models.minilm, 1, 128, 3)
     yield lambda: feed_forward_floor(MINILM, model, 2, 128, 3)
     if not quick:
-        yield lambda: against_published(MINILM, model, 1, 128, 5, feed_forward=True)
+        yield partial(fresh, against_published, MINILM, models.minilm, 1, 128, 5, feed_forward=True)
         yield lambda: feed_forward_floor(MINILM, model, 2, 512, 15)
 
 
@@ -182,6 +186,8 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     transformers.utils.logging.disable_progress_bar()
     console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH  # a file has room for the whole table
     about = machine()
     console.print(f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}")
     console.print(f"The baseline agrees with normscope to {verify():.1e}.")

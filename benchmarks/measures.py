@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -76,7 +76,7 @@ def attention_scopes(
 
 def against_published(
     name: str,
-    model: PreTrainedModel,
+    make: Callable[[], PreTrainedModel],
     batch: int,
     length: int,
     budget: float,
@@ -85,10 +85,11 @@ def against_published(
     feed_forward: bool = False,
     heads: tuple[bool, bool] = (False, False),
 ) -> Row:
-    """The published algorithm, against the same scopes here; the forward pass is part of both.
+    """The published algorithm, against the same scopes here; the forward pass is part of both. To be run `fresh`.
 
     `heads`: whether either makes head-level maps too. The published code always does, this one when asked.
     """
+    model = make()
     what = "published + naive FF / all scopes" if feed_forward else "published / attention scopes"
     note = {(True, True): "both with heads", (True, False): "published with heads"}.get(heads, "")
     row = Row(what, name, _shape(model, batch, length), bar=bar, at_least=True, note=note)
@@ -110,8 +111,10 @@ def against_published(
     return row
 
 
-def least_work(name: str, model: PreTrainedModel, length: int, budget: float) -> Row:
-    """The published algorithm, against the products that the scopes cannot do without: as far as they could come."""
+def least_work(name: str, make: Callable[[], PreTrainedModel], length: int, budget: float) -> Row:
+    """The published algorithm, against the products that the scopes cannot do without: as far as they could come. To be
+    run `fresh`."""
+    model = make()
     inputs = models.encoding(1, length)
     baseline, products, lens = Published(model), Products(model, length), Analyzer(model)
     ours = _scopes(lens, inputs, attention_names(model))

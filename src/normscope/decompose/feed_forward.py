@@ -225,7 +225,7 @@ def stream(
                 elif isinstance(step, Tensor):
                     y.mul_(step)
                 else:
-                    y, factor = _norm_block(step, y, step.inverse[item][rows][i_s], scratch)
+                    y, factor = _norm_block(step, y, step.inverse[item][rows][i_s])
                 _reduce(found[n + 1], y, factor, js, i_s)
                 if factor is not None and n + 1 < len(steps):
                     y.mul_(factor[..., None])
@@ -300,16 +300,12 @@ def _add_expert(
     y.index_add_(1, where, part)
 
 
-def _norm_block(norm: NormRecord, y: Tensor, inverse: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
+def _norm_block(norm: NormRecord, y: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """A norm of a block as (vectors, factor (j, i)) whose product is the result."""
-    normed = scratch.like("normed", tuple(y.shape), y)
     if norm.kind == "rms":
-        return torch.mul(y, norm.gain, out=normed), inverse.expand(y.shape[:2])
+        return y.mul_(norm.gain), inverse.expand(y.shape[:2])
     # One fused pass: layer_norm also divides by each vector's own deviation, which the factor takes back.
-    mean, reciprocal = (scratch.like(name, (*y.shape[:2], 1), y) for name in ("means", "reciprocals"))
-    torch.ops.aten.native_layer_norm.out(
-        y, [y.shape[-1]], norm.gain, None, 1e-30, out0=normed, out1=mean, out2=reciprocal
-    )
+    normed, _, reciprocal = torch.native_layer_norm(y, [y.shape[-1]], norm.gain, None, 1e-30)
     return normed, inverse / reciprocal[..., 0]
 
 

@@ -53,5 +53,5 @@ def test_a_pooler_that_is_random_at_each_load_is_no_other_model(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./no-such-folder"])
 def test_a_folder_that_is_not_there(name: str) -> None:
-    with pytest.raises(NormscopeError, match=f"There is no folder {name}. Give a hub name"):
+    with pytest.raises(NormscopeError, match=f"{name}.: there is no such folder. Give a hub name"):
         Analyzer.from_pretrained(name)

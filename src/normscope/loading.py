@@ -30,7 +30,7 @@ def load(name: str, device: str | torch.device | None, dtype: torch.dtype | None
     """A model and its tokenizer (or image processor), in float32 unless said otherwise. No remote code is run, no
     pickle is read."""
     if (Path(name).is_absolute() or name.startswith(".")) and not Path(name).exists():
-        raise NormscopeError(f"There is no folder {name}. {EXPECTED}")
+        raise NormscopeError(f"Cannot load a model from {name!r}: there is no such folder. {EXPECTED}")
     try:
         config = AutoConfig.from_pretrained(name)
         model, missing = _loaded(name, config, _auto_class(config), dtype)

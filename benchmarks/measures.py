@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks import models
+from benchmarks import products as bare
 from benchmarks.memory import peak_of
-from benchmarks.products import Products
 from benchmarks.published import Published
 from benchmarks.timing import Seconds, Task, best, interleaved
 from normscope import Analyzer
@@ -114,9 +114,10 @@ def against_published(
 def least_work(name: str, make: Callable[[], PreTrainedModel], length: int, budget: float) -> Row:
     """The published algorithm, against the products that the scopes cannot do without: as far as they could come. To be
     run `fresh`."""
+    bare.verify()
     model = make()
     inputs = models.encoding(1, length)
-    baseline, products, lens = Published(model), Products(model, length), Analyzer(model)
+    baseline, products, lens = Published(model), bare.Products(model, length), Analyzer(model)
     ours = _scopes(lens, inputs, attention_names(model))
     seconds = interleaved(
         {"published": lambda: baseline(inputs), "products": lambda: products(inputs), "scopes": ours}, budget

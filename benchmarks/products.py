@@ -2,7 +2,8 @@
 
 Traced as for an analysis, and per layer: the vectors f, their Gram matrices before and behind the LayerNorm's gain, the
 quadratic forms of the weights with them, square roots, and five maps. There is no own cell, mean, mixing ratio or
-completeness, no check of digits or of anything else, so that the numbers are of no use, but no analysis takes less.
+completeness, no check of digits or of anything else: of the maps only the cells of ATTN-W and ATTN-N off the diagonal
+are right, which `verify` sees to.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks import models
+from normscope import Analyzer
+from normscope.decompose.contributions import BESIDE
 from normscope.models import family_of
 from normscope.records import AttentionRecord, LayerRecord, NormRecord
 from normscope.request import reach
 from normscope.scopes import aliases_of, steps_of
 from normscope.trace import Wish, trace
-
-BESIDE = 4  # vectors beside those of the heads: products with 16 are faster than with 12
 
 
 class Products:
@@ -60,3 +62,11 @@ class Products:
         maps[:2] = weights.mean(1).T
         maps[2:4] = norms[0]
         maps[4] = norms[1]
+
+
+def verify(tolerance: float = 1e-5) -> None:
+    """Raise unless the products give the cells of normscope's ATTN-N off the diagonal."""
+    model, inputs = models.tiny(), models.encoding(1, 9)
+    found = next(iter(Analyzer(model).stream(inputs, scopes=["ATTN-N"])))["ATTN-N"]
+    others = ~torch.eye(9, dtype=torch.bool)
+    torch.testing.assert_close(Products(model, 9)(inputs)[:, 2, others], found[:, others], rtol=tolerance, atol=0)

@@ -107,8 +107,7 @@ class Recorder:
         self.thread = threading.get_ident()
         self.counts: dict[str, int] = {}  # layer calls so far on each side: the index of the current layer
         self.wish: Wish | None = None  # that of the layer which is running
-        self.handed = False  # its record was handed out
-        self.input: Tensor | None = None
+        self.input: Tensor | None = None  # that layer's; None as soon as its record was handed out
         self.seen: dict[str, tuple[list[Any], list[Tensor]]] = {}
         self.attention: dict[int, tuple[Tensor, Tensor]] = {}  # id(module) -> probabilities, values
         self.spaces: dict[bool, Tensor] = {}
@@ -119,14 +118,14 @@ class Recorder:
     def attach(self, layer: nn.Module, wish: Wish, handles: list[Any]) -> None:
         """Hook the layer; `handles` has every hook as soon as it exists, so that none is left behind."""
         handles.append(layer.register_forward_pre_hook(self._begin(wish), with_kwargs=True))
-        paths = paths_of(wish.steps, wish.constants)
+        paths, last = paths_of(wish.steps, wish.constants), last_path_of(wish.steps)
         for path in paths:
             try:
                 module = layer.get_submodule(path)
             except AttributeError as error:
                 raise NormscopeError(f"{type(layer).__name__} has no {path}: {no_such_part(layer, path)}") from error
             handles.append(module.register_forward_hook(self._see(path)))
-            if path == last_path_of(wish.steps):
+            if path == last:
                 handles.append(module.register_forward_hook(self._see_last(layer, len(paths))))
         handles.append(layer.register_forward_hook(self._end))
 
@@ -138,13 +137,13 @@ class Recorder:
         return self.counts.get(self.wish.stack.side, 0) if self.wish else 0
 
     def wanted(self) -> bool:
-        return self._mine() and self.wish is not None and self.count in self.wish.layers and not self.handed
+        return self._mine() and self.wish is not None and self.count in self.wish.layers and self.input is not None
 
     def _begin(self, wish: Wish) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._mine():
                 return
-            self.wish, self.handed = wish, False
+            self.wish = wish
             x = args[0] if args else kwargs["hidden_states"]
             if self.count == 0:
                 self._check_finite(x, "The embeddings before the first layer hold")
@@ -196,7 +195,6 @@ class Recorder:
             self.running = True
         finally:
             active.recorder = self
-        self.handed = True
         self.left -= 1
         if self.left == 0:
             raise _EnoughError

@@ -21,9 +21,18 @@ def lens() -> Analyzer:
         pytest.skip(str(error))
 
 
-def test_minilm_against_the_oracle(lens: Analyzer) -> None:
-    result = lens.analyze(TEXT)
-    encoding = dict(lens.tokenizer(TEXT, return_tensors="pt"))
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        "Colin Fleming plays tennis.",
+        "The quick brown fox jumps over the lazy dog near the river bank.",
+        "In 1905 Albert Einstein published four papers that changed physics forever, and nobody noticed at first.",
+    ],
+)
+def test_minilm_against_the_oracle(lens: Analyzer, text: str) -> None:
+    result = lens.analyze(text)
+    encoding = dict(lens.tokenizer(text, return_tensors="pt"))
     assert result.tokens == tuple(lens.tokenizer.convert_ids_to_tokens(encoding["input_ids"][0].tolist()))
     assert_close_to_oracle(result, oracle(lens.model, encoding))
 

@@ -17,8 +17,8 @@ from normscope.decompose.contributions import BESIDE, VECTORS
 from normscope.decompose.shapley_gate import Shapley
 from normscope.errors import NormscopeError
 from normscope.models.spec import Experts, FeedForward
-from normscope.plain_attention import SCORES
 from normscope.request import Request
+from normscope.trace import SCORES
 
 # Items are decomposed together up to this many tokens: enough work for each call, not too much for the cache.
 GROUP_TOKENS = 512

@@ -33,7 +33,6 @@ from normscope.parameters import (
     value_constant,
     value_rows,
 )
-from normscope.plain_attention import MANY, SCORES, attend, is_plain
 from normscope.records import (
     AttentionRecord,
     FeedForwardRecord,
@@ -46,6 +45,8 @@ from normscope.records import (
     Unit,
 )
 from normscope.scopes import Step
+
+SCORES = 2**20  # attention scores computed at a time
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,6 @@ class Recorder:
         self.seen: dict[str, tuple[list[Any], list[Tensor]]] = {}
         self.attention: dict[int, tuple[Tensor, Tensor]] = {}  # id(module) -> probabilities, values
         self.spaces: dict[bool, Tensor] = {}
-        self.mask: Tensor | None = None  # the last one
-        self.masking = False  # whether it hides anything
         self.running = True  # the model, not what is done with its layers
 
     def attach(self, layer: nn.Module, wish: Wish, handles: list[Any]) -> None:
@@ -212,20 +211,12 @@ class Recorder:
         mask: Tensor | None,
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
-        """The family's own eager attention, some heads at a time: its scores stay in cache, whatever the length. Where
-        it is the plain one, `plain_attention` does it faster, also in layers that nobody asked for: a pass rounds the
-        same way whatever is wanted of it."""
-        items, heads, rows = query.shape[:3]
-        columns, shared = key.shape[2], heads // key.shape[1]  # query heads that share one of the keys and values
-        alone = items == 1 or rows * columns >= MANY
-        if alone and shared == 1 and query.dtype == self.dtype and not module.training and is_plain(eager):
-            kept = self._space(items, heads, columns, rows, query.device)
-            output = attend(query, key, value, mask if self._masks(mask) else None, kwargs.get("scaling"), kept)
-            probabilities = kept.permute(0, 2, 3, 1)
-            self.attention[id(module)] = (probabilities, value)
-            return output, probabilities
+        """The family's own eager attention, some heads at a time: its scores stay in cache, whatever the length. Its
+        every digit is kept, since a softmax that rounds otherwise moves the cells of later layers by millionths."""
         if not self.wanted():
             return eager(module, query, key, value, mask, **kwargs)  # type: ignore[no-any-return]
+        items, heads, rows = query.shape[:3]
+        columns, shared = key.shape[2], heads // key.shape[1]  # query heads that share one of the keys and values
         step = heads
         by_head = any(isinstance(x, Tensor) and x.dim() == 4 and x.shape[1] == heads for x in (mask, *kwargs.values()))
         if not by_head and not hasattr(module, "sinks"):
@@ -240,12 +231,6 @@ class Recorder:
         probabilities = kept.permute(0, 2, 3, 1)
         self.attention[id(module)] = (probabilities, value)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), probabilities
-
-    def _masks(self, mask: Tensor | None) -> bool:
-        """Whether a mask, the same in many layers, hides anything."""
-        if mask is not self.mask:
-            self.mask, self.masking = mask, mask is not None and bool(mask.any())
-        return self.masking
 
     def _space(self, items: int, heads: int, columns: int, rows: int, device: torch.device) -> Tensor:
         """A place for the probabilities (b, j, H, i), the same in every layer; the decomposition may overwrite it. The

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from normscope.decompose.contributions import Factored, GatedUnit, Rows, Term, apply_norm, reach, row_norms
 from normscope.decompose.gates import Gate, coefficient, jointly, two_sided
+from normscope.decompose.packed import multiplied, packed
 from normscope.decompose.scratch import Scratch
 from normscope.records import FeedForwardRecord, NormRecord, Unit
 
@@ -197,7 +198,7 @@ def stream(
         point.norms = like.new_zeros(n_columns, n_rows) if n in points else None
         point.vectors = like.new_zeros(n_rows, n_columns, width) if keep_vectors and n in points else None
 
-    outs = [made.out for made in state.units]
+    outs = [[packed(part, most * step_j) for part in made.out.split(HIDDEN)] for made in state.units]
     for j in range(0, n_columns, step_j):
         js = slice(j, min(j + step_j, n_columns))
         hit = reach(source.weights[js])
@@ -214,7 +215,7 @@ def stream(
             for n, (lift, made, out) in enumerate(zip(lifts, projected, outs, strict=True)):
                 gates, mine = [c[i_s] for c in coefficients[n]], chosen[n]
                 if mine is None:
-                    _gated_product(mixing, lift, made, gates, out, y, scratch)
+                    y = _gated_product(mixing, lift, made, gates, out, y, scratch)
                 else:
                     _add_expert(mixing, lift, made, gates, out, mine[i_s], y, n == 0, scratch)
             _reduce(found[0], y, None, js, i_s)
@@ -250,15 +251,16 @@ def _gated_product(
     lift: Lift,
     projected: Sequence[Tensor],
     gates: Sequence[Tensor],
-    out: Tensor,
+    outs: Sequence[Tensor],
     y: Tensor,
     scratch: Scratch,
-) -> None:
-    """``y_ji = (sum_k gate_ki * sum_h mixing_jih projected_kjh) W_2``, some hidden units at a time."""
+) -> Tensor:
+    """``y_ji = (sum_k gate_ki * sum_h mixing_jih projected_kjh) W_2``, some hidden units at a time: `outs` are
+    the parts of W_2. Overwrites y and may return it."""
     flat = y.flatten(0, 1)
-    hidden = out.shape[0]
+    hidden = gates[0].shape[1]
     mixed = torch.bmm(mixing, projected[0]).flatten(0, 1) if lift.way == "contributions" else None
-    for k in range(0, hidden, HIDDEN):
+    for k, out in zip(range(0, hidden, HIDDEN), outs, strict=True):
         ks = slice(k, min(k + HIDDEN, hidden))
         shape = (*y.shape[:2], ks.stop - k)
         e = scratch.like("gated", shape, y)
@@ -272,10 +274,8 @@ def _gated_product(
                 e.mul_(gate[:, ks])
             else:
                 e.addcmul_(into, gate[:, ks])
-        if k == 0:
-            torch.mm(e.flatten(0, 1), out[ks], out=flat)
-        else:
-            flat.addmm_(e.flatten(0, 1), out[ks])
+        flat = multiplied(e.flatten(0, 1), out, flat, add=k > 0)
+    return flat.view_as(y)
 
 
 def _add_expert(
@@ -283,7 +283,7 @@ def _add_expert(
     lift: Lift,
     projected: Sequence[Tensor],
     gates: Sequence[Tensor],
-    out: Tensor,
+    outs: Sequence[Tensor],
     chosen: Tensor,
     y: Tensor,
     first: bool,
@@ -296,7 +296,7 @@ def _add_expert(
     if len(where) == 0:
         return
     part = scratch.like("expert", (y.shape[0], len(where), y.shape[2]), y)
-    _gated_product(mixing[:, where], lift, projected, [gate[where] for gate in gates], out, part, scratch)
+    part = _gated_product(mixing[:, where], lift, projected, [gate[where] for gate in gates], outs, part, scratch)
     y.index_add_(1, where, part)
 
 

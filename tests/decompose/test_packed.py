@@ -1,0 +1,78 @@
+"""Products with a packed matrix are the plain products, whichever kernel makes them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from normscope import Analyzer
+from normscope.decompose import packed as packing
+from normscope.decompose.packed import has_kernel, multiplied, packed
+from tests import tiny_layers
+from tests.oracle import oracle
+from tests.test_oracle import assert_close_to_oracle, encoding
+from tests.tiny import FAMILIES, tiny
+
+
+@pytest.fixture(params=["kernel", "usual"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """However small a matrix is, it is packed; or none is. Where there is no kernel both are the same."""
+    monkeypatch.setattr(packing, "MANY", 0 if request.param == "kernel" else 2**62)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("rows", "inner", "width"), [(1, 1, 1), (5, 7, 3), (64, 1024, 48), (333, 100, 17)])
+def test_products(way: str, rows: int, inner: int, width: int, transposed: bool) -> None:
+    make = torch.Generator().manual_seed(0)
+    x, into = torch.randn(rows, inner, generator=make), torch.randn(rows, width, generator=make)
+    matrix = torch.randn(width, 2 * inner, generator=make)[:, inner:].t() if transposed else torch.randn(inner, width)
+    ready = packed(matrix, rows)
+    assert ready.is_mkldnn == (way == "kernel" and has_kernel())
+    plain = x.double() @ matrix.double()
+    scale = (x.double().norm(dim=-1, keepdim=True) * matrix.double().norm(dim=0)).clamp_min(1e-3)
+    for add in (False, True):
+        found = multiplied(x, ready, into.clone(), add)
+        assert found.dtype == torch.float32
+        expected = plain + into if add else plain
+        assert float(((found - expected).abs() / (scale + add * into.abs())).max()) < 1e-6
+
+
+def test_what_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MANY", 0)
+    double = torch.randn(4, 4, dtype=torch.float64)
+    assert packed(double, 4) is double
+    monkeypatch.setattr(packing, "has_kernel", lambda: False)
+    single = torch.randn(4, 4)
+    assert packed(single, 4) is single
+
+
+def test_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another PyTorch may not have them, or have others by their names."""
+
+    def other(*args: object) -> torch.Tensor:
+        raise TypeError("unexpected argument")
+
+    monkeypatch.setattr(packing, "_is_intel", lambda: False)
+    monkeypatch.setattr(packing, "multiplied", other)
+    assert not has_kernel.__wrapped__()
+    monkeypatch.setattr(packing, "multiplied", lambda x, matrix, into, add: torch.zeros_like(into))
+    assert not has_kernel.__wrapped__()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_feed_forward_against_the_oracle(way: str, family: str) -> None:
+    model = tiny(family, dtype=torch.float32)
+    assert_close_to_oracle(Analyzer(model).analyze(encoding(13)), oracle(model, encoding(13)))
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss"])
+def test_gated_and_experts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_layers.tiny(name, dtype=torch.float32)
+    lens, inputs = Analyzer(model), tiny_layers.inputs(name, model)
+    usual = lens.analyze(inputs)
+    monkeypatch.setattr(packing, "MANY", 0)
+    found = lens.analyze(inputs)
+    for scope in found.scopes:
+        torch.testing.assert_close(found[scope], usual[scope], rtol=1e-5, atol=1e-7)
+        assert float(found.completeness[scope].max()) < 1e-5

@@ -70,7 +70,8 @@ def estimate(lengths: Sequence[int], request: Request, shape: Shape, dtype: torc
     vectors = 2 * size * min(group * n * (shape.heads + BESIDE) * shape.width, max(VECTORS, shape.heads * shape.width))
     products = size * group * n * (2 * shape.heads * min(out, 2**20 // n + 1) + 8 * out)
     activations = size * items * n * (8 * shape.width + 2 * shape.hidden)
-    blocks = 2 * request.options.block_bytes if has_ff else 0
+    # Blocks of contributions and the holes that they leave; W_O W_1, twice where gated, and W_2 in another layout.
+    blocks = 4 * request.options.block_bytes + 3 * size * shape.width * shape.hidden if has_ff else 0
     memory = maps + attention + vectors + products + activations + blocks
 
     seconds = 0.0

@@ -66,13 +66,15 @@ def test_feed_forward_against_the_oracle(way: str, family: str) -> None:
     assert_close_to_oracle(Analyzer(model).analyze(encoding(13)), oracle(model, encoding(13)))
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss"])
-def test_gated_and_experts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss", "gpt2", "marian"])
+def test_other_feed_forwards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_layers.tiny(name, dtype=torch.float32)
     lens, inputs = Analyzer(model), tiny_layers.inputs(name, model)
     usual = lens.analyze(inputs)
     monkeypatch.setattr(packing, "MANY", 0)
     found = lens.analyze(inputs)
+    if name == "marian":
+        found, usual = found.decoder, usual.decoder
     for scope in found.scopes:
         torch.testing.assert_close(found[scope], usual[scope], rtol=1e-5, atol=1e-7)
         assert float(found.completeness[scope].max()) < 1e-5

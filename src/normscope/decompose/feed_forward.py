@@ -198,7 +198,9 @@ def stream(
         point.norms = like.new_zeros(n_columns, n_rows) if n in points else None
         point.vectors = like.new_zeros(n_rows, n_columns, width) if keep_vectors and n in points else None
 
-    outs = [[packed(part, most * step_j) for part in made.out.split(HIDDEN)] for made in state.units]
+    # Of many experts another layout would be too much memory.
+    products = n_columns * n_rows if len(state.units) == 1 else 0
+    outs = [[packed(part, products) for part in made.out.split(HIDDEN)] for made in state.units]
     for j in range(0, n_columns, step_j):
         js = slice(j, min(j + step_j, n_columns))
         hit = reach(source.weights[js])

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MANY = 2**22  # multiplications in a product, from which on its higher price of a call is worth paying
+MANY = 2**11  # rows, from which on the layout is worth its making
 
 
 def packed(matrix: Tensor, rows: int) -> Tensor:
-    """A matrix (k, d) for `multiplied`: in the kernel's own layout, best for so many rows, where that is a gain."""
-    usual = matrix.dtype != torch.float32 or matrix.device.type != "cpu" or rows * matrix.numel() < MANY
-    if usual or not has_kernel():
+    """A matrix (k, d) for `multiplied`: in the kernel's own layout, where that is a gain for so many rows in all."""
+    if rows < MANY or matrix.dtype != torch.float32 or matrix.device.type != "cpu" or not has_kernel():
         return matrix
-    return torch.ops.mkldnn._reorder_linear_weight(matrix.t().contiguous(), rows)  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._reorder_linear_weight(matrix.t(), rows)  # type: ignore[no-any-return]
 
 
 def multiplied(x: Tensor, matrix: Tensor, into: Tensor, add: bool) -> Tensor:
@@ -44,7 +43,7 @@ def has_kernel() -> bool:
     try:
         # Operators that PyTorch has for its own compiler and promises nobody.
         operators: Any = torch.ops.mkldnn
-        layout = operators._reorder_linear_weight(matrix.t().contiguous(), len(x))
+        layout = operators._reorder_linear_weight(matrix.t(), len(x))
         found = [multiplied(x, layout, into, add=False), multiplied(x, layout, into, add=True) - into]
     except (AttributeError, RuntimeError, TypeError):
         return False

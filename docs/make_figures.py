@@ -239,7 +239,7 @@ def memory(lens: Analyzer) -> Figure:
     attention = ["weights", "attention", "attention-residual", "attention-block"]
     curves = [([4 * shape.heads * n**2 * shape.width for n in lengths], "every vector of every head", GREY, (300, 30))]
     for scopes, label, colour, place in (
-        (None, "normscope, all scopes", ORANGE, (110, 0.21)),
+        (None, "normscope, all scopes", ORANGE, (220, 0.55)),
         (attention, "normscope, attention scopes", BLUE, (300, 0.027)),
     ):
         (request,) = lens.requests(scopes=scopes, layers=[0])

@@ -1,13 +1,18 @@
 """`normscope analyze --target`: a logit by input token, in the terminal and in files."""
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from normscope import Analyzer, cli
+from normscope.analysis import Label
+from normscope.flow.result import Flow, Scores
 from normscope.view import flow_terminal
 from tests.flow.test_targets import classifier, masked
 from tests.test_generation import SOURCE, TARGET, speaker, translator
@@ -55,6 +60,39 @@ def test_a_gate_for_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Shapley" in run(lens, TEXT, "-t", "mat", "--gate", "shapley", monkeypatch=monkeypatch).output
     refused = run(lens, TEXT, "-t", "mat", "--value-bias", "remainder", monkeypatch=monkeypatch)
     assert (refused.exit_code, "--value-bias" in refused.output) == (1, True)
+
+
+def shown(flow: Flow) -> str:
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(flow_terminal.scores(flow))
+    return console.export_text()
+
+
+@pytest.mark.parametrize("contrast", [False, True])
+@pytest.mark.parametrize(
+    ("scores", "remainder", "remarked"),
+    [
+        ([3.0, -3.0], 0.5, False),  # most of the value, and little beside what the tokens do
+        ([3.0, -3.0], -6.0, False),
+        ([3.0, -3.0], 6.5, True),
+        ([3.0, -3.0], -6.5, True),
+        ([1.0, 1.0], float("nan"), False),
+    ],
+)
+def test_the_remark_on_biases(scores: list[float], remainder: float, remarked: bool, contrast: bool) -> None:
+    """Where they weigh more than all scores together; advice is given where it has not been followed yet."""
+    labels = tuple(Label(token, "decoder", n) for n, token in enumerate(("the", "cat")))
+    to = Scores("logit of 'mat'", sum(scores) + remainder, torch.tensor(scores), remainder, 0.0, contrast)
+    said = shown(Flow("exact", labels, labels, (0,), to))
+    assert ("Biases, which belong to no token" in said) == remarked
+    assert ("--against" in said) == (remarked and not contrast)
+    assert ("move the difference more" in said) == (remarked and contrast)
+
+
+def test_a_flow_knows_whether_its_target_is_a_difference() -> None:
+    for method in ("exact", "decompx", "alti", "gradient_x_input"):
+        assert speaker().flow(TEXT, target=("mat", "cat"), method=method).to.contrast  # type: ignore[union-attr]
+        assert not speaker().flow(TEXT, target="mat", method=method).to.contrast  # type: ignore[union-attr]
 
 
 def test_methods_without_parts_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

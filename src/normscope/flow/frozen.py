@@ -9,7 +9,7 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from normscope.decompose.contributions import GatedUnit
 from normscope.decompose.feed_forward import constant_of, gated_unit
 from normscope.decompose.gates import Gate
-from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, ScaleRecord
+from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, Record, ScaleRecord
 from normscope.scopes import Step
 
 
@@ -52,6 +52,7 @@ class FrozenAttention:
     matrix: Tensor  # (H, d_h, d)
     constant: Tensor | None  # (n, d)
     cross: bool = False
+    shared: int = 1  # heads of the values, each of which serves several of H
 
     def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor:
         read = encoder if self.cross else X
@@ -205,33 +206,41 @@ class FrozenLayer:
     blocks: tuple[FrozenBlock, ...]
 
 
-def frozen_layer(
-    record: LayerRecord, steps: Sequence[Step], values: Sequence[tuple[Tensor, Tensor | None]], gate: Gate
-) -> FrozenLayer:
-    """The layer of a record of one item. `values` are W_V (H, d, d_h) and b_V (H, d_h) of its attentions, in order."""
+def frozen_parts(
+    record: LayerRecord, values: Sequence[tuple[Tensor, Tensor | None]], gate: Gate
+) -> tuple[Map | None, ...]:
+    """The maps of a record of one item, part by part; None is a residual connection's sum. `values` are W_V (H, d, d_h)
+    and b_V (H, d_h) of its attentions, in order."""
+    given = iter(values)
+    return tuple(_part(part, given, gate) for part in record.parts)
+
+
+def _part(part: Record, values: Iterator[tuple[Tensor, Tensor | None]], gate: Gate) -> Map | None:
+    if isinstance(part, AttentionRecord):
+        return _attention(part, *next(values))
+    if isinstance(part, NormRecord):
+        return FrozenNorm(part.kind == "layer", part.inverse[0], part.gain, part.shift)
+    if isinstance(part, FeedForwardRecord):
+        return frozen_feed_forward(part, gate)
+    return FrozenScale(part.gain) if isinstance(part, ScaleRecord) else None
+
+
+def frozen_layer(steps: Sequence[Step], parts: Sequence[Map | None]) -> FrozenLayer:
+    """The layer that these parts, one for each step, make up."""
     blocks: list[FrozenBlock] = []
     branches: list[tuple[Map, ...]] = []
     chain: list[Map] = []
-    given = iter(values)
-    for step, part in zip(steps, record.parts, strict=True):
+    for step, part in zip(steps, parts, strict=True):
         if step.starts and chain:
             branches.append(tuple(chain))
             chain = []
-        if step.role == "sum":
+        if part is None:
             blocks.append(FrozenBlock((*branches, tuple(chain)), None))
             branches, chain = [], []
-        elif isinstance(part, AttentionRecord):
-            chain.append(_attention(part, *next(given)))
-        elif isinstance(part, NormRecord):
-            norm = FrozenNorm(part.kind == "layer", part.inverse[0], part.gain, part.shift)
-            if step.role == "after":
-                blocks[-1] = replace(blocks[-1], after=norm)
-            else:
-                chain.append(norm)
-        elif isinstance(part, FeedForwardRecord):
-            chain.append(_feed_forward(part, gate))
-        elif isinstance(part, ScaleRecord):
-            chain.append(FrozenScale(part.gain))
+        elif step.role == "after":
+            blocks[-1] = replace(blocks[-1], after=part)
+        else:
+            chain.append(part)
     return FrozenLayer(tuple(blocks))
 
 
@@ -242,10 +251,11 @@ def _attention(part: AttentionRecord, value: Tensor, bias: Tensor | None) -> Fro
         through = torch.bmm(bias[:, None], part.matrix)[:, 0]
         spread = weights.sum(-1).t() @ through
         constant = spread if constant is None else spread + constant
-    return FrozenAttention(weights, value, bias, part.matrix, constant, part.cross)
+    return FrozenAttention(weights, value, bias, part.matrix, constant, part.cross, part.values.shape[1])
 
 
-def _feed_forward(part: FeedForwardRecord, gate: Gate) -> FrozenFeedForward:
+def frozen_feed_forward(part: FeedForwardRecord, gate: Gate) -> FrozenFeedForward:
+    """All units of a feed-forward; their biases and g(0) are its constant."""
     units, biases, constant = [], [], torch.zeros_like(part.output)
     nothing = part.output.new_zeros(1, 1, part.output.shape[-1])
     for unit in part.units:

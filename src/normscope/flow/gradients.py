@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from normscope.analyzer import Analyzer
-from normscope.flow.freezing import FrozenModel, rows_of
+from normscope.flow.freezing import FrozenModel
 from normscope.flow.hooks import mine
+from normscope.flow.passes import logits_of
 from normscope.flow.result import Scores
 from normscope.flow.targets import Aim, scored
 from normscope.inputs import Item
@@ -24,7 +25,7 @@ from normscope.layers import layer_modules
 def gradient_x_input(lens: Analyzer, item: Item, model: FrozenModel, aim: Aim) -> Scores:
     """``<d target / d x_k, x_k>``"""
     assert model.logits is not None
-    _, found = _slopes(lens, item, aim, 1.0)
+    _, found = _slopes(lens, item, aim, model.logits.shape, 1.0)
     return scored(aim, model.logits, _along(found, model))
 
 
@@ -38,9 +39,9 @@ def integrated_gradients(lens: Analyzer, item: Item, model: FrozenModel, aim: Ai
     total: dict[str, Tensor] = {}
     for node, weight in zip(*np.polynomial.legendre.leggauss(steps), strict=True):
         s = (1 + float(node)) / 2
-        _, found = _slopes(lens, item, aim, s**4)
+        _, found = _slopes(lens, item, aim, model.logits.shape, s**4)
         total = {side: total.get(side, 0) + 2 * s**3 * float(weight) * one for side, one in found.items()}
-    baseline, _ = _slopes(lens, item, aim, 0.0)
+    baseline, _ = _slopes(lens, item, aim, model.logits.shape, 0.0)
     return scored(aim, model.logits, _along(total, model), baseline)
 
 
@@ -49,8 +50,9 @@ def _along(slopes: dict[str, Tensor], model: FrozenModel) -> Tensor:
     return torch.cat([(slopes[stack.side] * stack.states[0]).sum(-1)[stack.real] for stack in order])
 
 
-def _slopes(lens: Analyzer, item: Item, aim: Aim, factor: float) -> tuple[float, dict[str, Tensor]]:
-    """The target, and side -> (n, d) its gradient, where what enters the first layers is multiplied by a factor."""
+def _slopes(lens: Analyzer, item: Item, aim: Aim, shape: torch.Size, factor: float) -> tuple[float, dict[str, Tensor]]:
+    """The target in logits of this shape, and side -> (n, d) its gradient, where what enters the first layers is
+    multiplied by a factor."""
     leaves: dict[str, Tensor] = {}
     handles = []
 
@@ -69,7 +71,9 @@ def _slopes(lens: Analyzer, item: Item, aim: Aim, factor: float) -> tuple[float,
             for stack in lens.stacks:
                 first = layer_modules(lens.base, stack)[0]
                 handles.append(first.register_forward_pre_hook(mine(enter(stack.side)), with_kwargs=True))
-            logits = rows_of(lens.model(**lens.batch([item])).logits[0])
+            made = logits_of(lens.model(**lens.batch([item])))
+            assert made is not None
+            logits = made.reshape(shape)
             target = (aim.direction(logits) * logits).sum()
             found = torch.autograd.grad(target, list(leaves.values()))
     finally:

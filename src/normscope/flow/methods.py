@@ -156,7 +156,7 @@ def _integrated(run: Run, aim: Aim) -> Scores:
 
 
 def _value_zeroing(run: Run) -> Maps:
-    return _rolled([value_zeroing.layer_maps(run.lens, run.item)])
+    return _rolled([value_zeroing.layer_maps(run.lens, run.item, run.model)])
 
 
 METHODS: dict[str, Method] = {

@@ -29,6 +29,7 @@ class Scores:
     scores: Tensor  # (columns,), signed
     remainder: float  # what biases and frozen constants add, attributed to no token
     completeness: float  # |sum of scores + remainder - value| / max(|value|, sum of |scores|)
+    contrast: bool = False  # whether the target is the difference of two logits
     layers: Mapping[str, Tensor] = field(default_factory=dict)  # side -> (layers + 1, n), of the exact decomposition:
     # by token of the states before each layer and after the last
     remainders: Mapping[str, Tensor] = field(default_factory=dict)  # side -> (layers + 1,): of constants behind those
@@ -50,6 +51,11 @@ class Flow:
     def tokens(self) -> tuple[str, ...]:
         """The input tokens."""
         return tuple(label.token for label in self.columns)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know before believing this flow; empty where nothing is wrong."""
+        return tuple(self.info.get("warnings", ()))
 
     @cached_property
     def _found(self) -> tuple[Tensor, Tensor | None]:

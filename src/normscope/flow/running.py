@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -10,19 +11,36 @@ from torch import Tensor
 from normscope.analysis import Label
 from normscope.analyzer import Analyzer
 from normscope.batch import labels_of
-from normscope.errors import NormscopeError
+from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.flow.freezing import freeze
 from normscope.flow.methods import Run, chosen
 from normscope.flow.result import Flow
 from normscope.flow.targets import aim, row_of, scored
 from normscope.inputs import Item
-
-INCOMPLETE = 1e-2  # what misses the model's states or the target by this much is no decomposition of it
+from normscope.results import INCOMPLETE, INEXACT
 
 
 def flow(lens: Analyzer, item: Item, method: str, target: Any, position: int | None, gate: str) -> Flow:
     """How much of the last states, or of a target, comes from each input token."""
+    found = _flow(lens, item, method, target, position, gate)
+    for text in found.warnings:
+        warnings.warn(text, NormscopeWarning, stacklevel=3)  # where Analyzer.flow is called
+    return found
+
+
+def _flow(lens: Analyzer, item: Item, method: str, target: Any, position: int | None, gate: str) -> Flow:
     way, option = chosen(lens, method)
+    if item.virtual:
+        raise NormscopeError(
+            "A flow begins at the input, and prefix tuning brings keys and values into every layer: use analyze(), "
+            "whose maps have columns for them."
+        )
+    if lens.prompt is not None and method.partition(":")[0] in (
+        "value_zeroing",
+        "gradient_x_input",
+        "integrated_gradients",
+    ):
+        lens.refuse_prompt(f"The method {method}")
     if target is None and position is not None:
         raise NormscopeError("A position is where the target's logit is read: give a target too, such as 'top'.")
     if target is None and way.maps is None:
@@ -36,7 +54,8 @@ def flow(lens: Analyzer, item: Item, method: str, target: Any, position: int | N
         rows=labels[sides[0].side],
         columns=tuple(label for stack in sides for label in labels[stack.side]),
         layers=tuple(range(lens.depths[-1])),
-        info={"model": lens.model_name, "family": lens.family.name, "gate": gate, "target": target},
+        info={"model": lens.model_name, "family": lens.family.name, "gate": gate, "target": target}
+        | ({"warnings": list(item.warnings)} if item.warnings else {}),
         _maps=None if way.maps is None else lambda: _complete(lens, gate, *way.maps(run)),  # type: ignore[misc]
     )
     if target is None:
@@ -53,17 +72,30 @@ def flow(lens: Analyzer, item: Item, method: str, target: Any, position: int | N
             f"The scores miss the {to.target} by {to.completeness:.1e}: the head of {type(lens.model).__name__} "
             "is not what it seems. Leave the target out to get the flow to the hidden states."
         )
+    if way.maps is not None and gate != "tangent" and to.completeness > INEXACT:
+        text = _inexact(lens, f"The scores miss the {to.target} by {to.completeness:.1e}")
+        return replace(found, to=to, info={**found.info, "warnings": [*found.warnings, text]})
     return replace(found, to=to)
 
 
 def _complete(lens: Analyzer, gate: str, maps: Tensor, error: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Maps of a flow, refused where their contributions do not add up to the model's own states."""
-    if error is not None and gate != "tangent" and not float(error.max()) <= INCOMPLETE:
+    worst = 0.0 if error is None or gate == "tangent" else float(error.max())
+    missed = f"The contributions of the input tokens miss the model's own states by {worst:.1e} of their length"
+    if not worst <= INCOMPLETE:
         raise NormscopeError(
-            f"The contributions of the input tokens miss the model's own states by {float(error.max()):.1e} of their "
-            f"length: {type(lens.model).__name__} does not compute what the family {lens.family.name} says."
+            f"{missed}: {type(lens.model).__name__} does not compute what the family {lens.family.name} says."
         )
+    if worst > INEXACT:
+        warnings.warn(_inexact(lens, missed), NormscopeWarning, stacklevel=2)
     return maps, error
+
+
+def _inexact(lens: Analyzer, missed: str) -> str:
+    return (
+        f"{missed}, more than rounding in {str(lens.dtype).removeprefix('torch.')} explains. Do not rely on small "
+        "numbers. Load the model with dtype=torch.float64, and try `normscope check`."
+    )
 
 
 def _labels(item: Item, side: str) -> tuple[Label, ...]:

@@ -38,7 +38,8 @@ def scored(aim: Aim, logits: Tensor, found: Tensor, remainder: float = nan) -> S
     """The scores that a method found for a target; without a remainder they are no decomposition of it."""
     value, total = aim.value(logits), found.double()
     size = max(abs(value), float(total.abs().sum()), 1e-30)
-    return Scores(aim.words, value, found, remainder, abs(float(total.sum()) + remainder - value) / size)
+    error = abs(float(total.sum()) + remainder - value) / size
+    return Scores(aim.words, value, found, remainder, error, contrast=len(aim.indices) == 2)
 
 
 def row_of(aim: Aim, model: FrozenModel, map: Tensor) -> Tensor:
@@ -57,8 +58,10 @@ def row_of(aim: Aim, model: FrozenModel, map: Tensor) -> Tensor:
 def aim(lens: Analyzer, model: FrozenModel, names: tuple[str, ...], target: Any, position: int | None) -> Aim:
     """The target as given, checked: an index, a label or token, "top", or two of these to be told apart."""
     if model.logits is None:
+        others = [name for name in model.outputs if name.endswith("logits")]
+        has = f"has no head for one logit, but {' and '.join(others)}" if others else "has no head"
         raise NormscopeError(
-            f"{type(lens.model).__name__} has no head, so there is no logit to explain. Load the model with its head, "
+            f"{type(lens.model).__name__} {has}, so there is no logit to explain. Load the model with another head, "
             "such as AutoModelForCausalLM or AutoModelForSequenceClassification, or leave the target out."
         )
     row = _row(lens, model.logits, names, position)
@@ -70,13 +73,8 @@ def aim(lens: Analyzer, model: FrozenModel, names: tuple[str, ...], target: Any,
         raise NormscopeError("The two targets are the same: their difference is nothing.")
     named = " minus ".join(_named(lens, model.logits, index) for index in indices)
     place = f" at position {row}" if len(model.logits) > 1 else ""
-    return Aim(row, indices, f"logit of {named}{_capped(lens)}{place}")
-
-
-def _capped(lens: Analyzer) -> str:
-    """A note on a last softcap, ``c tanh(z / c)``: it is held at its ratio, so that scores sum to the capped logit."""
-    capped = getattr(lens.model.config, "final_logit_softcapping", None)
-    return f" (softcap {capped:g} held at its ratio)" if capped else ""
+    notes = "".join(f" ({note})" for note in model.notes)
+    return Aim(row, indices, f"logit of {named}{notes}{place}")
 
 
 def _row(lens: Analyzer, logits: Tensor, names: tuple[str, ...], position: Any) -> int:

@@ -13,25 +13,27 @@ import torch
 from torch import Tensor, nn
 
 from normscope.analyzer import Analyzer
+from normscope.flow.freezing import FrozenModel
+from normscope.flow.frozen import FrozenAttention
 from normscope.flow.hooks import mine
 from normscope.inputs import Item
 from normscope.interface import lock_of
 from normscope.layers import layer_modules
 from normscope.measures.sinks import normalised
 from normscope.models.spec import Attention
-from normscope.parameters import affine, value_rows
+from normscope.parameters import value_rows
 
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, what it was called with and put out
 
 
-def layer_maps(lens: Analyzer, item: Item) -> Tensor:
-    """(layers, n, n), masked tokens left out."""
+def layer_maps(lens: Analyzer, item: Item, model: FrozenModel) -> Tensor:
+    """(layers, n, n), masked tokens left out. The frozen model says how many heads the values have."""
     (stack,) = lens.stacks
     (part,) = (b.op for block in stack.blocks for b in block.branches if isinstance(b.op, Attention))
     real = item.sides[stack.side].real.nonzero().flatten().tolist()
     found = []
+    sizes = _sizes(model)
     with lock_of(lens.base), torch.no_grad():
-        sizes = _sizes(lens, part)
         for layer, args, kwargs, y in _calls(lens, item):
             found.append([_turned(y, _without(j, layer, part, sizes, args, kwargs))[real] for j in real])
     return normalised(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(lens.dtype).cpu())
@@ -72,12 +74,12 @@ def _without(
         handle.remove()
 
 
-def _sizes(lens: Analyzer, part: Attention) -> tuple[int, int]:
+def _sizes(model: FrozenModel) -> tuple[int, int]:
     """How many heads the values have, and how wide they are."""
-    heads = lens.head_counts[0]
-    width = affine(layer_modules(lens.base, lens.stacks[0])[0].get_submodule(part.output))[0].shape[1] // heads
-    shared = heads if part.packing == "interleaved" else getattr(lens.base.config, "num_key_value_heads", None) or heads
-    return shared, width
+    blocks = model.stacks[0].layers[0].blocks
+    found = (one for block in blocks for chain in block.branches for one in chain if isinstance(one, FrozenAttention))
+    attention = next(found)
+    return attention.shared, attention.value.shape[2]
 
 
 def _output(made: Any) -> Tensor:

@@ -1,7 +1,8 @@
 """A flow as JSON: `format`, `info`, `method`, `layers`, `rows` and `columns` (lists of `{token, side, position}`).
 
-With a target `to`, which holds `target`, `value`, `scores`, `remainder`, `completeness`, and by side `layers` and
-`remainders`; without one `maps` (layers x rows x columns). Numbers that are not finite are null.
+With a target `to`, which holds `target`, `contrast` (whether it is the difference of two logits), `value`, `scores`,
+`remainder`, `completeness`, and by side `layers` and `remainders`; without one `maps` (layers x rows x columns).
+Numbers that are not finite are null.
 """
 
 from __future__ import annotations

@@ -48,11 +48,17 @@ def scores(flow: Flow) -> RenderableType:
     for span in spans_of(flow.columns):
         lines.append(_sentence(flow.columns[span.start : span.stop], values[span.start : span.stop], most))
     lines += [Text(""), _table(flow, values, most)]
-    remainder = flow.remainder
-    if math.isfinite(remainder) and abs(remainder) > abs(flow.value) / 2:
-        lines.append(Text("Most of the logit comes from biases, which belong to no token: compare two targets with"))
-        lines.append(Text("--against to see what the tokens decide."))
+    if mostly_biases(flow):
+        what, advice = "logit", ": compare two targets\nwith --against to see what the tokens decide."
+        if flow.to is not None and flow.to.contrast:
+            what, advice = "difference", "."
+        lines.append(Text(f"Biases, which belong to no token, move the {what} more than all tokens together{advice}"))
     return Group(*lines)
+
+
+def mostly_biases(flow: Flow) -> bool:
+    """Whether biases weigh more than the scores of all tokens, those for the target and those against it."""
+    return abs(flow.remainder) > float(flow.scores.double().abs().sum())  # False where there is no remainder (nan)
 
 
 def _sentence(labels: Sequence[Label], values: Sequence[float], most: float) -> Text:

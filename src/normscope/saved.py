@@ -1,22 +1,28 @@
-"""An analysis as a safetensors file: its tensors, and in the metadata tokens and provenance. Never a pickle."""
+"""An analysis as a safetensors file: its tensors, and in the metadata tokens, provenance and a checksum of it all.
+Never a pickle."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Label, Measured
-from normscope.errors import NormscopeError
+from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.files import atomic, check_suffix
+from normscope.scopes import keeps_own
 
-FORMAT = "normscope-analysis-1"
+FORMAT = "normscope-analysis-2"
+UNCHECKED = "normscope-analysis-1"  # as it was before there was a checksum
 
 
 def save(path: str | os.PathLike[str], result: Analysis | EncoderDecoderAnalysis) -> Path:
@@ -27,13 +33,11 @@ def save(path: str | os.PathLike[str], result: Analysis | EncoderDecoderAnalysis
     else:
         tensors = {f"{side}/{name}": t for side, one in result.sides.items() for name, t in _tensors(one).items()}
         meta = {"sides": {side: _meta(one) for side, one in result.sides.items()}}
+    kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    description = json.dumps({"format": FORMAT, **meta})
     with atomic(path) as temporary:
         try:
-            save_file(
-                {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
-                temporary,
-                metadata={"normscope": json.dumps({"format": FORMAT, **meta})},
-            )
+            save_file(kept, temporary, metadata={"normscope": description, "sha256": checksum(kept, description)})
         except SafetensorError as error:  # a full disk, for instance
             raise NormscopeError(f"Cannot write {path}: {error}.") from error
     return Path(path)
@@ -58,11 +62,21 @@ def load(path: str | os.PathLike[str]) -> Analysis | EncoderDecoderAnalysis:
         raise NormscopeError(f"{path} lacks a part of an analysis: {error}.") from error
 
 
+def checksum(tensors: Mapping[str, Tensor], description: str) -> str:
+    """SHA-256 of the description and of every tensor's name, type, shape and bytes, in hexadecimal digits."""
+    digest = hashlib.sha256(f"{description}\n".encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{json.dumps([name, str(tensor.dtype), list(tensor.shape)])}\n".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def _tensors(analysis: Analysis) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for scope, measured in analysis.measured.items():
         for name, tensor in vars(measured).items():
-            tensors[f"{name}/{scope}"] = tensor
+            if tensor is not None:
+                tensors[f"{name}/{scope}"] = tensor
     tensors |= {f"heads/{scope}": tensor for scope, tensor in analysis.heads.items()}
     if analysis.value_norms is not None:
         tensors["value_norms"] = analysis.value_norms
@@ -83,17 +97,30 @@ def _meta(analysis: Analysis) -> dict[str, Any]:
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the description in a file of this format."""
+    """The tensors and the description in a file of this format, or of the one before it."""
     if not Path(path).is_file():
         raise NormscopeError(f"There is no file {path}.")
     try:
         with safe_open(path, framework="pt") as file:
-            meta = json.loads((file.metadata() or {}).get("normscope", "null"))
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        description = metadata.get("normscope", "null")
+        meta = json.loads(description)
     except (SafetensorError, OSError, ValueError) as error:
         raise NormscopeError(f"{path} is not a whole safetensors file: {error}.") from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+    if not isinstance(meta, dict) or meta.get("format") not in (FORMAT, UNCHECKED):
         raise NormscopeError(f"{path} is a safetensors file, but not one that Analysis.save wrote ({FORMAT}).")
+    if meta["format"] == UNCHECKED and "sha256" not in metadata:
+        warnings.warn(
+            f"{path} is of an older format and carries no checksum: whether it is damaged cannot be told. Save the "
+            "analysis again to have one.",
+            category=NormscopeWarning,
+            stacklevel=4,  # where Analysis.load is called
+        )
+    elif metadata.get("sha256") != checksum(tensors, description):
+        raise NormscopeError(
+            f"{path} is damaged: its contents do not fit its checksum. Take another copy, or run the analysis again."
+        )
     return tensors, meta
 
 
@@ -102,7 +129,12 @@ def _analysis(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], path: str 
     word_ids = meta["word_ids"]
     found = Analysis(
         measured={
-            scope: Measured(*(tensors[f"{part}/{scope}"] for part in ("map", "mixing", "remainder", "completeness")))
+            scope: Measured(
+                tensors[f"map/{scope}"],
+                tensors[f"mixing/{scope}"] if keeps_own(scope) else None,
+                tensors[f"remainder/{scope}"],
+                tensors[f"completeness/{scope}"],
+            )
             for scope in meta["scopes"]
         },
         rows=tuple(Label(*label) for label in meta["rows"]),
@@ -131,5 +163,5 @@ def _fits(found: Analysis) -> bool:
     fits &= found.value_norms is None or tuple(found.value_norms.shape) == (layers, heads, columns)
     for one in found.measured.values():
         fits &= tuple(one.map.shape) == (layers, rows, columns) and tuple(one.completeness.shape) == (layers,)
-        fits &= tuple(one.mixing.shape) == tuple(one.remainder.shape) == (layers, rows)
+        fits &= all(tuple(t.shape) == (layers, rows) for t in (one.mixing, one.remainder) if t is not None)
     return fits

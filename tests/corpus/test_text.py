@@ -135,7 +135,7 @@ def test_readers_take_no_more_than_asked(tmp_path: Path, format: str, line: str,
     entries = read(path, format)
     assert len(list(islice(entries, 3))) == 3
     del entries  # closes the file
-    writer.join(timeout=20)
+    writer.join(timeout=180)
     assert not writer.is_alive()
     assert written < most + 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,31 @@ def test_the_first_entries_only(tmp_path: Path) -> None:
         run(tmp_path, limit=3)
     with pytest.raises(NormscopeError, match="limit must be an integer of at least 1"):
         run(tmp_path, limit=0)
+
+
+def test_no_mixing_ratio_of_cross_attention_alone(tmp_path: Path) -> None:
+    """It reads the encoder's tokens only: its ratio would be 1 everywhere."""
+    from tests.test_generation import SOURCE, TARGET, translator
+
+    data = tmp_path / "pairs.jsonl"
+    data.write_text(json.dumps({"source": SOURCE, "target": TARGET}))
+    reader = {"text": "source", "target": "target"}
+    corpus.run(data, translator(), tmp_path / "out", measures=["mixing", "vector_norms"], reader=reader)
+    found = corpus.open(tmp_path / "out").scan("mixing").filter(pl.col("side") == "decoder").collect()
+    assert len(set(found["scope"])) == 10
+    assert not any(scope.startswith("XATTN") for scope in found["scope"])
+    assert float(found["mixing"].max()) <= 1  # type: ignore[arg-type]
+    corpus.run(data, translator(), tmp_path / "none", measures=["mixing"], scopes=["XATTN-N"], reader=reader)
+    none = corpus.open(tmp_path / "none").scan("mixing").collect()
+    assert (none.height, none.columns, none.schema["scope"]) == (0, found.columns, pl.String)
+
+
+def test_tables_without_rows(tmp_path: Path) -> None:
+    """One scope has no other to compare with, and weights are no norms."""
+    opened = run(tmp_path, measures=["similarity", "vector_norms"])
+    for table in ("similarity", "vector_norms"):
+        found = opened.scan(table).collect()
+        assert (found.height, found.schema["scope"]) == (0, pl.String)
 
 
 def test_cells_that_a_causal_model_can_reach() -> None:

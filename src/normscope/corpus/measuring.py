@@ -113,12 +113,13 @@ def known() -> dict[str, str]:
 @register("mixing")
 def mixing(analysis: Analysis) -> Columns:
     """scope, layer, position, token, category -> the mixing ratio, and the norm of the bias remainder"""
-    ratio = torch.stack([analysis.mixing_ratio(scope) for scope in analysis.scopes])
-    remainder = torch.stack([analysis.remainder(scope) for scope in analysis.scopes])
+    scopes = analysis.mixing_scopes  # cross-attention alone has no mixing ratio
+    ratio = [analysis.mixing_ratio(scope).flatten() for scope in scopes]
+    remainder = [analysis.remainder(scope).flatten() for scope in scopes]
     return {
-        **_by_row(analysis, analysis.scopes),
-        "mixing": ratio.flatten().numpy(),
-        "remainder": remainder.flatten().numpy(),
+        **_by_row(analysis, scopes),
+        "mixing": torch.cat(ratio).numpy() if scopes else np.zeros(0),
+        "remainder": torch.cat(remainder).numpy() if scopes else np.zeros(0),
     }
 
 

@@ -195,9 +195,15 @@ def table_bytes(columns: Mapping[str, Any]) -> bytes:
     """A table as a Parquet file, the same bytes for the same rows."""
     from io import BytesIO
 
-    buffer = BytesIO()
-    _polars().DataFrame(dict(columns)).write_parquet(buffer, compression="zstd")
+    polars, buffer = _polars(), BytesIO()
+    # Without rows nothing tells that objects are strings, and Parquet has no column of objects.
+    strings = {name: polars.String for name, values in columns.items() if len(values) == 0 and _objects(values)}
+    polars.DataFrame(dict(columns), schema_overrides=strings).write_parquet(buffer, compression="zstd")
     return buffer.getvalue()
+
+
+def _objects(values: Any) -> bool:
+    return isinstance(values, list) or getattr(getattr(values, "dtype", None), "kind", None) == "O"  # of NumPy
 
 
 class Sums:

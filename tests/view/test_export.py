@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
 from normscope.view.export import SUFFIXES, as_dict, check_path, export
 from tests.view.fake import NASTY, SCOPES, fake, fake_translation
+from tests.view.models import result_of
 
 
 @pytest.mark.parametrize("suffix", [*SUFFIXES, ".PNG", ".Html"])
@@ -145,3 +147,20 @@ def test_both_sides_in_every_format(tmp_path: Path) -> None:
         assert list(arrays["decoder/column_tokens"]) == ["le", "chat", "dort", "the", "cat"]
     loaded = Analysis.load(tmp_path / "x.safetensors")
     assert torch.equal(loaded["ATTN-N"], result["ATTN-N"])
+
+
+def test_cross_attention_has_no_mixing_ratio_in_any_file(tmp_path: Path) -> None:
+    """It reads the encoder's tokens only: the number would always be 1."""
+    result = result_of("encoder-decoder")
+    for suffix in (".json", ".npz", ".safetensors"):
+        export(result, tmp_path / f"x{suffix}")
+    scopes = json.loads((tmp_path / "x.json").read_bytes())["sides"]["decoder"]["scopes"]
+    with np.load(tmp_path / "x.npz") as arrays:
+        names = (set(arrays.files), set(load_file(tmp_path / "x.safetensors")))
+    for scope, parts in scopes.items():
+        mixes = not scope.startswith("XATTN")
+        assert ("mixing" in parts) == mixes
+        assert "remainder" in parts
+        for kept in names:
+            assert (f"decoder/mixing/{scope}" in kept) == mixes
+            assert f"decoder/map/{scope}" in kept

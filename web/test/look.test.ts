@@ -75,16 +75,13 @@ describe("painting", () => {
     expect(pixels[1]).toBe(PALETTES.light.diverging[510]);
     expect(pixels[2]).toBe(PALETTES.light.diverging[0]);
   });
-  it("takes a map of 512 x 512 in well under 100 ms", () => {
+  it("takes a map of 512 x 512", () => {
     const cells = noise(512 * 512);
     const big = { rows: 512, columns: 512, cells, own: Int32Array.from({ length: 512 }, (_, k) => k) };
-    const times = Array.from({ length: 8 }, () => {
-      const start = performance.now();
-      const scale = scaleOf([extentOf(big)], "own", false);
-      paint(pool(big, 512, 512, true), { palette: PALETTES.light, diagonal: "own", scale });
-      return performance.now() - start;
-    });
-    expect(Math.min(...times)).toBeLessThan(100); // the best of some: other work may run beside this
+    const colours = { palette: PALETTES.light, diagonal: "own" as const, scale: scaleOf([extentOf(big)], "own", false) };
+    const pixels = paint(pool(big, 512, 512, true), colours);
+    expect(pixels.length).toBe(512 * 512);
+    for (const k of [1, 512, 131_200, 262_142]) expect(pixels[k]).toBe(pixelOf(cells[k], false, colours) ?? 0);
   });
 });
 

@@ -109,7 +109,7 @@ describe("the scores of a target", () => {
     expect(sumOf([1, null])).toBeNaN();
   });
   it("say when biases decide", () => {
-    expect([0.5, -1.5, null].map((remainder) => mostlyRemainder({ ...flow, remainder }))).toEqual([false, true, false]);
+    expect([0.5, -1.5, 3.4, -3.6, null].map((remainder) => mostlyRemainder({ ...flow, remainder }))).toEqual([false, false, false, true, false]);
   });
   it("tell the row that the target is read from", () => {
     expect(rowRead(flow, here)).toBe(1);

@@ -1,4 +1,4 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, it, vi } from "vitest";
 import type { Lab, Request, Source } from "../src/data/source";
 import { Store } from "../src/state/store.svelte";
 import { header, side } from "./fake";
@@ -8,7 +8,8 @@ const source = (layers: number[]): Source => {
   const one = header(side(["a", "b"], { layers }));
   return { header: async () => one, cells: async () => new Float32Array(4) };
 };
-const settled = () => new Promise((done) => setTimeout(done, 5));
+const settled = () => new Promise((done) => setTimeout(done)); // all that needs no time has happened
+const eventually = (check: () => void) => vi.waitFor(check, { timeout: 60_000 });
 
 /** A store at a server that shows the first of three layers and then waits. */
 function waiting() {
@@ -32,8 +33,7 @@ describe("an analysis that takes long", () => {
   it("is shown from its first layer on, and keeps the view", async () => {
     const { store, finish } = waiting();
     const done = store.analyse(request);
-    await settled();
-    expect(layers(store)).toEqual([0]);
+    await eventually(() => expect(layers(store)).toEqual([0]));
     expect(store.progress).not.toBeNull();
     expect(store.asked.request.text).toBe("a b");
     store.change({ scope: "ATTNRESLN-N" });
@@ -64,15 +64,14 @@ describe("an analysis that takes long", () => {
     finish();
     await done;
     done = store.analyse({ ...request, text: "c d" });
-    await settled();
-    expect(layers(store)).toEqual([0]);
+    await eventually(() => expect(layers(store)).toEqual([0]));
     finish();
     await done;
   });
   it("shows what there was when it is cancelled", async () => {
     const { store } = waiting();
     const done = store.analyse(request);
-    await settled();
+    await eventually(() => expect(layers(store)).toEqual([0]));
     store.cancel();
     await done;
     expect(layers(store)).toEqual([0]);

@@ -64,6 +64,7 @@ def header(
         "format": FORMAT,
         "title": title_of(result),
         "text": text,
+        "warnings": list(dict.fromkeys([*result.warnings, *(() if flow is None else flow.warnings)])),
         "model": {
             "name": visible(model_label(result)) if name is None else name,
             "family": str(info.get("family") or ""),
@@ -153,7 +154,7 @@ def _side(side: str, analysis: Analysis, sides: dict[str, Analysis]) -> dict[str
         "scopes": list(analysis.scopes),
         "aliases": {alias: scope for alias, scope in analysis.aliases.items() if scope in analysis.measured},
         "completeness": {scope: numbers(one.completeness) for scope, one in analysis.measured.items()},
-        "mixing": {scope: numbers(one.mixing) for scope, one in analysis.measured.items()},
+        "mixing": {scope: numbers(analysis.mixing_ratio(scope)) for scope in analysis.mixing_scopes},
         "remainder": {scope: numbers(one.remainder) for scope, one in analysis.measured.items()},
         "heads": list(analysis.head_indices),
         "head_scopes": head_scopes(analysis),

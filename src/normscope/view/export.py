@@ -10,8 +10,8 @@ A NumPy archive holds the same arrays under `map/SCOPE`, `mixing/SCOPE`, `remain
 `column_positions`, `scopes`, `layers`, `head_indices` and `value_norms`, and `info` as JSON text. Nothing is pickled.
 
 Of an encoder-decoder, JSON holds `format`, `info` and `sides`, with what is described above under `encoder` and
-`decoder`; the names in a NumPy archive begin with `encoder/` and `decoder/`. A figure shows the decoder, or the side
-that alone has the scope.
+`decoder`; the names in a NumPy archive begin with `encoder/` and `decoder/`. Cross-attention alone, `XATTN-W` and
+`XATTN-N`, has no `mixing`. A figure shows the decoder, or the side that alone has the scope.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def as_dict(analysis: Result) -> dict[str, Any]:
         "rows": [label._asdict() for label in analysis.rows],
         "columns": [label._asdict() for label in analysis.columns],
         "scopes": {
-            scope: {name: _lists(tensor) for name, tensor in vars(measured).items()}
+            scope: {name: _lists(tensor) for name, tensor in vars(measured).items() if tensor is not None}
             for scope, measured in analysis.measured.items()
         },
     }
@@ -127,6 +127,7 @@ def _arrays(analysis: Result) -> dict[str, Any]:
         f"{name}/{scope}": tensor.detach().cpu().numpy()
         for scope, measured in analysis.measured.items()
         for name, tensor in vars(measured).items()
+        if tensor is not None
     }
     arrays |= {f"heads/{scope}": tensor.detach().cpu().numpy() for scope, tensor in analysis.heads.items()}
     if analysis.value_norms is not None:

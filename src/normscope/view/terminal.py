@@ -163,13 +163,15 @@ def strongest(analysis: Analysis, scope: str, layer: int) -> Group:
     return Group(Text("Strongest cells between different tokens (counted from 1):"), table)
 
 
-def mixing_table(analysis: Analysis) -> Group:
-    """Layers x scopes: the mixing ratio, mean over the output tokens, in percent."""
+def mixing_table(analysis: Analysis) -> RenderableType:
+    """Layers x scopes: the mixing ratio, mean over the output tokens, in percent; of the scopes that have one."""
+    if not analysis.mixing_scopes:
+        return Text("Cross-attention reads only the encoder's tokens: it has no mixing ratio.", style="dim")
     table = _table()
     table.add_column("layer\n(from 1)", justify="right", style="dim")
-    for scope in analysis.scopes:
+    for scope in analysis.mixing_scopes:
         table.add_column(Text(_stacked(scope), justify="right"), justify="right", min_width=5)
-    means = [analysis.mixing_ratio(scope).double().mean(-1).tolist() for scope in analysis.scopes]
+    means = [analysis.mixing_ratio(scope).double().mean(-1).tolist() for scope in analysis.mixing_scopes]
     for layer, shares in zip(analysis.layers, zip(*means, strict=True), strict=True):
         table.add_row(str(layer + 1), *(f"{100 * share:.1f}" if math.isfinite(share) else "-" for share in shares))
     title = Text.assemble(("Mixing ratio", "bold"), ": share of other tokens in an output, mean over outputs, in %")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 SIZES = {"phone": (390, 844), "laptop": (1280, 800), "wide": (1920, 1080)}
-PATIENCE = 60_000  # milliseconds: the machine may be busy
+PATIENCE = 180_000  # milliseconds until something counts as failed, however busy the machine is
 AXE = Path(__file__).parents[3] / "web/node_modules/axe-core/axe.min.js"
 
 
@@ -28,7 +29,8 @@ def chromium() -> Iterator[Browser]:
         pytest.skip("there is no Chromium: `make browser` installs it")
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(executable_path=path, args=arguments, timeout=PATIENCE)
         try:
             yield browser
         finally:
@@ -39,6 +41,7 @@ class Tab:
     """A page of the viewer, and what happened on it: errors, dialogs, and the addresses that it asked for."""
 
     def __init__(self, context: BrowserContext) -> None:
+        context.set_default_timeout(PATIENCE)
         self.page: Page = context.new_page()
         self.errors: list[str] = []
         self.asked: list[str] = []
@@ -76,11 +79,21 @@ class Tab:
 
     def until(self, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The state as soon as it is good."""
-        for _ in range(PATIENCE // 25):
-            if good(found := self.state):
-                return found
+        found: dict[str, Any] = {}
+
+        def is_good() -> bool:
+            nonlocal found
+            return good(found := self.state)
+
+        self.wait(is_good, lambda: f"the state is {found}")
+        return found
+
+    def wait(self, good: Callable[[], object], reason: Callable[[], str] = lambda: "it did not happen") -> None:
+        """Until something is so. What the page asks for is told to the test meanwhile."""
+        end = time.monotonic() + PATIENCE / 1000
+        while not good():
+            assert time.monotonic() < end, reason()
             self.page.wait_for_timeout(25)
-        raise AssertionError(f"the state is {self.state}")
 
     def wait_for_map(self) -> None:
         """Until a map is drawn."""
@@ -89,11 +102,10 @@ class Tab:
 
     def wait_until_drawn(self) -> None:
         """Until something is drawn. (Playwright's own wait would evaluate a string, which the page forbids.)"""
-        for _ in range(PATIENCE // 25):
-            if self.page.evaluate("window.__normscope && window.__normscope.firstMapAt !== null"):
-                return
-            self.page.wait_for_timeout(25)
-        raise AssertionError("nothing was drawn")
+        self.wait(
+            lambda: self.page.evaluate("window.__normscope && window.__normscope.firstMapAt !== null"),
+            lambda: "nothing was drawn",
+        )
 
     def analyse(self, text: str) -> None:
         """Type a text, ask for its analysis, and wait for the map."""
@@ -148,7 +160,6 @@ def opened(browser: Browser, size: str = "laptop", **options: Any) -> Iterator[T
     """A new tab in a profile of its own; at its end nothing bad may have happened."""
     width, height = SIZES[size]
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
-    context.set_default_timeout(PATIENCE)
     try:
         tab = Tab(context)
         yield tab

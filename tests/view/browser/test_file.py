@@ -44,6 +44,27 @@ def test_every_kind_of_model(browser: Browser, tmp_path: Path, kind: str, size: 
         assert overflow <= 0
 
 
+def test_cross_attention_alone_has_no_mixing_ratio(browser: Browser, tmp_path: Path) -> None:
+    """It reads the encoder's tokens only: a ratio would be 100 % everywhere."""
+    result: Any = result_of("encoder-decoder")
+    path = result.to_html(tmp_path / "x.html")
+    with opened(browser) as tab:
+        for scope in (result.decoder.aliases["attention-residual"], "XATTN-N", "XATTN-W"):
+            mixes = not scope.startswith("XATTN")
+            look(tab, path, f"#side=decoder&scope={scope}")
+            tab.until(lambda now, scope=scope: now["scope"] == scope)  # type: ignore[misc]
+            tab.click(1, len(result.decoder.rows))
+            expect(tab.part("inspector")).to_contain_text("remainder")
+            assert ("mixing ratio" in tab.part("inspector").inner_text()) == mixes
+            expect(tab.part("mixing")).to_have_count(int(mixes))
+            expect(tab.page.locator("svg.mixing")).to_have_count(int(mixes))
+            layer = tab.part("layers").get_by_role("button").first.get_attribute("aria-label") or ""
+            assert ("mixing ratio" in layer) == mixes
+            said = "stands out" if mixes else "reads the encoder's tokens only"
+            expect(tab.part("mixing-layers")).to_contain_text(said)
+            assert tab.serious() == []
+
+
 def test_no_input_form_without_a_server(browser: Browser, tmp_path: Path) -> None:
     with opened(browser) as tab:
         look(tab, fake().to_html(tmp_path / "x.html"))
@@ -133,19 +154,16 @@ def test_a_foreign_script_in_the_page_does_not_run(browser: Browser, tmp_path: P
 
 
 def test_a_large_page(browser: Browser, tmp_path: Path) -> None:
-    """512 tokens: the map is drawn within 100 ms, and small multiples scroll."""
+    """512 tokens: every map is drawn, and small multiples scroll. (How fast is for the benchmarks.)"""
     tokens = [f"token{k}" for k in range(512)]
     analysis = fake(tokens, layers=(0, 1), scopes=("ATTN-W", "ATTN-N", "ATTNRESLN-N"))
     with opened(browser) as tab:
         look(tab, analysis.to_html(tmp_path / "x.html"))
-        times = []
         for key in ("ArrowDown", "ArrowRight", "ArrowUp", "ArrowLeft", "ArrowDown", "ArrowRight"):
             before = tab.label()
             tab.page.keyboard.press(key)
             expect(tab.part("map")).not_to_have_attribute("aria-label", before)
-            tab.page.wait_for_timeout(150)
-            times.append(tab.page.evaluate("window.__normscope.lastDrawMs"))
-        assert min(times) < 100
+            tab.wait(lambda: tab.colours() > 3)
         tab.part("multiples").scroll_into_view_if_needed()
         assert tab.colours() > 3
 

@@ -69,7 +69,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     def up() -> bool:
         assert process.poll() is None, (folder / "log").read_text()
         try:
-            return httpx.get(f"{address}/api", timeout=5, trust_env=False).status_code == 200
+            return httpx.get(f"{address}/api", timeout=60, trust_env=False).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -78,7 +78,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
         yield address, folder
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(180)
 
 
 @pytest.mark.parametrize("name", ["one", "two"])

@@ -228,16 +228,21 @@ def test_everything_is_reached_by_tab_with_visible_focus(browser: Browser, serve
 
 def test_playing(browser: Browser, server: Live) -> None:
     with opened(browser) as tab:
+        tab.page.clock.install()
         start(tab, server, "tiny-causal")
         first = tab.state["scope"]
         tab.part("map").focus()
+        tab.page.clock.pause_at(tab.page.evaluate("Date.now()") + 60_000)  # from here on time stands still
         tab.page.keyboard.press("Space")
-        tab.until(lambda now: now["playing"])
-        tab.until(lambda now: now["scope"] != first)
+        assert tab.state["playing"]
+        assert tab.state["scope"] == first
+        tab.page.clock.run_for(1200)  # milliseconds: one picture
+        second = tab.state["scope"]
+        assert second != first
         tab.button(re.compile("Stop")).click()
-        stopped = tab.until(lambda now: not now["playing"])
-        tab.page.wait_for_timeout(1500)
-        assert tab.state["scope"] == stopped["scope"]
+        assert not tab.state["playing"]
+        tab.page.clock.run_for(10_000)
+        assert tab.state["scope"] == second
 
 
 def test_how_maps_are_shown(browser: Browser, server: Live) -> None:
@@ -404,12 +409,23 @@ def test_only_the_server_itself_is_asked(browser: Browser, server: Live) -> None
 
 def test_a_text_that_is_too_long(browser: Browser, server: Live) -> None:
     with opened(browser) as tab:
-        visit(tab, server, "tiny-causal")
-        tab.box("Text").fill("the cat " * 40)
+        visit(tab, server)
+        tab.box("Text").fill("the cat " * 300)
         tab.button("Analyse").click()
-        expect(tab.page.get_by_role("alert")).to_contain_text("81 tokens, but the model has positions for 40")
+        expect(tab.page.get_by_role("alert")).to_contain_text("602 tokens, but the model has positions for 512")
         tab.analyse("the cat")  # and goes on
         expect(tab.page.get_by_role("alert")).to_have_count(0)
+
+
+@pytest.mark.filterwarnings("ignore:The input has 81 tokens:normscope.errors.NormscopeWarning")
+def test_a_text_that_is_longer_than_the_model_was_made_for(browser: Browser, server: Live) -> None:
+    """Its positions are computed: it is analysed, and the page says so."""
+    with opened(browser) as tab:
+        visit(tab, server, "tiny-causal")
+        tab.analyse("the cat " * 40)
+        expect(tab.page.get_by_role("note")).to_contain_text("81 tokens, more than the 40")
+        tab.analyse("the cat")
+        expect(tab.page.get_by_role("note")).to_have_count(0)
 
 
 def test_what_is_typed_before_the_models_are_known_stays(browser: Browser, server: Live) -> None:
@@ -418,7 +434,7 @@ def test_what_is_typed_before_the_models_are_known_stays(browser: Browser, serve
         tab.page.route("**/api/models", lambda route: held.append(route))
         tab.page.goto(server.address)
         tab.box("Text").fill("the cat")
-        tab.page.wait_for_timeout(100)
+        tab.wait(lambda: held)
         assert len(held) == 1
         held[0].continue_()
         expect(tab.page.get_by_label("Model")).to_be_visible()  # they are there
@@ -448,7 +464,7 @@ def test_progress_is_shown(browser: Browser) -> None:
     def check(server: Live, slow: Slow) -> None:
         with opened(browser) as tab:
             waiting_for(server, slow, tab)
-            tab.page.wait_for_timeout(2500)
+            tab.wait(lambda: any(re.search(r"/api/analyses/\w+\?wait=", url) for url in tab.asked))  # it asks for news
             slow.let_go(2)
             expect(tab.page.locator("main")).to_contain_text("40 %")
             slow.let_go()

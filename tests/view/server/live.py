@@ -18,14 +18,15 @@ from normscope.view.server.jobs import Report
 from normscope.view.server.listening import SETTINGS, listen
 from normscope.view.server.schemas import AnalysisRequest
 
-PATIENCE = 60.0  # seconds: the machine may be busy
+WAIT = 60.0  # seconds that a request may wait at the server; it takes no more
+PATIENCE = 180.0  # seconds until something counts as failed, however busy the machine is
 
 
 class Live:
     """The address of a server, a client for it, and its jobs."""
 
-    def __init__(self, port: int, app: Any) -> None:
-        self.port, self.app = port, app
+    def __init__(self, port: int, app: Any, server: uvicorn.Server) -> None:
+        self.port, self.app, self.server = port, app, server
         self.address = f"http://127.0.0.1:{port}"
         # As many idle connections as it likes: when a thread closes one too many, another may be about to use it.
         limits = httpx.Limits(max_keepalive_connections=None)
@@ -33,7 +34,7 @@ class Live:
 
     def start(self, **request: Any) -> dict[str, Any]:
         """Ask for an analysis and wait for its end."""
-        answer = self.client.post("/api/analyses", params={"wait": 30}, json=request)
+        answer = self.client.post("/api/analyses", params={"wait": WAIT}, json=request)
         assert answer.status_code == 201, answer.text
         found: dict[str, Any] = answer.json()
         return found
@@ -43,6 +44,18 @@ class Live:
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
+
+    def waits(self) -> threading.Semaphore:
+        """Released from now on whenever a client begins to wait for a change, which it does not miss then."""
+        begun, jobs = threading.Semaphore(0), self.app.state.jobs
+        changed = jobs.changed
+
+        async def noted(job: Any, seconds: float) -> None:
+            begun.release()
+            await changed(job, seconds)
+
+        jobs.changed = noted
+        return begun
 
     def until(self, id: str, state: str) -> dict[str, Any]:
         """The status of an analysis once it is in a state."""
@@ -67,7 +80,7 @@ def live(models: Mapping[str, Analyzer], **options: Any) -> Iterator[Live]:
     server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    found = Live(port, app)
+    found = Live(port, app, server)
     try:
         eventually(lambda: server.started)
         yield found

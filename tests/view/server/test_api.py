@@ -1,6 +1,5 @@
 """Every endpoint of the API, for scripts and for the viewer."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -11,7 +10,7 @@ from normscope.view.document import as_json, cells, header, sides_of
 from normscope.view.server.served import analysed
 from tests.test_inputs import toy_lens
 from tests.view.models import KINDS, lenses, png, result_of
-from tests.view.server.live import Live, Slow, held, live
+from tests.view.server.live import PATIENCE, WAIT, Live, Slow, held, live
 
 REQUESTS = {
     "encoder": {"text": "the cats sat on the big red mat"},
@@ -109,7 +108,7 @@ def test_two_answers_to_one_question() -> None:
 def test_the_first_layer_before_the_others(kind: str) -> None:
     go = Event()
     with live(lenses(), run=lambda lens, asked, report: analysed(lens, asked, held(report, go))) as server:
-        answer = server.client.post("/api/analyses", params={"wait": 30, "first": True}, json=request(kind))
+        answer = server.client.post("/api/analyses", params={"wait": WAIT, "first": True}, json=request(kind))
         early = answer.json()
         assert (early["state"], early["progress"]) == ("running", 0.5)
         path = f"/api/analyses/{early['id']}"
@@ -137,7 +136,7 @@ def test_the_first_layer_before_the_others(kind: str) -> None:
 def test_what_was_shown_of_a_cancelled_analysis_can_still_be_seen() -> None:
     go = Event()
     with live(lenses(), run=lambda lens, asked, report: analysed(lens, asked, held(report, go))) as server:
-        answer = server.client.post("/api/analyses", params={"wait": 30, "first": True}, json=request("encoder"))
+        answer = server.client.post("/api/analyses", params={"wait": WAIT, "first": True}, json=request("encoder"))
         path = f"/api/analyses/{answer.json()['id']}"
         assert server.client.delete(path).json()["state"] == "cancelled"
         go.set()
@@ -148,7 +147,7 @@ def test_what_was_shown_of_a_cancelled_analysis_can_still_be_seen() -> None:
 
 def test_an_encoder_decoder_is_shown_whole(server: Live) -> None:
     answer = server.client.post(
-        "/api/analyses", params={"wait": 30, "first": True}, json=request("encoder-decoder", generate=None)
+        "/api/analyses", params={"wait": WAIT, "first": True}, json=request("encoder-decoder", generate=None)
     )
     assert answer.json()["state"] == "done"
 
@@ -256,20 +255,22 @@ def test_the_api_describes_itself(server: Live) -> None:
         assert server.client.get(path).status_code == 404
 
 
-def test_progress_is_told_while_it_changes(slow: Slow) -> None:
-    with live(lenses(), run=slow) as server:
+def test_progress_is_told_while_it_changes() -> None:
+    slow = Slow(5)
+    with live(lenses(), run=slow) as server, ThreadPoolExecutor(1) as pool:
+        waits = server.waits()
         status = server.client.post("/api/analyses", json=request("encoder")).json()
         assert status["state"] == "running"
         assert status["progress"] == 0
         path = f"/api/analyses/{status['id']}"
         assert server.client.get(f"{path}/header").status_code == 409
         assert server.client.get(f"{path}/cells?side=encoder&scope=ATTN-N").status_code == 409
-        for expected in (0.2, 0.4, 0.6, 0.8):
-            with ThreadPoolExecutor(1) as pool:
-                told = pool.submit(server.status, status["id"], wait=20)
-                time.sleep(0.2)  # it waits
-                slow.let_go(1)
-                assert told.result()["progress"] == expected
+        for step in range(1, 5):
+            told = pool.submit(server.status, status["id"], wait=WAIT)
+            assert waits.acquire(timeout=PATIENCE)  # the server has the question, and no news yet
+            slow.let_go(1)
+            assert told.result(PATIENCE)["progress"] == step / 6
+        slow.let_go()
         assert server.until(status["id"], "done")["progress"] == 1
 
 

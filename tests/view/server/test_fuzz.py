@@ -11,7 +11,7 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from tests.view.models import lenses
-from tests.view.server.live import live
+from tests.view.server.live import PATIENCE, live
 
 CHECKS = [
     schemathesis.checks.not_a_server_error,
@@ -70,6 +70,6 @@ def test_every_answer_is_as_described(described: Any, name: str, mode: str) -> N
             case.path_parameters["id"] = known
         if turn % 2 and isinstance(case.body, dict) and "model" in case.body:
             case.body["model"] = "tiny-encoder" if turn % 4 == 1 else "tiny-causal"  # without and with a head
-        case.call_and_validate(checks=CHECKS, timeout=30)
+        case.call_and_validate(checks=CHECKS, timeout=PATIENCE)
 
     ask()

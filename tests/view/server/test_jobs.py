@@ -16,7 +16,7 @@ from tests.test_errors import state_of
 from tests.test_inputs import toy_tokenizer
 from tests.tiny import tiny
 from tests.view.models import lenses
-from tests.view.server.live import Live, Slow, Told, eventually, live
+from tests.view.server.live import PATIENCE, WAIT, Live, Slow, Told, eventually, live
 
 
 def ask(server: Live, text: str, wait: float = 0) -> Any:
@@ -41,7 +41,7 @@ def test_no_more_than_a_few_at_once_and_a_queue_that_ends(slow: Slow) -> None:
         for answer in answers:
             server.until(answer.json()["id"], "done")
         assert slow.most == 2
-        assert ask(server, "one too many", wait=20).json()["state"] == "done"
+        assert ask(server, "one too many", wait=WAIT).json()["state"] == "done"
 
 
 def test_fifty_at_once() -> None:
@@ -49,7 +49,7 @@ def test_fifty_at_once() -> None:
     slow = Slow(0)
     with live(lenses(), run=slow) as server, ThreadPoolExecutor(50) as pool:
         questions = texts(10) * 5
-        answers = list(pool.map(lambda text: ask(server, text, wait=30), questions))
+        answers = list(pool.map(lambda text: ask(server, text, wait=WAIT), questions))
         assert {answer.status_code for answer in answers} == {201}
         assert {answer.json()["state"] for answer in answers} == {"done"}
         assert slow.begun == 10
@@ -67,7 +67,7 @@ def test_more_questions_than_places() -> None:
         assert set(codes) <= {201, 429}
         assert codes.count(201) >= 5
         eventually(lambda: not server.app.state.jobs.active)
-        assert ask(server, "the mat", wait=20).json()["state"] == "done"
+        assert ask(server, "the mat", wait=WAIT).json()["state"] == "done"
 
 
 def test_cancelling_what_waits_and_what_runs(slow: Slow) -> None:
@@ -83,7 +83,7 @@ def test_cancelling_what_waits_and_what_runs(slow: Slow) -> None:
         slow.let_go()
         eventually(lambda: slow.ended == 2)
         assert slow.begun == 2  # the waiting one never began
-        assert ask(server, texts(1)[0], wait=20).json()["state"] == "done"  # and can be asked for again
+        assert ask(server, texts(1)[0], wait=WAIT).json()["state"] == "done"  # and can be asked for again
 
 
 def test_one_of_two_who_asked_cancels(slow: Slow) -> None:
@@ -106,7 +106,7 @@ def test_a_cancelled_analysis_leaves_the_model_as_it_was() -> None:
     def run(lens: Analyzer, request: AnalysisRequest, progress: Any) -> served.Shown:
         def stop_after_the_first(done: int, total: int) -> None:
             inside.set()
-            assert go_on.wait(20)
+            assert go_on.wait(PATIENCE)
             progress(done, total)
 
         return served.analysed(lens, request, Told(stop_after_the_first))
@@ -114,7 +114,7 @@ def test_a_cancelled_analysis_leaves_the_model_as_it_was() -> None:
     with live({"tiny": lens}, run=run) as server:
         body = {"model": "tiny", "text": "the dog ran"}
         id = server.client.post("/api/analyses", json=body).json()["id"]
-        assert inside.wait(20)
+        assert inside.wait(PATIENCE)
         assert state_of(lens.model)["hooks"] != before["hooks"]
         assert server.client.delete(f"/api/analyses/{id}").json()["state"] == "cancelled"
         go_on.set()
@@ -139,7 +139,7 @@ def test_a_client_that_goes_away(slow: Slow) -> None:
                 eventually(lambda: slow.begun == 1)
         assert server.client.get("/api/models").status_code == 200
         slow.let_go()
-        assert ask(server, "the cat sat", wait=20).json()["state"] == "done"
+        assert ask(server, "the cat sat", wait=WAIT).json()["state"] == "done"
         assert slow.begun == 1
 
 
@@ -149,13 +149,13 @@ def test_the_cache_forgets_the_longest_unused() -> None:
             lenses()["tiny-encoder"], AnalysisRequest(model="tiny-encoder", text=texts(1)[0]), Told(lambda *_: None)
         ).size
     with live(lenses(), cache=int(2.5 * size)) as server:
-        first, second = (ask(server, text, wait=20).json()["id"] for text in texts(2))
+        first, second = (ask(server, text, wait=WAIT).json()["id"] for text in texts(2))
         assert server.client.get(f"/api/analyses/{first}/header").status_code == 200  # used again
-        third = ask(server, texts(3)[2], wait=20).json()["id"]
+        third = ask(server, texts(3)[2], wait=WAIT).json()["id"]
         codes = [server.client.get(f"/api/analyses/{id}").status_code for id in (first, second, third)]
         assert codes == [200, 404, 200]
     with live(lenses(), cache=0) as server:  # the last result stays, whatever its size
-        id = ask(server, texts(1)[0], wait=20).json()["id"]
+        id = ask(server, texts(1)[0], wait=WAIT).json()["id"]
         assert server.client.get(f"/api/analyses/{id}/header").status_code == 200
 
 
@@ -167,7 +167,7 @@ def test_records_of_failures_are_forgotten_too() -> None:
             raise ValueError
 
         for n in range(20):
-            await jobs.finished(jobs.submit(str(n), fail), 10)
+            await jobs.finished(jobs.submit(str(n), fail), PATIENCE)
         assert list(jobs.jobs) == ["15", "16", "17", "18", "19"]
         jobs.close()
 
@@ -178,11 +178,11 @@ def test_busy_says_so() -> None:
     async def scenario() -> None:
         jobs = Jobs[int](lambda result: 0, at_once=1, waiting=0)
         gate = threading.Event()
-        job = jobs.submit("a", lambda progress: int(gate.wait(20)))
+        job = jobs.submit("a", lambda progress: int(gate.wait(PATIENCE)))
         with pytest.raises(BusyError, match="1 analyses are running"):
             jobs.submit("b", lambda progress: 1)
         gate.set()
-        await jobs.finished(job, 10)
+        await jobs.finished(job, PATIENCE)
         assert job.state == "done"
         assert job.result == 1
         jobs.close()
@@ -195,5 +195,8 @@ def test_the_server_ends_with_analyses_under_way() -> None:
     with live(lenses(), run=slow) as server:
         ask(server, "the cat")
         eventually(lambda: slow.begun == 1)
-        threading.Timer(0.5, slow.let_go).start()
+        (job,) = server.app.state.jobs.active
+        # It stands still until the server, on its way out, tells it to stop.
+        threading.Thread(target=lambda: job.stop.wait(PATIENCE) and slow.let_go()).start()
+    assert job.stop.is_set()
     assert slow.ended == 1

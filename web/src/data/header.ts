@@ -36,7 +36,7 @@ export interface Side {
   scopes: string[];
   aliases: Record<string, string>;
   completeness: Record<string, Figure[]>;
-  mixing: Record<string, Figure[][]>;
+  mixing: Partial<Record<string, Figure[][]>>; // cross-attention alone has none: it reads the encoder's tokens only
   remainder: Record<string, Figure[][]>;
   heads: number[];
   head_scopes?: string[];
@@ -76,6 +76,7 @@ export interface Header {
   precision: number;
   sides: Side[];
   image: string | null;
+  warnings?: string[]; // what to know before believing the maps
   flow?: Flow | null;
 }
 

@@ -17,6 +17,9 @@ export function mean(values: readonly Figure[], at?: ArrayLike<number>): number 
   return count ? sum / count : NaN;
 }
 
+/** The completeness error from which on maps are not exact, as in Python. */
+export const INEXACT = 1e-4;
+
 /** The largest of the numbers; what is no number counts as worse than any. */
 export function worst(values: readonly Figure[]): number {
   let found = 0;

@@ -9,8 +9,8 @@ export const largestOf = (values: readonly Figure[]): number => values.reduce<nu
 
 export const sumOf = (values: readonly Figure[]): number => values.reduce<number>((sum, value) => sum + (value ?? NaN), 0);
 
-/** Whether biases, which are attributed to no token, make up more than half of the value. */
-export const mostlyRemainder = ({ remainder, value }: Flow): boolean => remainder !== null && value !== null && Math.abs(remainder) > Math.abs(value) / 2;
+/** Whether biases, which are attributed to no token, weigh more than the scores of all tokens, for and against. */
+export const mostlyRemainder = ({ remainder, scores }: Flow): boolean => sizeOf(remainder) > scores.reduce<number>((sum, score) => sum + sizeOf(score), 0);
 
 /** The score of a token as a place from -1 to 1; null where it has none. */
 export function placesOf(flow: Flow): (label: Label) => number | null {

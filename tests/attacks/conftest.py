@@ -1,0 +1,5 @@
+"""What these tests need of the machine."""
+
+import os
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # products in bfloat16 die on some processors else

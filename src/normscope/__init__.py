@@ -6,14 +6,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from normscope._version import __version__
-from normscope.errors import NormscopeError
+from normscope.errors import NormscopeError, NormscopeWarning
 
 if TYPE_CHECKING:
     from normscope.analysis import Analysis, EncoderDecoderAnalysis
     from normscope.analyzer import Analyzer
     from normscope.models import register
 
-__all__ = ["Analysis", "Analyzer", "EncoderDecoderAnalysis", "NormscopeError", "__version__", "register"]
+__all__ = [
+    "Analysis",
+    "Analyzer",
+    "EncoderDecoderAnalysis",
+    "NormscopeError",
+    "NormscopeWarning",
+    "__version__",
+    "register",
+]
 
 # Loaded on first use: torch and transformers take seconds, which `normscope --help` need not wait for.
 _LAZY = {

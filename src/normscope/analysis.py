@@ -33,7 +33,7 @@ class Measured:
     """What is kept of one scope, all layers that were asked for."""
 
     map: Tensor  # (layers, rows, columns): norm of the contribution of column j to row i, or attention weight
-    mixing: Tensor  # (layers, rows)
+    mixing: Tensor | None  # (layers, rows); None of cross-attention alone, where no token can keep anything of its own
     remainder: Tensor  # (layers, rows): norm of the part that comes from biases and belongs to no token
     completeness: Tensor  # (layers,)
 
@@ -85,13 +85,31 @@ class Analysis:
         """scope -> (layers,): ``max_i ||sum_j c_ij + b_i - y_i|| / max(||y_i||, max_j ||c_ij||)``."""
         return {scope: measured.completeness for scope, measured in self.measured.items()}
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know before believing these maps; empty where nothing is wrong."""
+        return tuple(self.info.get("warnings", ()))
+
     def __getitem__(self, scope: str) -> Tensor:
         """The map of a scope: (layers, rows, columns), row = output i, column = input j."""
         return self._at(scope).map
 
+    @property
+    def mixing_scopes(self) -> tuple[str, ...]:
+        """The scopes that have a mixing ratio: all but cross-attention alone."""
+        return tuple(scope for scope, measured in self.measured.items() if measured.mixing is not None)
+
     def mixing_ratio(self, scope: str) -> Tensor:
-        """(layers, rows): the share of the other tokens in each output vector."""
-        return self._at(scope).mixing
+        """(layers, rows): the share of the other tokens in each output vector. Cross-attention alone (`XATTN-W`,
+        `XATTN-N`) has none: it reads the encoder's tokens only."""
+        found = self._at(scope).mixing
+        if found is None:
+            residual = self.aliases.get("attention-residual", "attention-residual")
+            raise NormscopeError(
+                f"{self.resolve(scope)} has no mixing ratio: cross-attention reads only the encoder's tokens, so there "
+                f"is no own token to keep. Use a scope that has the residual connection too, such as {residual}."
+            )
+        return found
 
     def remainder(self, scope: str) -> Tensor:
         """(layers, rows): norm of the bias part that is attributed to no token."""
@@ -247,6 +265,11 @@ class EncoderDecoderAnalysis:
     def info(self) -> dict[str, Any]:
         """What both sides have in common: model, family, dtype, options, versions."""
         return {key: value for key, value in self.main.info.items() if self._agree(key, value)}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know before believing the maps of either side."""
+        return tuple(dict.fromkeys(text for one in self.sides.values() for text in one.warnings))
 
     @property
     def completeness(self) -> dict[str, dict[str, Tensor]]:

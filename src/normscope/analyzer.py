@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -12,26 +13,33 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from normscope import default_model, generation, inputs, loading, reading, versions
+from normscope import default_model, generation, inputs, loading, proving, reading, versions
 from normscope.batch import BatchRun
 from normscope.decompose.scratch import Scratch
 from normscope.decompose.shapley_gate import Shapley
-from normscope.errors import NormscopeError
+from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.estimate import Estimate, default_budget, estimate, refuse_over_budget, shape_of
 from normscope.inputs import Input, Item, Limits
+from normscope.interface import foreign_attention
 from normscope.layers import has_layers, layer_modules
-from normscope.models import depth_of, family_of, heads_of, max_positions, padding_id, position_rows
-from normscope.models.spec import Stack
+from normscope.models import family_of, max_positions, padding_id, position_rows
+from normscope.models.spec import Side, Stack
+from normscope.parameters import vocabulary_of
 from normscope.request import Request, gate_of, requests_of
 from normscope.results import Result, results
-from normscope.trace import trace
+from normscope.samples import made_up
+from normscope.soft_prompts import SoftPrompt, soft_prompt_of, with_prompt
+from normscope.trace import Wish, changed, trace
 
 if TYPE_CHECKING:
     from normscope.flow.result import Flow
 
 Progress = Callable[[int, int], None]
+PROOF_TOKENS = 4  # of the short input that a model is proved with
+PROOF_HOLES = 40  # of the longer one for an attention that is not transformers' own
 KEPT_SCRATCH = 64 * 2**20  # working memory kept between runs at the most
 
 
@@ -52,20 +60,24 @@ class Analyzer:
         memory_budget: int | None = None,
     ) -> None:
         versions.warn_if_untested()
-        model = loading.unwrapped(model)
-        self.family = family_of(model)
-        self.model = loading.single_precision(model)
-        self.base: PreTrainedModel = self.model.base_model  # type: ignore[assignment]
+        model = loading.bare(model)
+        self.family = family_of(loading.unwrapped(model))
+        self.given = loading.single_precision(model)  # as its user has it, perhaps with adapters around it
+        self.model: PreTrainedModel = loading.unwrapped(self.given)
+        self.base: PreTrainedModel = self.model.base_model
         self.tokenizer = tokenizer
         self.stacks = _present(self.base, self.family.stacks)
-        self.depths = [depth_of(stack, self.base.config) for stack in self.stacks]
-        self.head_counts = [heads_of(stack, self.base.config) for stack in self.stacks]
-        self.model_name = str(getattr(model, "name_or_path", "") or type(model).__name__)
+        self.depths: list[int] = []  # layer calls of each side, and their heads, as a pass was seen to make them
+        self.head_counts: list[int] = []
+        self.calls: list[tuple[nn.Module, ...]] = []
+        self._uneven = False  # heads
+        self.model_name = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
         self.dtype = _dtype(dtype, self.base.dtype)
         self.memory_budget = _budget(memory_budget)
         self._free: list[Scratch] = []  # working memory of finished runs
         if self.family.input != "image":
             inputs.check_tokenizer(tokenizer, self.limits.vocabulary)
+        self.prove()
 
     @classmethod
     def from_pretrained(
@@ -91,20 +103,41 @@ class Analyzer:
         return max(self.depths)
 
     @property
+    def prompt(self) -> SoftPrompt | None:
+        """The soft prompt of peft that the model has now."""
+        prompt = soft_prompt_of(self.given)
+        if prompt is not None and self.two_sided and prompt.kind == "keys":
+            raise NormscopeError(f"Prefix tuning of an encoder-decoder ({self.family.name}) cannot be analysed.")
+        return prompt
+
+    def refuse_prompt(self, what: str) -> None:
+        """Refuse what leaves virtual tokens out."""
+        if self.prompt is not None:
+            raise NormscopeError(f"{what} cannot be had of a model with a soft prompt: it would be left out.")
+
+    @property
     def two_sided(self) -> bool:
         """Whether the model is an encoder-decoder."""
         return len(self.stacks) == 2
 
-    @cached_property
+    @property
     def limits(self) -> Limits:
         """What the first side can take; `target_limits` what the decoder of an encoder-decoder can."""
-        embedding: Any = self.base.get_input_embeddings()
+        prompt = self.prompt
+        if prompt is None:
+            return self._limits
+        taken = None if self._limits.positions is None else max(1, self._limits.positions - prompt.count)
+        return replace(self._limits, positions=taken, keys=self._limits.keys - {"position_ids"})
+
+    @cached_property
+    def _limits(self) -> Limits:
         config = self.base.config
         rows = position_rows(self.family, config)
         return Limits(
-            vocabulary=int(getattr(embedding, "num_embeddings", 1)),
+            vocabulary=vocabulary_of(self.base.get_input_embeddings()),
             positions=max_positions(self.family, self.base),
-            position_rows=2**31 if rows is None else rows,
+            computed=self.family.computed_positions,
+            position_rows=2**31 if rows is None or self.family.computed_positions else rows,
             token_types=max(1, int(getattr(config, "type_vocab_size", 1) or 1)),
             keys=frozenset(inspect.signature(self.base.forward).parameters),
             pad=padding_id(self.base),
@@ -116,7 +149,7 @@ class Analyzer:
         """What the decoder of an encoder-decoder can take."""
         decoder: Any = getattr(self.base, "decoder", None)
         embedding = getattr(decoder, "embed_tokens", None)
-        vocabulary = int(getattr(embedding, "num_embeddings", self.limits.vocabulary))
+        vocabulary = self.limits.vocabulary if embedding is None else vocabulary_of(embedding)
         return replace(self.limits, vocabulary=vocabulary, keys=frozenset(inputs.ACCEPTED), side="decoder")
 
     def analyze(
@@ -279,7 +312,10 @@ class Analyzer:
 
     def items(self, given: Any, truncation: bool = False, generate: int | None = None) -> list[Item]:
         """One input as items, the target of an encoder-decoder included."""
-        return reading.items(self, given, truncation, generate)
+        prompt = self.prompt
+        if prompt is not None and generate is not None:
+            raise NormscopeError("A model with a soft prompt is not continued here: give the whole text.")
+        return [with_prompt(item, prompt) for item in reading.items(self, given, truncation, generate)]
 
     def requests(
         self,
@@ -292,7 +328,9 @@ class Analyzer:
         value_bias: str = "token",
     ) -> list[Request]:
         """What is asked for, checked: one request for every side of the model that has such scopes."""
-        self.refuse_training()
+        self.prove()
+        if heads is not False and self._uneven:
+            raise NormscopeError("The layers of this model have different numbers of heads: leave heads out.")
         return requests_of(
             self.stacks,
             self.depths,
@@ -305,10 +343,22 @@ class Analyzer:
             value_bias=value_bias,
         )
 
-    def refuse_training(self) -> None:
-        """Refuse a model whose dropout is on."""
-        if any(module.training for module in self.model.modules()):
+    def prove(self) -> None:
+        """Refuse a model that computes anything else than what is seen of it, in one short input (`proving`). A model
+        that was proved and has not been changed since is not run again."""
+        # A list of layers that was cut is a new one, in training mode by itself, which changes nothing.
+        lists = nn.ModuleList | nn.ModuleDict
+        if any(module.training for module in self.given.modules() if not isinstance(module, lists)):
             raise NormscopeError("The model is in training mode: dropout would change every number. Call model.eval().")
+        seen = proving.known(self.given, self.base, self.stacks)
+        if seen is None:
+            if self.family.input == "text" and foreign_attention(self.base):  # it must heed masks and windows too
+                proving.compare(self._sample(PROOF_HOLES, holes=True))
+            seen = proving.prove(self._sample(PROOF_TOKENS))
+        self.calls = [seen.calls[stack.side] for stack in self.stacks]
+        self.depths = [len(calls) for calls in self.calls]
+        self.head_counts = [max(seen.heads[stack.side]) for stack in self.stacks]
+        self._uneven = any(len(set(some)) > 1 for some in seen.heads.values())
 
     def cost(self, items: Sequence[Item], requests: Sequence[Request]) -> Estimate:
         """Memory and time of one batch."""
@@ -334,6 +384,8 @@ class Analyzer:
     ) -> list[Result]:
         """One forward pass over a batch; each layer is decomposed as soon as it is done. `first` is told the results of
         the first layer as soon as they are there, unless the model has two sides."""
+        if len(items) > 1 and changed(self.base):  # what others put there may count tokens or items
+            return [result for item in items for result in self.run([item], requests, progress)]
         budget = default_budget() if self.memory_budget is None else self.memory_budget
         refuse_over_budget(self.cost(items, requests), budget)
         try:
@@ -351,13 +403,56 @@ class Analyzer:
             if first is not None and done == 1 < total and not self.two_sided:
                 first(results(self, items, runs, slice(0, 1)))
 
-        runs = [BatchRun(request, items, self.base.device, self.dtype, scratch, tick) for request in requests]
+        runs = [
+            BatchRun(request, items, self.base.device, self.dtype, scratch, tick, self.calls_of(request.stack))
+            for request in requests
+        ]
         try:
-            trace(self.base, self.batch(items), [run.wish for run in runs], self.dtype)
+            self.trace(items, [run.wish for run in runs])
         finally:
             scratch.trim(KEPT_SCRATCH)
             self._free.append(scratch)
-        return results(self, items, runs, slice(None))
+        found = results(self, items, runs, slice(None))
+        for text in dict.fromkeys(text for one in found for text in one.warnings):
+            warnings.warn(text, NormscopeWarning, stacklevel=3)  # where analyze() is called
+        return found
+
+    def _sample(self, length: int, *, holes: bool = False) -> proving.Pass:
+        """A pass over a made-up input, perhaps with holes in its mask."""
+        made = made_up(self, [length])[0]
+        if holes:
+            made["attention_mask"] = (torch.arange(len(made["input_ids"])) % 5 != 2).long()
+        (item,) = self.items(made)
+        sides = [stack.side for stack in self.stacks]
+        return self.as_pass(self.batch([item]), {side: inputs.real([item], side, self.base.device) for side in sides})
+
+    def as_pass(self, batch: Mapping[str, Any], real: Mapping[Side, Tensor]) -> proving.Pass:
+        """A forward pass to be compared with the model alone. `real`: side -> the tokens that are not padding."""
+        prompt = self.prompt
+        return proving.Pass(
+            run=self.given,
+            watched=self.model if prompt is None else self.given,
+            base=self.base,
+            stacks=self.stacks,
+            inputs=batch,
+            real=real,
+            dtype=self.dtype,
+            virtual=prompt.count if prompt is not None and prompt.kind == "keys" else 0,
+            rewrites=prompt is not None,
+        )
+
+    def trace(
+        self, items: Sequence[Item], wishes: Sequence[Wish], *, head: bool = False, to_the_end: bool = False
+    ) -> Any:
+        """One watched forward pass over a batch, of the model with its head if that is wanted."""
+        # A hook before the base model sees how it is called, so that it is called as its user does.
+        wrapped = self.prompt is not None or bool(self.base._forward_pre_hooks)
+        model = self.given if wrapped else self.model if head else self.base
+        return trace(self.base, self.batch(items), wishes, self.dtype, model, to_the_end)
+
+    def calls_of(self, stack: Stack) -> tuple[nn.Module, ...]:
+        """The layer module of every call of a side."""
+        return self.calls[self.stacks.index(stack)]
 
     def batch(self, items: Sequence[Item]) -> dict[str, Any]:
         """The arguments of the model's forward pass."""
@@ -367,6 +462,8 @@ class Analyzer:
                 batch[key] = batch[key].to(self.base.dtype)
         if "use_cache" in self.limits.keys:  # a cache would keep keys and values for nothing
             batch["use_cache"] = False
+        if getattr(self.model.config, "return_dict", True) is False:  # tuples have no names
+            batch["return_dict"] = True
         return batch
 
 

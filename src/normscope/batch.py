@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope import inputs
 from normscope.analysis import Label
 from normscope.collect import Collected
 from normscope.decompose import walk
 from normscope.decompose.scratch import Scratch
+from normscope.errors import NormscopeError
 from normscope.estimate import GROUP_TOKENS
 from normscope.inputs import Item
-from normscope.records import LayerRecord, select_items, select_rows
+from normscope.records import AttentionRecord, LayerRecord, select_items, select_rows
 from normscope.request import Request, within
 from normscope.trace import Wish
 
@@ -31,16 +32,18 @@ class BatchRun:
         dtype: torch.dtype,
         scratch: Scratch,
         tick: Callable[[], None],
+        calls: Sequence[nn.Module],
     ) -> None:
         self.request, self.items = request, items
         side = request.stack.side
-        self.geometry = [geometry_of(item, side, request.rows) for item in items]
+        self.longest = max(len(item.sides[side]) for item in items)
+        self.geometry = [geometry_of(item, side, request.rows, self.longest) for item in items]
         self.positions = None
         if request.rows is not None:
             self.positions = torch.stack([geometry.positions for geometry in self.geometry]).to(device)
-        self.longest = max(len(item.sides[side]) for item in items)
         encoder = max(len(item.sides["encoder"]) for item in items) if request.crosses else 0
-        self.collected = Collected(request, len(items), self.longest, encoder, dtype)
+        virtual = len(items[0].virtual)
+        self.collected = Collected(request, len(items), self.longest, encoder, dtype, virtual)
         self.places = [place_of(item, request, g) for item, g in zip(items, self.geometry, strict=True)]
         self.scratch, self.tick = scratch, tick
         self.wish = Wish(
@@ -50,11 +53,16 @@ class BatchRun:
             self._on_layer,
             inputs.real(items, side, device),
             request.options.value_bias == "remainder",
+            calls,
+            virtual=virtual,
         )
 
     def _on_layer(self, record: LayerRecord) -> None:
         request, group = self.request, max(1, GROUP_TOKENS // self.longest)
         layer = request.layers.index(record.index)
+        attention = next(part for part in record.parts if isinstance(part, AttentionRecord))
+        if request.options.heads and max(request.options.heads) >= attention.weights.shape[1]:
+            raise NormscopeError(f"Layer {record.index} (counted from 0) has {attention.weights.shape[1]} heads only.")
         with torch.inference_mode():  # cheaper than no_grad, which holds already, for many small operations
             for start in range(0, len(self.items), group):
                 some = slice(start, start + group)
@@ -86,12 +94,15 @@ class Geometry:
     positions: Tensor  # of the rows
 
 
-def geometry_of(item: Item, side: str, rows: Sequence[int] | None) -> Geometry:
+def geometry_of(item: Item, side: str, rows: Sequence[int] | None, longest: int) -> Geometry:
+    """`longest`: the tokens of the longest item of the batch, behind which the virtual columns stand."""
     tokens = item.sides[side]
     real = tokens.real.nonzero().flatten()
-    columns = _span(tokens)
+    span = columns = _span(tokens)
+    if item.virtual:
+        columns = torch.cat([real, longest + torch.arange(len(item.virtual))])
     if rows is None:
-        return Geometry(real, columns, columns, real)
+        return Geometry(real, columns, span, real)
     chosen = within("row", rows, len(real))
     return Geometry(real, columns, slice(None), real[torch.tensor(chosen)])
 
@@ -101,7 +112,10 @@ def _span(tokens: inputs.Tokens) -> slice | Tensor:
 
 
 def place_of(item: Item, request: Request, geometry: Geometry) -> walk.Item:
-    lengths = (len(item.sides[request.stack.side]), len(item.sides["encoder"]) if request.crosses else 0)
+    lengths = (
+        len(item.sides[request.stack.side]) + len(item.virtual),
+        len(item.sides["encoder"]) if request.crosses else 0,
+    )
     encoder = _span(item.sides["encoder"]) if request.crosses else None
     return walk.Item(geometry.columns, geometry.rows, encoder, lengths)
 

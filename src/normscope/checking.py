@@ -10,9 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope import proving
 from normscope.analysis import Analysis, EncoderDecoderAnalysis
 from normscope.analyzer import Analyzer
+from normscope.errors import NormscopeError
+from normscope.inputs import Item, real
 from normscope.models.spec import Attention, Stack
+from normscope.samples import made_up
 from normscope.scopes import steps_of
 
 TEXTS: tuple[str | tuple[str, str], ...] = (
@@ -25,7 +29,8 @@ PAIRS = (  # of a source and a target
     ("Where is the station? It is just behind the old town hall.", "Où est la gare ?"),
     ("Yes.", "Oui, bien sûr, avec le plus grand plaisir."),
 )
-LENGTHS = (9, 23, 4)  # of made-up inputs, for a model without a tokenizer
+LENGTHS = (9, 23, 4)  # of made-up inputs
+LONG = 512  # tokens of a long input, where the model has so many positions
 LIMITS = {  # (maps, sums, padded) relative to the row's largest cell or the model's vector
     torch.float32: (2e-6, 1e-5, 1e-4),
     torch.float64: (1e-9, 1e-9, 1e-9),
@@ -64,15 +69,25 @@ class CheckReport:
 
     rows: tuple[CheckRow, ...]
     inputs: int = field(default=0)
+    # kind of input -> watched pass against the model alone; infinite: refused, NaN: not finite by itself
+    passes: dict[str, float] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)  # kind of input -> why
 
     @property
     def ok(self) -> bool:
         """Whether all errors are within their limits."""
-        return all(row.ok for row in self.rows)
+        return all(row.ok for row in self.rows) and not any(error > proving.CLOSE for error in self.passes.values())
 
 
 def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) -> CheckReport:
-    """Every scope and layer of a few inputs, each alone and together in one padded batch."""
+    """Every scope and layer of a few inputs, each alone and together in one padded batch; and of several kinds of
+    input every layer of a watched pass against the model alone."""
+    passes, refusals = {}, {}
+    for kind, one in _passes(lens).items():
+        try:
+            passes[kind] = proving.compare(one)[1]
+        except NormscopeError as error:
+            passes[kind], refusals[kind] = inf, str(error)
     given = _samples(lens)
     rows: dict[tuple[str, str], CheckRow] = {}
     batched = list(lens.stream(given, batch_size=len(given)))
@@ -89,7 +104,40 @@ def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) ->
                     _check_vectors(alone, scope, row)
         if progress is not None:
             progress(number + 1, len(given))
-    return CheckReport(tuple(rows.values()), len(given))
+    return CheckReport(tuple(rows.values()), len(given), passes, refusals)
+
+
+def _passes(lens: Analyzer) -> dict[str, proving.Pass]:
+    """Inputs of all kinds: alone, padded on either side, with holes in the mask, long."""
+    alone = [lens.items(one)[0] for one in made_up(lens, LENGTHS)]
+    sides = [stack.side for stack in lens.stacks]
+    found = {"alone": lens.as_pass(lens.batch(alone[:1]), {s: real(alone[:1], s, lens.base.device) for s in sides})}
+    if lens.family.input != "text":
+        return found
+    found["padded right"] = lens.as_pass(lens.batch(alone), {s: real(alone, s, lens.base.device) for s in sides})
+    found["padded left"] = _padded_left(lens, alone)
+    holed = made_up(lens, LENGTHS[:1])[0]
+    mask = torch.ones_like(holed["input_ids"])
+    mask[1::3] = 0
+    holes = lens.items({**holed, "attention_mask": mask})
+    found["holes in the mask"] = lens.as_pass(lens.batch(holes), {s: real(holes, s, lens.base.device) for s in sides})
+    long = [lens.items(one)[0] for one in made_up(lens, [LONG])]
+    found["long"] = lens.as_pass(lens.batch(long), {s: real(long, s, lens.base.device) for s in sides})
+    return found
+
+
+def _padded_left(lens: Analyzer, items: list[Item]) -> proving.Pass:
+    """The texts with their padding in front, as generation has it; of an encoder-decoder the sources."""
+    batch = lens.batch(items)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    for row, count in enumerate((mask.shape[1] - mask.sum(-1)).tolist()):
+        batch["input_ids"][row], batch["attention_mask"][row] = ids[row].roll(count), mask[row].roll(count)
+    if lens.stacks[0].side == "decoder" and "position_ids" in lens.limits.keys:
+        batch["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
+    sides = {stack.side: real(items, stack.side, lens.base.device) for stack in lens.stacks}
+    virtual = sides[lens.stacks[0].side].shape[1] - mask.shape[1]
+    sides[lens.stacks[0].side] = torch.cat([torch.ones_like(mask[:, :virtual]), mask], dim=1).bool()
+    return lens.as_pass(batch, sides)
 
 
 def _sides(result: Analysis | EncoderDecoderAnalysis) -> dict[str, Analysis]:
@@ -134,27 +182,7 @@ def _largest(errors: Tensor) -> float:
 
 
 def _samples(lens: Analyzer) -> list[Any]:
-    """A few inputs: texts, or made-up tokens where there is no tokenizer, pictures and sounds of noise."""
-    generator = torch.Generator().manual_seed(0)
-    config: Any = lens.base.config
-    if lens.family.input == "image":
-        size = config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        pictures = torch.randn(len(LENGTHS), config.num_channels, height, width, generator=generator)
-        return [{"pixel_values": picture} for picture in pictures]
-    targets = [_ids(lens, n, generator) for n in reversed(LENGTHS)]
-    if lens.family.input == "audio":
-        sounds = torch.randn(len(LENGTHS), config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
-        return [{"input_features": s, "decoder_input_ids": t} for s, t in zip(sounds, targets, strict=True)]
-    if lens.tokenizer is not None:
+    """A few inputs: texts, or made-up ones where there is no tokenizer."""
+    if lens.family.input == "text" and lens.tokenizer is not None:
         return list(PAIRS if lens.two_sided else TEXTS)
-    made: list[Any] = [{"input_ids": _ids(lens, n, generator)} for n in LENGTHS]
-    if lens.two_sided:
-        made = [one | {"decoder_input_ids": target} for one, target in zip(made, targets, strict=True)]
-    return made
-
-
-def _ids(lens: Analyzer, count: int, generator: torch.Generator) -> Tensor:
-    low = min(5, lens.limits.vocabulary - 1)
-    size = (min(count, lens.limits.positions or count),)
-    return torch.randint(low, lens.limits.vocabulary, size, generator=generator)
+    return list(made_up(lens, LENGTHS))

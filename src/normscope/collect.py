@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 
 import torch
 from torch import Tensor
@@ -13,15 +14,21 @@ from normscope.decompose.factored import Figures, Reduced, completeness
 from normscope.decompose.walk import HeadPieces
 from normscope.measures.mixing import mixing_ratio
 from normscope.request import Request
+from normscope.scopes import keeps_own
 
 
 class Collected:
     """The results of a batch, rows and columns padded: (items, scopes, layers, ...), or (items, layers, heads, ...)."""
 
-    def __init__(self, request: Request, items: int, length: int, encoder: int, dtype: torch.dtype) -> None:
-        """`length` own columns, and `encoder` more of the encoder's where the layers read them."""
+    def __init__(
+        self, request: Request, items: int, length: int, encoder: int, dtype: torch.dtype, virtual: int = 0
+    ) -> None:
+        """`length` rows and own columns, with `virtual` columns behind them that have no rows, and `encoder` more of
+        the encoder's where the layers read them."""
         rows = length if request.rows is None else len(request.rows)
+        length += virtual
         self.length = length
+        self.kinds = 2 if encoder else 1  # of columns: own and the encoder's
         layers, heads = len(request.layers), len(request.options.heads)
         self.attention = next(str(step.norms) for step in request.steps if step.alias == "attention")
         self.scopes = request.scopes
@@ -30,15 +37,14 @@ class Collected:
         self.place = {scope: n for n, scope in enumerate(order)}
 
         def space(*shape: int) -> Tensor:
-            return torch.empty(items, *shape, dtype=dtype)
+            """Not a number until it is written: what nothing wrote must never pass for a result."""
+            return torch.full((items, *shape), nan, dtype=dtype)
 
         scopes = len(order)
         self.maps = space(scopes, layers, rows, length + encoder)
-        if encoder:
-            self.maps.zero_()
         self.figures = space(6, scopes, layers, rows)
         kinds = ("ATTN-W", self.attention, "XATTN-W", "XATTN-N") if encoder else ("ATTN-W", self.attention)
-        self.heads = {kind: space(layers, heads, rows, length + encoder).zero_() for kind in kinds if heads}
+        self.heads = {kind: space(layers, heads, rows, length + encoder) for kind in kinds if heads}
         self.value_norms = space(layers, heads, length + encoder) if heads else None
 
     def put(
@@ -51,6 +57,8 @@ class Collected:
             scopes = slice(first, first + len(reduced.scopes))
             self.figures[items, :, scopes, layer].copy_(reduced.figures.permute(2, 0, 1, 3))
             for n, pieces in enumerate(reduced.maps, first):
+                if len({piece.cross for piece in pieces}) < self.kinds:  # nothing reaches the other columns
+                    self.maps[items, n, layer] = 0
                 for piece in pieces:
                     columns = slice(self.length, None) if piece.cross else slice(0, self.length)
                     into, cells, scale = (
@@ -68,6 +76,8 @@ class Collected:
             cross = found_heads.cross
             columns = slice(self.length, None) if cross else slice(0, self.length)
             by_weight, by_norm = ("XATTN-W", "XATTN-N") if cross else ("ATTN-W", self.attention)
+            if self.kinds > 1:
+                self.heads[by_weight][items, layer] = self.heads[by_norm][items, layer] = 0
             weights = self.heads[by_weight][items, layer][..., columns]
             weights.copy_(found_heads.weights.permute(0, 2, 3, 1))
             if not cross:
@@ -90,7 +100,8 @@ class Collected:
         maps = self.maps[number, :, layers][:, :, rows][..., columns].contiguous()
         mixing, remainder, error = settled[number][..., rows].contiguous()
         worst = error.amax(-1).to(torch.float64)
-        each = (Measured(*one) for one in zip(maps, mixing, remainder, worst, strict=True))
+        kept = (ratio if keeps_own(scope) else None for scope, ratio in zip(self.place, mixing, strict=True))
+        each = (Measured(*one) for one in zip(maps, kept, remainder, worst, strict=True))
         measured = dict(zip(self.place, each, strict=True))
         heads = {scope: of[number, layers][:, :, rows][..., columns].contiguous() for scope, of in self.heads.items()}
         norms = None if self.value_norms is None else self.value_norms[number, layers][..., columns].contiguous()

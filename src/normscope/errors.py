@@ -1,4 +1,4 @@
-"""The one exception family: its messages say what was wrong, what was expected and what to do."""
+"""The one family of exceptions and of warnings: their messages say what was wrong, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from difflib import get_close_matches
 
 class NormscopeError(ValueError):
     """Raised for anything normscope refuses: bad input, an unsupported model, a damaged file."""
+
+
+class NormscopeWarning(UserWarning):
+    """What a user must know before believing a result. The result carries it too, in `info["warnings"]`."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from normscope.errors import NormscopeError
-from normscope.inputs import Item, Tokens
+from normscope.inputs import IGNORED, Item, Tokens
 
 SECONDS_PER_FRAME = 0.02  # of Whisper's encoder
 
 
-def image_item(given: Any, processor: Any, config: Any) -> list[Item]:
+def image_item(given: Any, processor: Any, base: PreTrainedModel) -> list[Item]:
     """The items of a path, a PIL image, an array (height, width, channels) or an encoding with pixel_values."""
+    config: Any = base.config
     if isinstance(given, Mapping):
+        _refuse_unknown(given, "pixel_values")
         pixels = _values(given, "pixel_values", 3)
     else:
         if processor is None:
@@ -38,13 +41,26 @@ def image_item(given: Any, processor: Any, config: Any) -> list[Item]:
     grid = (height // patch, width // patch)
     if not all(grid):
         raise NormscopeError(f"The picture is {width} x {height} pixels, smaller than a patch of {patch}.")
-    names = ("[CLS]", *(f"{row + 1},{column + 1}" for row in range(grid[0]) for column in range(grid[1])))
+    patches = (f"{row + 1},{column + 1}" for row in range(grid[0]) for column in range(grid[1]))
+    names = (*_special_tokens(base), *patches)
     tokens = Tokens(names, torch.ones(len(names), dtype=torch.bool))
     return [Item({"pixel_values": one}, {"encoder": tokens}, grid) for one in pixels]
 
 
+def _special_tokens(base: PreTrainedModel) -> tuple[str, ...]:
+    """The tokens in front of the patches, as the embeddings hold them: [CLS], DeiT's distillation token, registers."""
+    embeddings = getattr(base, "embeddings", None)
+    found: list[str] = []
+    for name, label in (("cls_token", "[CLS]"), ("distillation_token", "[DIST]"), ("register_tokens", "[REG]")):
+        tokens = getattr(embeddings, name, None)
+        count = tokens.shape[-2] if isinstance(tokens, Tensor) else 0
+        found += [label] if count == 1 else [f"{label[:-1]}{n + 1}]" for n in range(count)]
+    return tuple(found)
+
+
 def sound_items(given: Mapping[str, Any], config: Any) -> list[Item]:
     """The encoder's side of encodings with input_features (mel bins x frames)."""
+    _refuse_unknown(given, "input_features", "attention_mask")  # the mask is for training only
     features = _values(given, "input_features", 2)
     bins, frames = features.shape[1:]
     if bins != config.num_mel_bins or frames != 2 * config.max_source_positions:
@@ -55,6 +71,14 @@ def sound_items(given: Mapping[str, Any], config: Any) -> list[Item]:
     names = tuple(f"{n * SECONDS_PER_FRAME:.2f}s" for n in range(frames // 2))
     tokens = Tokens(names, torch.ones(len(names), dtype=torch.bool))
     return [Item({"input_features": one}, {"encoder": tokens}) for one in features]
+
+
+def _refuse_unknown(given: Mapping[str, Any], *known: str) -> None:
+    unknown = {key for key, value in given.items() if value is not None} - set(known) - IGNORED
+    if known[0] in given and unknown:
+        raise NormscopeError(
+            f"Unknown keys in the encoding: {', '.join(sorted(map(str, unknown)))}. Known: {', '.join(known)}."
+        )
 
 
 def _values(given: Mapping[str, Any], key: str, dimensions: int) -> Tensor:

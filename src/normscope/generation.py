@@ -41,18 +41,21 @@ def continued(model: Any, tokenizer: Any, item: Item, tokens: int, limits: Limit
     if extra:
         raise NormscopeError(f"A prompt with {', '.join(sorted(extra))} is not continued: give the whole input.")
     prompt = item.tensors["input_ids"]
-    if limits.positions is not None and len(prompt) + count > limits.positions:
-        raise NormscopeError(
-            f"The prompt has {len(prompt)} tokens and {count} were asked for, but the model has positions for "
-            f"{limits.positions}."
-        )
+    inputs.check_length(
+        len(prompt) + count, limits, f"The prompt, with the {count} tokens that were asked for,", "Ask for fewer."
+    )
     ids = _generate(model, {k: v[None] for k, v in item.tensors.items()}, max_length=len(prompt) + count)
     new = ids[len(prompt) :]
-    grown = {"input_ids": ids, "attention_mask": torch.cat([item.tensors["attention_mask"], torch.ones_like(new)])}
+    warnings = inputs.check_length(
+        len(ids), limits, f"The prompt with the {len(new)} tokens after it", "Ask for fewer."
+    )
     (side,) = item.sides.values()
+    mask = torch.cat([side.real.to(ids.dtype), torch.ones_like(new)])
+    grown = {"input_ids": ids} | ({"attention_mask": mask} if "attention_mask" in item.tensors else {})
     names = side.names + _names(tokenizer, new)
     words = None if side.word_ids is None else side.word_ids + (None,) * len(new)
-    return replace(item, tensors=grown, sides={"decoder": Tokens(names, grown["attention_mask"].bool(), words)})
+    sides = {"decoder": Tokens(names, mask.bool(), words)}
+    return replace(item, tensors=grown, sides=sides, warnings=warnings)
 
 
 def answered(model: Any, tokenizer: Any, source: Item, tokens: int | None, limits: Limits) -> Item:
@@ -77,14 +80,10 @@ def forced(model: Any, tokenizer: Any, target: Any, limits: Limits, truncation: 
     if start is None:
         raise NormscopeError("The model's config has no decoder_start_token_id: give the target as decoder_input_ids.")
     listed = list(tokenizer(text_target=target)["input_ids"])
-    if limits.positions is not None and len(listed) > limits.positions:
-        if not truncation:
-            raise NormscopeError(
-                f"The target has {len(listed)} tokens, but the model has positions for {limits.positions}. "
-                "Shorten it, or ask for truncation=True."
-            )
+    if truncation:
         listed = listed[: limits.positions]
-    return _target(torch.tensor([int(start), *listed[:-1]]), tokenizer)
+    warnings = inputs.check_length(len(listed), limits, "The target", "Shorten it, or ask for truncation=True.")
+    return replace(_target(torch.tensor([int(start), *listed[:-1]]), tokenizer), warnings=warnings)
 
 
 def _target(ids: Tensor, tokenizer: Any) -> Item:

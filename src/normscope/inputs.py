@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ DECODER = ("decoder_input_ids", "decoder_attention_mask")
 IGNORED = {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "labels", "word_ids"}
 FEATURES = {"image": "pixel_values", "audio": "input_features"}
 
-Input = str | tuple[str, str] | Mapping[str, Any] | Sequence[str]
+Input = str | tuple[str, str] | Mapping[str, Any] | list[str]
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,20 @@ class Item:
     tensors: Mapping[str, Tensor]
     sides: Mapping[str, Tokens]
     grid: tuple[int, int] | None = None  # rows and columns of an image's patches
+    virtual: tuple[str, ...] = ()  # keys and values that are no tokens: columns without rows
+    warnings: tuple[str, ...] = ()  # what a result of this input must tell
 
     def __len__(self) -> int:
         return max(len(side) for side in self.sides.values())
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What two items must have in common to be in one batch."""
-        return tuple((key, tensor.shape if tensor.dim() > 1 else None) for key, tensor in sorted(self.tensors.items()))
+        """What two items must have in common to be in one batch. Positions without a mask tell a model where one text
+        of several ends, and padding needs a mask: such items are of one length."""
+        alone = "position_ids" in self.tensors and "attention_mask" not in self.tensors
+        return tuple(
+            (key, tensor.shape if tensor.dim() > 1 or alone else None) for key, tensor in sorted(self.tensors.items())
+        )
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class Limits:
 
     vocabulary: int
     positions: int | None  # the longest input; None: no limit
+    computed: bool  # positions are computed and go on behind that
     position_rows: int  # the rows of the position table; some families start counting above zero
     token_types: int
     keys: frozenset[str]  # the arguments of the model's forward pass
@@ -75,8 +82,14 @@ def encode(given: Any, tokenizer: Any, limits: Limits, truncation: bool = False)
         return [_from_text(tokenizer, limits, truncation, given)]
     if isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, str) for part in given):
         return [_from_text(tokenizer, limits, truncation, *given)]
-    if isinstance(given, list | tuple) and given and all(isinstance(word, str) for word in given):
-        return [_from_words(tokenizer, limits, truncation, list(given))]
+    if isinstance(given, tuple) and given and all(isinstance(part, str) for part in given):
+        texts = "one text" if len(given) == 1 else f"{len(given)} texts"
+        raise NormscopeError(
+            f"A tuple of {texts} is no input: a pair is (a, b). Use words=[...] for one sentence of words (in stream() "
+            "a list of them), stream([...]) for many inputs."
+        )
+    if isinstance(given, list) and given and all(isinstance(word, str) for word in given):
+        return [_from_words(tokenizer, limits, truncation, given)]
     raise NormscopeError(
         f"Cannot analyse {_describe(given)}. Give a text, a pair of texts (a, b), words=[...], or an encoding: a dict "
         "of input_ids, attention_mask, ..."
@@ -84,8 +97,12 @@ def encode(given: Any, tokenizer: Any, limits: Limits, truncation: bool = False)
 
 
 def collate(items: Sequence[Item], pad: int, device: torch.device) -> dict[str, Tensor]:
-    """One batch, padded on the right (positions stay what they are without padding)."""
+    """One batch, padded on the right (positions stay what they are without padding). A mask that nobody gave is made
+    only where something is padded: without one a model may make its own."""
     batch = {}
+    items = (
+        [_masked(item) for item in items] if len({len(i.tensors.get("input_ids", ())) for i in items}) > 1 else items
+    )
     for key, first in items[0].tensors.items():  # all items of a batch are of one kind
         given = [item.tensors[key] for item in items]
         if first.dim() == 1:
@@ -94,6 +111,13 @@ def collate(items: Sequence[Item], pad: int, device: torch.device) -> dict[str, 
             given = [torch.nn.functional.pad(tensor, (0, longest - len(tensor)), value=fill) for tensor in given]
         batch[key] = torch.stack(given).to(device)
     return batch
+
+
+def _masked(item: Item) -> Item:
+    ids = item.tensors.get("input_ids")
+    if ids is None or "attention_mask" in item.tensors:
+        return item
+    return replace(item, tensors={**item.tensors, "attention_mask": torch.ones_like(ids)})
 
 
 def real(items: Sequence[Item], side: str, device: torch.device) -> Tensor:
@@ -105,17 +129,21 @@ def real(items: Sequence[Item], side: str, device: torch.device) -> Tensor:
 
 def joined(source: Item, target: Item) -> Item:
     """The input of an encoder-decoder from what each side reads."""
+    mask = target.tensors.get("attention_mask", torch.ones_like(target.tensors["input_ids"]))
     tensors = dict(source.tensors) | {
         "decoder_input_ids": target.tensors["input_ids"],
-        "decoder_attention_mask": target.tensors["attention_mask"],
+        "decoder_attention_mask": mask,
     }
     (tokens,) = target.sides.values()
-    return Item(tensors, {**source.sides, "decoder": tokens}, source.grid)
+    return Item(tensors, {**source.sides, "decoder": tokens}, source.grid, warnings=source.warnings + target.warnings)
 
 
 def names_of(ids: Sequence[int], tokenizer: Any) -> tuple[str, ...]:
     """The tokens of ids; an id that the tokenizer does not know stands for itself."""
-    found = [None] * len(ids) if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))
+    try:
+        found = [None] * len(ids) if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))
+    except (IndexError, KeyError):  # a table that is smaller than the model's
+        found = [None] if len(ids) == 1 else [names_of([id], tokenizer)[0] for id in ids]
     return tuple(str(id) if token is None else str(token) for id, token in zip(ids, found, strict=True))
 
 
@@ -170,8 +198,9 @@ def _from_tokenizer(tokenizer: Any, limits: Limits, truncation: bool, *given: An
 def _item(
     tensors: Mapping[str, Tensor], names: tuple[str, ...], word_ids: tuple[int | None, ...] | None, limits: Limits
 ) -> Item:
-    _check(tensors, limits)
-    return Item(tensors, {limits.side: Tokens(names, tensors["attention_mask"].bool(), word_ids)})
+    warnings = _check(tensors, limits)
+    mask = tensors.get("attention_mask", torch.ones_like(tensors["input_ids"]))
+    return Item(tensors, {limits.side: Tokens(names, mask.bool(), word_ids)}, warnings=warnings)
 
 
 def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, truncation: bool) -> list[Item]:
@@ -189,7 +218,7 @@ def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, tru
             raise NormscopeError(f"{key} has the shape {tuple(tensor.shape)}, but input_ids {tuple(ids.shape)}.")
         if key not in limits.keys:
             raise NormscopeError(f"This model takes no {key}. Leave it out of the encoding.")
-    mask = tensors.setdefault("attention_mask", torch.ones_like(ids))
+    mask = tensors.get("attention_mask", torch.ones_like(ids))
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise NormscopeError("attention_mask must hold zeros and ones only.")
     items = []
@@ -233,15 +262,12 @@ def _as_rows(key: str, given: Any) -> Tensor:
     return tensor.cpu().long()
 
 
-def _check(tensors: Mapping[str, Tensor], limits: Limits) -> None:
+def _check(tensors: Mapping[str, Tensor], limits: Limits) -> tuple[str, ...]:
+    """Refuse what the model cannot take; what a result must tell of the rest."""
     length = len(tensors["input_ids"])
     if length == 0:
         raise NormscopeError("The input is empty: the tokenizer made no tokens of it.")
-    if limits.positions is not None and length > limits.positions:
-        raise NormscopeError(
-            f"The input has {length} tokens, but the model has positions for {limits.positions}. "
-            "Shorten it, or ask for truncation=True."
-        )
+    warnings = check_length(length, limits, "The input", "Shorten it, or ask for truncation=True.")
     _check_ids(tensors["input_ids"], limits)
     for key, size, what in (
         ("token_type_ids", limits.token_types, "token types"),
@@ -253,6 +279,21 @@ def _check(tensors: Mapping[str, Tensor], limits: Limits) -> None:
                 raise NormscopeError(
                     f"{key} run from {low} to {high}, but the model has {size} {what} (0 to {size - 1})."
                 )
+    return warnings
+
+
+def check_length(length: int, limits: Limits, what: str, ways_out: str) -> tuple[str, ...]:
+    """Refuse what is longer than the model's table of positions; where they are computed, the warning to give."""
+    if limits.positions is None or length <= limits.positions:
+        return ()
+    if not limits.computed:
+        raise NormscopeError(
+            f"{what} has {length} tokens, but the model has positions for {limits.positions}. {ways_out}"
+        )
+    return (
+        f"{what} has {length} tokens, more than the {limits.positions} that the model was made for. Its positions are "
+        "computed, so it is analysed as it is, but the model may not work well at this length.",
+    )
 
 
 def _check_ids(ids: Tensor, limits: Limits) -> None:

@@ -43,7 +43,7 @@ def standing_in(base: PreTrainedModel, recorder: Any) -> Iterator[list[Any]]:
     previous = getattr(active, "recorder", None)
     try:
         active.recorder = recorder
-        for config in _configs_of(base):
+        for config in configs_of(base):
             _swap(config)
             configs.append(config)
         yield handles
@@ -55,10 +55,36 @@ def standing_in(base: PreTrainedModel, recorder: Any) -> Iterator[list[Any]]:
         active.recorder = previous
 
 
-def _configs_of(base: PreTrainedModel) -> list[Any]:
+def configs_of(base: PreTrainedModel) -> list[Any]:
     """The configs that say how a part of the model attends, each once."""
     found = {id(m.__dict__["config"]): m.__dict__["config"] for m in base.modules() if "config" in m.__dict__}
     return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
+
+
+def own_implementation(config: Any) -> str:
+    """The attention implementation that a config names, also while ours stands in for it."""
+    with _guard:
+        entry = _swapped.get(id(config))
+        return str(config._attn_implementation if entry is None else entry[0])
+
+
+def foreign_attention(base: PreTrainedModel) -> bool:
+    """Whether the model attends by a function that is not transformers' own."""
+    names = {own_implementation(config) for config in configs_of(base)}
+    functions = (ALL_ATTENTION_FUNCTIONS.get(name) for name in names)
+    return any(one is not None and not one.__module__.startswith("transformers.") for one in functions)
+
+
+def refuse_maskless(base: PreTrainedModel) -> None:
+    """Refuse an attention implementation for which no mask function is registered: transformers then makes no mask, and
+    what the implementation attends to is known to nobody else."""
+    for name in {own_implementation(config) for config in configs_of(base)}:
+        if name not in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
+            raise NormscopeError(
+                f"The attention implementation {name!r} has no mask function: what it attends to cannot be seen. "
+                "Register one with transformers.AttentionMaskInterface, or load the model with "
+                "attn_implementation='eager'."
+            )
 
 
 def _swap(config: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -29,26 +28,19 @@ def _matching(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
 
 def layer_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
     """The layer modules of a stack, in order, each once (a shared layer is one module)."""
-    found = _matching(base, stack)
+    found = list(dict.fromkeys(_matching(base, stack)))
     if not found:
         raise NormscopeError(f"{type(base).__name__} has no layers at {stack.layers}: its family is described wrongly.")
     return found
 
 
-def called_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
-    """The layer module of every call: a shared layer stands there several times. Groups of inner layers (ALBERT) are
-    called in turn, each all of its layers, a group as often as its share of the outer depth."""
-    modules = layer_modules(base, stack)
-    outer, inner = (prod(getattr(base.config, name) for name in names) for names in (stack.depth[:1], stack.depth[1:]))
-    groups = len(modules) // inner
-    return [modules[(n // inner * groups // outer) * inner + n % inner] for n in range(outer * inner)]
-
-
-def paths_of(steps: Sequence[Step], constants: bool) -> set[str]:
-    """The submodules whose inputs and outputs the steps need."""
+def paths_of(steps: Sequence[Step], values: bool) -> set[str]:
+    """The submodules whose inputs and outputs the steps need; those that make the values too, if they are wanted."""
     paths: set[str] = set()
     for step in steps:
         part = step.part
+        if step.reader is not None:
+            paths.add(step.reader)
         if isinstance(part, Norm):
             paths.add(part.path)
         elif isinstance(part, FeedForward):
@@ -59,9 +51,20 @@ def paths_of(steps: Sequence[Step], constants: bool) -> set[str]:
             paths.add(part.output)
             if part.probabilities is not None:
                 paths |= {part.probabilities, part.value}
-            elif constants:
+            elif values:
                 paths.add(part.value)
     return paths
+
+
+def linear_paths_of(steps: Sequence[Step]) -> list[str]:
+    """The linear submodules whose input another component makes."""
+    found: list[str] = []
+    for part in (step.part for step in steps):
+        if isinstance(part, FeedForward):
+            found += [part.into, part.out, *([part.up] if part.up else [])]
+        elif isinstance(part, Attention):
+            found.append(part.output)
+    return found
 
 
 def last_path_of(steps: Sequence[Step]) -> str | None:
@@ -69,4 +72,6 @@ def last_path_of(steps: Sequence[Step]) -> str | None:
     part = steps[-1].part
     if any(isinstance(step.part, FeedForward | Experts) for step in steps):
         return None
-    return part.path if isinstance(part, Norm) else part.output if isinstance(part, Attention) else None
+    if isinstance(part, Norm):
+        return part.path
+    return part.output if isinstance(part, Attention) else steps[-1].reader

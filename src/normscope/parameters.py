@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -52,10 +53,17 @@ def value_constant(module: nn.Module, packing: str, heads: int, width: int, shif
 
 
 def value_rows(x: Tensor, packing: str, heads: int, width: int) -> Tensor:
-    """(..., heads, width) the values among what a projection puts out."""
+    """(..., heads, width) the values among what a projection outputs."""
+    size, found = heads * width, x.shape[-1]
+    fits = {"tail": 0 < size <= found, "interleaved": found == 3 * size, "alone": found == size}[packing]
+    if not fits:
+        raise NormscopeError(
+            f"The value projection has {found} outputs, not {heads} heads of width {width} with the packing "
+            f"{packing!r}: the family is described wrongly, or its values are made in more than one step."
+        )
     if packing == "interleaved":
         return x.view(*x.shape[:-1], heads, 3, width)[..., 2, :]
-    return x[..., -heads * width :].reshape(*x.shape[:-1], heads, width)
+    return x[..., -size:].reshape(*x.shape[:-1], heads, width)
 
 
 def value_map(module: nn.Module, packing: str, heads: int, shared: int, width: int) -> tuple[Tensor, Tensor | None]:
@@ -83,6 +91,73 @@ def affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     return (module(eye) - constant).t(), constant[0]
 
 
+def is_plain(module: nn.Module, besides: int = 0) -> bool:
+    """Whether a module is a linear map by its code alone: no hook but `besides` so many, no wrapper, no patched
+    forward."""
+    hooked = len(module._forward_hooks) > besides or module._forward_pre_hooks or hooked_everywhere()
+    known = type(module) in (nn.Linear, Conv1D) and type(module).forward in _LINEAR
+    return known and not hooked and "forward" not in module.__dict__
+
+
+def changed_on_the_way(layer: nn.Module, path: str) -> bool:
+    """Whether somebody has hooked or patched one of the modules that a submodule is inside of."""
+    inside = layer
+    for name in path.split(".")[:-1]:
+        inside = inside.get_submodule(name)
+        if inside._forward_hooks or inside._forward_pre_hooks or "forward" in inside.__dict__:
+            return True
+    return False
+
+
+def hooked_everywhere() -> bool:
+    """Whether there are hooks on all modules of the process."""
+    everywhere = torch.nn.modules.module
+    return bool(everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
+
+
+_LINEAR = (nn.Linear.forward, Conv1D.forward)  # as they were when this was imported
+
+
+def norm_epsilon(module: nn.Module) -> float | None:
+    """The epsilon of a norm, by whatever name; None where it has none that is known."""
+    named = (getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon"))
+    return next((float(one) for one in named if isinstance(one, float | int)), None)
+
+
+def norm_map(module: nn.Module, width: int, centred: bool) -> tuple[Tensor, Tensor | None]:
+    """Gain and shift of a norm, read from what it does: ``N(0)`` is the shift, and ``N(u)`` for a large u of +-1 the
+    gain, since no epsilon counts there."""
+    reference = next(module.parameters(), None)
+    device = None if reference is None else reference.device
+    plain = copy.deepcopy(module).double()
+    u = 1.0 - 2.0 * (torch.arange(width, dtype=torch.float64, device=device) % 2)
+    unit = u - u.mean() if centred else u
+    unit = unit / unit.square().mean().sqrt()
+    try:
+        shift = plain.forward(torch.zeros_like(u)[None])[0]
+        gain = (plain.forward(1e6 * u[None])[0] - shift) / unit
+    except Exception as error:  # a module raises what it likes
+        raise NormscopeError(f"Expected a norm, found {type(module).__name__}, which does not work as one.") from error
+    return gain, shift if bool(shift.any()) else None
+
+
+def norm_inverse(x: Tensor, output: Tensor, gain: Tensor, shift: Tensor | None, centred: bool) -> Tensor:
+    """(b, i): 1 / s_i of a norm, by least squares from what it read and put out."""
+    x, y = x.double(), output.double()
+    read = (x - x.mean(-1, keepdim=True) if centred else x) * gain
+    made = y if shift is None else y - shift
+    fitted = (read * made).sum(-1) / read.square().sum(-1).clamp_min(1e-300)
+    return fitted.to(output.dtype)
+
+
+def vocabulary_of(embedding: Any) -> int:
+    """The rows of a table of embeddings, also where an adapter is around it; 1 where there is no table."""
+    for inside in embedding.modules() if isinstance(embedding, nn.Module) else ():
+        if isinstance(inside, nn.Embedding):
+            return inside.num_embeddings
+    return int(getattr(embedding, "num_embeddings", 1))
+
+
 def attribute(layer: nn.Module, path: str) -> Any:
     """What a dotted path leads to, a module or not."""
     found: Any = layer
@@ -90,11 +165,19 @@ def attribute(layer: nn.Module, path: str) -> Any:
         try:
             found = getattr(found, name)
         except AttributeError as error:
-            raise NormscopeError(f"{type(layer).__name__} has no {path}: {no_such_part(layer, path)}") from error
+            raise NormscopeError(f"{type(layer).__name__} has no {path}: {_no_such_part(layer, path)}") from error
     return found
 
 
-def no_such_part(layer: nn.Module, path: str) -> str:
+def submodule(layer: nn.Module, path: str) -> nn.Module:
+    """The module at a dotted path."""
+    found = attribute(layer, path)
+    if not isinstance(found, nn.Module):
+        raise NormscopeError(f"{type(layer).__name__} has no {path}: {_no_such_part(layer, path)}")
+    return found
+
+
+def _no_such_part(layer: nn.Module, path: str) -> str:
     """What a layer does have, where a path leads nowhere."""
     near = nearest(path, [name for name, _ in layer.named_modules() if name])
     return f"this is a modified model, or its family is described wrongly.{near}"
@@ -102,6 +185,8 @@ def no_such_part(layer: nn.Module, path: str) -> str:
 
 def activation_name(activation: Any) -> str | None:
     """The activation's name where `decompose.gates` has its closed form, judged by its class, not by the config."""
+    if "forward" in getattr(activation, "__dict__", {}):
+        return None  # patched
     if type(activation) is nn.GELU:
         return "gelu" if activation.approximate == "none" else None
     return _activation_names().get(type(activation))

@@ -17,14 +17,13 @@ from normscope.decompose.factored import Figures
 from normscope.decompose.scratch import Scratch
 from normscope.errors import NormscopeError
 from normscope.inputs import Item
-from normscope.layers import called_modules
 from normscope.models.spec import Attention, Norm, Stack
 from normscope.parameters import affine as linear_map
 from normscope.parameters import value_map
 from normscope.records import FeedForwardRecord, LayerRecord, ScaleRecord
 from normscope.request import reach, requests_of
 from normscope.scopes import aliases_of, resolve, steps_of
-from normscope.trace import Wish, trace
+from normscope.trace import Wish
 
 
 def outputs(lens: Analyzer, item: Item, scopes: Sequence[str]) -> dict[str, Tensor]:
@@ -102,7 +101,7 @@ def gains(lens: Analyzer, scope: str) -> Tensor:
     if not isinstance(part, Norm):
         raise NormscopeError(f"{name} does not end with a norm in {lens.family.name}: there is no gain to look at.")
     found = []
-    for layer in called_modules(lens.base, stack):
+    for layer in lens.calls[0]:
         module: Any = layer.get_submodule(part.path)
         found.append(module.weight.detach().to(lens.dtype).cpu() + part.offset)
     return torch.stack(found)
@@ -117,7 +116,7 @@ def affine(lens: Analyzer, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     part = next(
         step.part for step in steps_of(stack.blocks) if isinstance(step.part, Attention) and not step.part.cross
     )
-    module = called_modules(lens.base, stack)[layer]
+    module = lens.calls[0][layer]
     out, out_bias = linear_map(module.get_submodule(part.output))
     heads = lens.head_counts[0]
     shared = heads if part.packing == "interleaved" else getattr(lens.base.config, "num_key_value_heads", None) or heads
@@ -137,4 +136,4 @@ def _trace(
 ) -> None:
     depth = lens.depths[lens.stacks.index(stack)]
     real = inputs.real([item], stack.side, lens.base.device)
-    trace(lens.base, lens.batch([item]), [Wish(stack, steps, range(depth), on_layer, real)], lens.dtype)
+    lens.trace([item], [Wish(stack, steps, range(depth), on_layer, real, calls=lens.calls_of(stack))])

@@ -18,7 +18,7 @@ def items(lens: Analyzer, given: Any, truncation: bool, generate: int | None) ->
     if lens.family.input == "image":
         if generate is not None:
             raise NormscopeError(f"{lens.family.name} is a vision model: it generates no text.")
-        return features.image_item(given, lens.tokenizer, lens.base.config)
+        return features.image_item(given, lens.tokenizer, lens.base)
     if lens.two_sided:
         return _pairs(lens, given, truncation, generate)
     _refuse_picture(given)
@@ -56,6 +56,7 @@ def _pairs(lens: Analyzer, given: Any, truncation: bool, generate: int | None) -
         _refuse_picture(source)
         sources = inputs.encode(source, lens.tokenizer, lens.limits, truncation)
     if target is None:
+        lens.refuse_prompt("A target of the model's own")
         return [
             inputs.joined(one, generation.answered(lens.model, lens.tokenizer, one, generate, lens.target_limits))
             for one in sources

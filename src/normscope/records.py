@@ -5,7 +5,7 @@ b items, n tokens, H heads, d model width. i runs over output tokens, j over inp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -91,12 +91,24 @@ Record = AttentionRecord | ResidualRecord | ScaleRecord | NormRecord | FeedForwa
 
 
 @dataclass(frozen=True)
+class Links:
+    """What ties the parts of a layer together: what its linear submodules read, by path, and which of those are plain,
+    so that what they put out needs no proof; the values that a projection put out, by its path."""
+
+    read: Mapping[str, Tensor]  # (b, n, ...)
+    plain: frozenset[str]
+    values: Mapping[str, Tensor]  # (b, heads of the values, n, d_h), where somebody may have changed them
+    encoder: Tensor | None  # (b, n_encoder, d): what the layer was given to read
+
+
+@dataclass(frozen=True)
 class LayerRecord:
     """What one layer did: its input and its parts."""
 
     index: int
     input: Tensor  # (b, n, d)
     parts: tuple[Record, ...]  # one for each step of the layer, as far as it was asked for
+    links: Links | None = None  # only for a proof
 
 
 BATCHED = {"weights", "values", "output", "inverse", "hidden", "routing"}  # the fields that have an item dimension

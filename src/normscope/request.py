@@ -10,7 +10,7 @@ from normscope.decompose.gates import Gate
 from normscope.decompose.shapley_gate import EXPERTS, Shapley, parse
 from normscope.decompose.walk import Options
 from normscope.errors import NormscopeError
-from normscope.models.spec import Experts, Norm, Stack
+from normscope.models.spec import Experts, Stack
 from normscope.scopes import Step, resolve, steps_of
 
 SHARED: tuple[Gate, ...] = ("ig", "frozen", "tangent")  # one coefficient for all inputs of an output token
@@ -80,11 +80,9 @@ def gate_of(name: Any) -> Gate | Shapley:
 
 
 def reach(steps: Sequence[Step], scopes: Iterable[str]) -> tuple[Step, ...]:
-    """The steps up to the last wanted scope (and the norm after a residual: it reads the model's own sum)."""
+    """The steps up to the last wanted scope."""
     wanted = set(scopes)
     last = max(n for n, step in enumerate(steps) if {step.norms, step.weights} & wanted)
-    if steps[last].role == "sum" and last + 1 < len(steps) and isinstance(steps[last + 1].part, Norm):
-        last += 1
     return tuple(steps[: last + 1])
 
 

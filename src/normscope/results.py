@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from normscope import inputs
 from normscope._version import __version__
-from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Measured
+from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Label, Measured
 from normscope.batch import BatchRun, geometry_of, labels_of, place_of
 from normscope.decompose import walk
 from normscope.errors import NormscopeError
@@ -20,13 +21,14 @@ from normscope.inputs import Item
 from normscope.records import LayerRecord, select_rows
 from normscope.request import Request, reach, within
 from normscope.scopes import aliases_of, steps_of
-from normscope.trace import Wish, trace
+from normscope.trace import Wish
 
 if TYPE_CHECKING:
     from normscope.analyzer import Analyzer
 
 Result = Analysis | EncoderDecoderAnalysis
-INCOMPLETE = 1e-2  # contributions that miss the model's vector by this much are no decomposition of it
+INEXACT = 1e-4  # contributions that miss the model's vector by this much are warned of
+INCOMPLETE = 1e-2  # by this much they are no decomposition of it
 
 
 def results(lens: Analyzer, items: Sequence[Item], runs: Sequence[BatchRun], layers: slice) -> list[Result]:
@@ -52,6 +54,9 @@ def _analysis(lens: Analyzer, item: Item, run: BatchRun, number: int, settled: T
     rows = columns if request.rows is None else tuple(labels[n] for n in geometry.positions.tolist())
     words = item.sides[request.stack.side].word_ids
     word_ids = None if words is None else tuple(words[label.position] for label in columns)
+    if item.virtual:
+        columns += tuple(Label(name, "prompt", n) for n, name in enumerate(item.virtual))
+        word_ids = None if word_ids is None else word_ids + (None,) * len(item.virtual)
     if request.crosses:
         sources = labels_of(item, "encoder")
         encoder = tuple(sources[n] for n in item.sides["encoder"].real.nonzero().flatten().tolist())
@@ -59,7 +64,7 @@ def _analysis(lens: Analyzer, item: Item, run: BatchRun, number: int, settled: T
         word_ids = None if word_ids is None else word_ids + (None,) * len(encoder)
     measured, heads, value_norms = run.collected.item(number, settled, geometry.rows, run.columns(number), layers)
     sure = {scope: one for scope, one in measured.items() if request.options.complete or "FF" not in scope}
-    _refuse_incomplete(lens, sure, request)
+    warnings = [*item.warnings, *_check_complete(lens, sure, request)]
 
     def on_demand(scope: str, layer: int, chosen: Sequence[int] | None) -> walk.Vectors:
         places = range(len(rows)) if chosen is None else within("row", chosen, len(rows))
@@ -92,40 +97,50 @@ def _analysis(lens: Analyzer, item: Item, run: BatchRun, number: int, settled: T
             "transformers": transformers.__version__,
             "torch": str(torch.__version__),
         }
+        | ({"warnings": warnings} if warnings else {})
         | ({} if item.grid is None else {"grid": list(item.grid)}),
         _parts=on_demand,
     )
 
 
-def _refuse_incomplete(lens: Analyzer, found: Mapping[str, Measured], request: Request) -> None:
-    if not found or bool((torch.stack([one.completeness for one in found.values()]) <= INCOMPLETE).all()):
-        return
-    for scope, measured in found.items():
-        worst = int(measured.completeness.argmax())
-        if not float(measured.completeness[worst]) <= INCOMPLETE:
-            raise NormscopeError(
-                f"The contributions at {scope}, layer {request.layers[worst]} (counted from 0), miss the model's "
-                f"own vector by {float(measured.completeness[worst]):.1e} of its length: this model does not "
-                f"compute what the family {lens.family.name} says, so its maps would be wrong. "
-                f"Is {type(lens.model).__name__} a modified {lens.family.name}?"
-            )
+def _check_complete(lens: Analyzer, found: Mapping[str, Measured], request: Request) -> list[str]:
+    """Refuse contributions that do not add up to the model's own vectors; a warning of those that almost do."""
+    if not found or bool((torch.stack([one.completeness for one in found.values()]) <= INEXACT).all()):
+        return []
+    scope, measured = max(found.items(), key=lambda one: float(one[1].completeness.nan_to_num(inf).amax()))
+    errors = measured.completeness.nan_to_num(inf)
+    worst = int(errors.argmax())
+    what = (
+        f"The contributions at {scope}, layer {request.layers[worst]} (counted from 0), miss the model's own vector by "
+        f"{float(errors[worst]):.1e} of its length"
+    )
+    if float(errors[worst]) > INCOMPLETE:
+        raise NormscopeError(
+            f"{what}: this model does not compute what the family {lens.family.name} says, so its maps would be "
+            f"wrong. Is {type(lens.model).__name__} a modified {lens.family.name}?"
+        )
+    return [
+        f"{what}, more than rounding in {str(lens.dtype).removeprefix('torch.')} explains. Do not rely on small cells. "
+        "Load the model in float32 (or float64: dtype=torch.float64), and try `normscope check`."
+    ]
 
 
 def _vectors(
     lens: Analyzer, item: Item, request: Request, scope: str, layer: int, positions: Sequence[int]
 ) -> walk.Vectors:
     """Run the model again and keep the contribution vectors of one scope and layer at some positions."""
-    lens.refuse_training()
+    lens.prove()
     found: list[walk.Vectors] = []
     side = request.stack.side
     at = torch.tensor([list(positions)], device=lens.base.device)
-    place = replace(place_of(item, request, geometry_of(item, side, None)), rows=slice(None))
+    place = replace(place_of(item, request, geometry_of(item, side, None, len(item.sides[side]))), rows=slice(None))
     steps = reach(steps_of(request.stack.blocks), [scope])
 
     def on_layer(record: LayerRecord) -> None:
         found.append(walk.vectors(select_rows(record, at), steps, scope, place, at, request.options))
 
     real = inputs.real([item], side, lens.base.device)
-    wish = Wish(request.stack, steps, [layer], on_layer, real, request.options.value_bias == "remainder")
-    trace(lens.base, lens.batch([item]), [wish], lens.dtype)
+    constants = request.options.value_bias == "remainder"
+    calls, virtual = lens.calls_of(request.stack), len(item.virtual)
+    lens.trace([item], [Wish(request.stack, steps, [layer], on_layer, real, constants, calls, virtual=virtual)])
     return found[0]

@@ -8,6 +8,7 @@ A `-W` scope reads attention weights, an `-N` scope the norms of contribution ve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,6 +30,7 @@ class Step:
     weights: str | None = None  # name of the `-W` scope after this component
     alias: str | None = None  # architecture-independent name of `norms`
     starts: bool = False  # the first component of its branch: it reads what entered the block
+    reader: str | None = None  # "sum": path of the submodule that reads it; None: the layer puts it out
 
 
 @lru_cache(maxsize=64)
@@ -45,11 +47,22 @@ def steps_of(blocks: tuple[Block, ...]) -> tuple[Step, ...]:
         attends = any(isinstance(branch.op, Attention) for branch in block.branches)
         crosses = any(isinstance(branch.op, Attention) and branch.op.cross for branch in block.branches)
         weights = f"{path}-W" if attends and not crosses and not parallel else None
-        steps.append(Step("sum", None, f"{path}-N", weights, "attention-residual" if attends else "ff-residual"))
+        alias = "attention-residual" if attends else "ff-residual"
+        steps.append(Step("sum", None, f"{path}-N", weights, alias, reader=_reader(blocks, number)))
         if block.after:
             path += "LN"
             steps.append(Step("after", block.after, f"{path}-N"))
     return tuple(steps)
+
+
+def _reader(blocks: tuple[Block, ...], number: int) -> str | None:
+    """The submodule that reads the sum of a block: the norm after it, or what the next block begins with."""
+    after = blocks[number].after
+    if after is not None:
+        return after.path
+    if number + 1 == len(blocks):
+        return None
+    return next(path for branch in blocks[number + 1].branches if (path := branch.entry) is not None)
 
 
 def _branch(branch: Branch, path: str, *, mixed: bool, parallel: bool) -> tuple[str, list[Step]]:
@@ -100,6 +113,12 @@ def aliases_of(blocks: tuple[Block, ...]) -> dict[str, str]:
     for alias in ("ff", "ff-residual"):
         table.setdefault(alias, table["layer"])
     return table
+
+
+def keeps_own(scope: str) -> bool:
+    """Whether a token can be part of its own output. Cross-attention reads the encoder's tokens only, so that before
+    its residual connection there is no own token, and nothing that could be called mixing."""
+    return re.search("XATTN(LN)?-[WN]$", scope) is None
 
 
 def _listed(given: object) -> TypeGuard[Iterable[object]]:

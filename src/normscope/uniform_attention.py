@@ -24,6 +24,7 @@ from normscope.scopes import steps_of
 def uniform(lens: Analyzer, item: Item, layers: Sequence[int], *, logits: bool = False) -> Tensor:
     """(n, d): the final hidden states, or with `logits` the head's output, where the attention of these layers is
     uniform over the tokens it may see. No layers: the plain forward pass."""
+    lens.refuse_prompt("Uniform attention")
     stack = lens.stacks[0]
     model = lens.model if logits else lens.base
     with lock_of(lens.base), torch.no_grad(), _uniform(lens, stack, frozenset(layers)):

@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import transformers
 
+from normscope.errors import NormscopeWarning
+
 TESTED = ("5.20.0", "5.22.2")  # the lowest, as in pyproject.toml, and the newest, as in constraints.txt
 
 
@@ -20,6 +22,7 @@ def warn_if_untested() -> None:
         warnings.warn(
             f"normscope is tested with transformers {lowest} to {newest}; {installed} is installed. Models whose "
             "layers are built differently there may be refused.",
+            category=NormscopeWarning,
             stacklevel=3,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import isinf, isnan
 from typing import Annotated
 
 import typer
@@ -30,6 +31,7 @@ def check(
     with shared.quiet():
         lens = shared.load(model, dtype)
         from normscope import checking
+        from normscope.proving import CLOSE
 
         with shared.bars() as show:
             report = checking.check(lens, progress=None if show is None else partial(show, "inputs"))
@@ -50,6 +52,18 @@ def check(
         table.add_row(name, *(f"{error:.1e}" for error in (row.maps, row.sums, row.padded)), _verdict(row.ok))
     console = Console(highlight=False)
     console.print(table)
+    passes = Table(title="watched pass against the model alone, every layer and the head", title_justify="left")
+    passes.add_column("input", no_wrap=True)
+    passes.add_column(f"difference\n({CLOSE:.0e})", justify="right", no_wrap=True)
+    passes.add_column("")
+    for kind, error in report.passes.items():
+        if isnan(error):
+            passes.add_row(kind, "the model alone is not finite", "")
+        else:
+            passes.add_row(kind, "refused" if isinf(error) else f"{error:.1e}", _verdict(error <= CLOSE))
+    console.print(passes)
+    for kind, reason in report.refusals.items():
+        console.print(Text(f"{kind}: {reason}"))
     console.print(_verdict(report.ok))
     if not report.ok:
         raise typer.Exit(1)

@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.text import Text
 
 from normscope import default_model
-from normscope.errors import NormscopeError
+from normscope.errors import NormscopeError, NormscopeWarning
 
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
@@ -147,7 +147,8 @@ def bars() -> Iterator[Callable[[str, int, int], None] | None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the loading bars, notes and warnings of the libraries."""
+    """Without the loading bars, notes and warnings of the libraries. Our own warnings go to standard error, each kind
+    once: a corpus would repeat it for every text."""
     logging: Any = import_module("transformers.utils.logging")  # untyped
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -155,8 +156,21 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            warnings.simplefilter("always", NormscopeWarning)
+            warnings.showwarning = _show_once(set())  # catch_warnings() puts it back
             yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def _show_once(shown: set[tuple[str, int]]) -> Callable[..., None]:
+    """Stands in for `warnings.showwarning`; `shown` are the places that have warned."""
+
+    def show(message: Warning | str, category: type[Warning], filename: str, line: int, *_: Any) -> None:
+        if (filename, line) not in shown:
+            shown.add((filename, line))
+            Console(stderr=True, highlight=False).print(Text(f"Warning: {message}", style="yellow"))
+
+    return show

@@ -49,10 +49,10 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
     if record.cross:
         own.zero_()
     elif whole is not None and positions is None:
-        own_vectors = whole[:heads].flatten(1, 2).transpose(0, 1)  # (g*j, H, d)
+        own_vectors = whole[:heads, :, :rows].flatten(1, 2).transpose(0, 1)  # (g*R, H, d)
         torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors, out=own.view(items * rows, 1, width))
     else:
-        mixed = (own_weights[..., None] * at_rows(values, positions)).flatten(2)
+        mixed = (own_weights[..., None] * at_rows(values, positions)[:, :rows]).flatten(2)
         torch.matmul(mixed, record.matrix.flatten(0, 1), out=own)
     return Factored((Term(mixture),), own, torch.sub(record.output, own).sub_(bias), bias)
 

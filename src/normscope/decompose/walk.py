@@ -149,7 +149,7 @@ def vectors(
         by_row = [row_vectors(at.state, 0, row, _columns(at.state, item)) for row in rows]
         for number, term in enumerate(at.state.source.terms):
             pieces[term.mixture.cross] = torch.stack([one.contributions[number] for one in by_row])
-        pieces[False][_diagonal(item, positions, layer.input.shape[1])] = torch.stack([one.own for one in by_row])
+        pieces[False][_diagonal(item, positions, at.actual)] = torch.stack([one.own for one in by_row])
         bias = torch.stack([one.bias for one in by_row])
     else:
         point = len(at.state.steps)
@@ -163,7 +163,7 @@ def vectors(
             found = taps[point].vectors
             assert found is not None
             if not term.mixture.cross:
-                found[_diagonal(item, positions, layer.input.shape[1])] = at.state.own[0][item.rows]
+                found[_diagonal(item, positions, at.actual)] = at.state.own[0][item.rows]
             pieces[term.mixture.cross] = found
         bias = at.state.bias.expand(at.actual.shape)[0][item.rows]
     for cross, columns in ((False, item.columns), (True, item.encoder)):
@@ -174,12 +174,12 @@ def vectors(
     return Vectors(full, bias, at.actual[0][item.rows])
 
 
-def _diagonal(item: Item, positions: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
+def _diagonal(item: Item, positions: Tensor | None, actual: Tensor) -> tuple[Tensor, Tensor]:
     """Where the rows' own cells are in (rows, columns)."""
-    device = None if positions is None else positions.device
-    places = torch.arange(length, device=device)
-    own = (places if positions is None else positions[0])[item.rows]
-    return torch.arange(len(own), device=device), torch.searchsorted(places[item.columns], own)
+    device = actual.device
+    own = (torch.arange(actual.shape[1], device=device) if positions is None else positions[0])[item.rows]
+    columns = torch.arange(item.lengths[0], device=device)[item.columns]
+    return torch.arange(len(own), device=device), torch.searchsorted(columns, own)
 
 
 def _walk(

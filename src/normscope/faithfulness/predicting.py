@@ -121,6 +121,7 @@ def _without(context: Context, erased: Erased, replacement: Replacement) -> tupl
 
 
 def _run(lens: Analyzer, made: Sequence[tuple[Item, int | None]]) -> Iterator[Tensor]:
+    lens.refuse_prompt("Faithfulness")
     batch = lens.batch([item for item, _ in made])
     last = len(made[0][0].tensors["input_ids"]) - 1
     only_last = _keeps(lens) and all(at == last for _, at in made)

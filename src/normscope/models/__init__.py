@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -14,10 +13,8 @@ from normscope.models.spec import Attention, Experts, Family, FeedForward, Stack
 __all__ = [
     "FAMILIES",
     "Family",
-    "depth_of",
     "families",
     "family_of",
-    "heads_of",
     "max_positions",
     "padding_id",
     "position_rows",
@@ -65,6 +62,12 @@ def _check_stack(family: Family, stack: Stack) -> None:
         raise NormscopeError(
             f"A layer of {family.name} attends to its own tokens twice; such layers are not supported."
         )
+    for number, block in enumerate(stack.blocks[1:]):
+        if stack.blocks[number].after is None and not any(branch.entry for branch in block.branches):
+            raise NormscopeError(
+                f"In a layer of {family.name} a cross-attention reads a residual sum without a norm between; that is "
+                "not supported."
+            )
     feeding = [n for n, block in enumerate(ops) if n > 0 and any(isinstance(op, FeedForward | Experts) for op in block)]
     if feeding and feeding != [len(ops) - 1]:
         raise NormscopeError(f"In a layer of {family.name} something follows the feed-forward; that is not supported.")
@@ -93,23 +96,6 @@ def family_of(model: Any) -> Family:
 
 def _matches(family: Family, config: PreTrainedConfig) -> bool:
     return all(getattr(config, name, None) == value for name, value in family.when.items())
-
-
-def depth_of(stack: Stack, config: PreTrainedConfig) -> int:
-    """How many layers the model runs (calls, where one layer module is shared)."""
-    return prod(_size(config, name) for name in stack.depth)
-
-
-def heads_of(stack: Stack, config: PreTrainedConfig) -> int:
-    """How many heads a layer has."""
-    return _size(config, stack.heads)
-
-
-def _size(config: PreTrainedConfig, name: str) -> int:
-    value = getattr(config, name, None)
-    if not isinstance(value, int):
-        raise NormscopeError(f"The config {type(config).__name__} has no number {name}, which its family names.")
-    return value
 
 
 def padding_id(base: PreTrainedModel) -> int:

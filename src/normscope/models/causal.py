@@ -99,6 +99,7 @@ GPT_NEOX = Family(
     attributes=COMMON
     | DECODER
     | names("hidden_dropout classifier_dropout layer_norm_eps use_parallel_residual is_decoder rotary_pct"),
+    computed_positions=True,
     note="parallel: attention and feed-forward both read the layer's input (also Pythia)",
 )
 GPT_NEOX_SEQUENTIAL = replace(
@@ -139,6 +140,7 @@ LLAMA = Family(
     model_types=("llama",),
     stacks=decoder("layers.*", pre_ln(SELF_ATTENTION, "input_layernorm", GATED, "post_attention_layernorm", "rms")),
     attributes=COMMON | DECODER,
+    computed_positions=True,
     note="pre-RMSNorm, SwiGLU, rotary positions, grouped key-value heads, no biases",
 )
 MISTRAL = replace(LLAMA, name="Mistral", model_types=("mistral",), note="as Llama, with a sliding window")

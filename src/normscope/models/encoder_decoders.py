@@ -28,20 +28,8 @@ def bart_blocks(*, cross: bool, pre: bool) -> tuple[Block, ...]:
 
 def bart_stacks(*, pre: bool) -> tuple[Stack, ...]:
     return (
-        Stack(
-            "encoder",
-            "encoder.layers.*",
-            bart_blocks(cross=False, pre=pre),
-            depth=("encoder_layers",),
-            heads="encoder_attention_heads",
-        ),
-        Stack(
-            "decoder",
-            "decoder.layers.*",
-            bart_blocks(cross=True, pre=pre),
-            depth=("decoder_layers",),
-            heads="decoder_attention_heads",
-        ),
+        Stack("encoder", "encoder.layers.*", bart_blocks(cross=False, pre=pre)),
+        Stack("decoder", "decoder.layers.*", bart_blocks(cross=True, pre=pre)),
     )
 
 
@@ -87,13 +75,8 @@ def t5_stacks(feed_forward: FeedForward) -> tuple[Stack, ...]:
 
     own, cross = attention("layer.0.SelfAttention"), attention("layer.1.EncDecAttention", cross=True)
     return (
-        Stack("encoder", "encoder.block.*", (Block((own,)), Block((feed(1),))), depth=("num_layers",)),
-        Stack(
-            "decoder",
-            "decoder.block.*",
-            (Block((own,)), Block((cross,)), Block((feed(2),))),
-            depth=("num_decoder_layers",),
-        ),
+        Stack("encoder", "encoder.block.*", (Block((own,)), Block((feed(1),)))),
+        Stack("decoder", "decoder.block.*", (Block((own,)), Block((cross,)), Block((feed(2),)))),
     )
 
 

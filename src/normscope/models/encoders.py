@@ -69,7 +69,6 @@ DISTILBERT = Family(
                 FeedForward("ffn.lin1", "ffn.activation", "ffn.lin2"),
                 "output_layer_norm",
             ),
-            depth=("n_layers",),
         ),
     ),
     attributes=COMMON
@@ -93,7 +92,6 @@ ALBERT = Family(
                 FeedForward("ffn", "activation", "ffn_output"),
                 "full_layer_layer_norm",
             ),
-            depth=("num_hidden_layers", "inner_group_num"),
         ),
     ),
     attributes=COMMON | SIZES | names("embedding_size num_hidden_groups inner_group_num classifier_dropout_prob"),
@@ -178,6 +176,7 @@ MODERNBERT = Family(
         "embedding_dropout mlp_dropout decoder_bias classifier_pooling classifier_dropout classifier_bias "
         "classifier_activation deterministic_flash_attn sparse_prediction sparse_pred_ignore_index"
     ),
+    computed_positions=True,
     note="pre-LN (an identity before the first attention), gated, rotary positions, local attention in most layers",
 )
 

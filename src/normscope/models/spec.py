@@ -89,6 +89,17 @@ class Branch:
     post: Norm | None = None
     scale: str | None = None  # path of a parameter that multiplies what the branch adds
 
+    @property
+    def entry(self) -> str | None:
+        """The submodule that reads what enters the branch; None where only a cross-attention's queries do."""
+        if self.pre is not None:
+            return self.pre.path
+        if isinstance(self.op, FeedForward):
+            return self.op.into
+        if isinstance(self.op, Experts):
+            return self.op.module
+        return None if self.op.cross else self.op.value
+
 
 @dataclass(frozen=True)
 class Block:
@@ -105,8 +116,6 @@ class Stack:
     side: Side
     layers: str  # pattern of the layer modules inside the base model; `*` stands for any one index
     blocks: tuple[Block, ...]
-    depth: tuple[str, ...] = ("num_hidden_layers",)  # the number of layer calls is the product of these attributes
-    heads: str = "num_attention_heads"
 
 
 @dataclass(frozen=True)
@@ -129,6 +138,7 @@ class Family:
     when: Mapping[str, Any] = field(default_factory=dict)  # config attributes that tell this variant from its kin
     input: Literal["text", "image", "audio"] = "text"
     positions: str | None = "max_position_embeddings"  # None: as long as one likes
+    computed_positions: bool = False  # rotary or ALiBi: they go on behind the last that the config counts
     reserved_positions: Literal["none", "padding"] = (
         "none"  # "padding": RoBERTa's position ids start after pad_token_id
     )

@@ -28,6 +28,8 @@ VIT = Family(
     note="pre-LN; patches and a [CLS] token",
 )
 
+DEIT = replace(VIT, name="DeiT", model_types=("deit",), note="as ViT, with a distillation token after [CLS]")
+
 
 def dinov2(feed_forward: FeedForward) -> tuple[Stack, ...]:
     blocks = (
@@ -59,5 +61,12 @@ DINOV2_SWIGLU = replace(
     when={"use_swiglu_ffn": True},
     note="the giant model: gated feed-forward",
 )
+REGISTERS = replace(
+    DINOV2,
+    name="DINOv2 with registers",
+    model_types=("dinov2_with_registers",),
+    attributes=DINOV2.attributes | {"num_register_tokens"},
+    note="as DINOv2, with register tokens between [CLS] and the patches",
+)
 
-FAMILIES = (VIT, DINOV2, DINOV2_SWIGLU)
+FAMILIES = (VIT, DEIT, DINOV2, DINOV2_SWIGLU, REGISTERS)

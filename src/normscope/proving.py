@@ -1,0 +1,287 @@
+"""The proof at the door: one short input through a model twice, as it is and watched.
+
+A watched pass must give every layer's output, and the head's, as the model alone does; and every component of every
+layer must come out of its record as it came out of the model. What was proved holds for the model as it stands: whether
+it still is that one is looked at before each run (`standing`), and it is proved again where it is not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, isnan, nan
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from normscope.decompose.replay import replay
+from normscope.errors import NormscopeError
+from normscope.interface import configs_of, lock_of, own_implementation, refuse_maskless
+from normscope.layers import layer_modules
+from normscope.models.spec import Side, Stack
+from normscope.records import AttentionRecord, LayerRecord
+from normscope.scopes import Step, steps_of
+from normscope.trace import Wish, eagerly, refuse_autocast, trace
+
+CLOSE = 1e-4  # relative difference from which on two vectors are not the same; rounding stays well below
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A model and what it is given: `run` is called, `base` is watched."""
+
+    run: nn.Module  # as its user has it: with its head, or with adapters around it
+    watched: nn.Module  # what analyses call: the same without wrappers
+    base: PreTrainedModel
+    stacks: Sequence[Stack]
+    inputs: Mapping[str, Any]
+    real: Mapping[Side, Tensor]  # (b, n): the tokens that are not padding
+    dtype: torch.dtype
+    virtual: int = 0
+    rewrites: bool = False  # `run` is known to give `base` other inputs, and analyses call it
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a pass was seen to do on each side."""
+
+    calls: Mapping[str, tuple[nn.Module, ...]]  # the layer module of every call: a shared one stands there often
+    heads: Mapping[str, tuple[int, ...]]  # of every call
+
+    def depth(self, side: str) -> int:
+        return len(self.calls[side])
+
+
+_proved: WeakKeyDictionary[nn.Module, tuple[Any, Seen]] = WeakKeyDictionary()
+
+
+def known(run: nn.Module, base: PreTrainedModel, stacks: Sequence[Stack]) -> Seen | None:
+    """What was seen of a model, if it was proved with this description and still stands as it did then."""
+    with lock_of(base):
+        found = _proved.get(base)
+        return found[1] if found is not None and found[0] == (stacks, standing(run, base)) else None
+
+
+def prove(given: Pass) -> Seen:
+    """Run the input twice and compare, and remember what was seen for as long as the model stands as it does."""
+    with lock_of(given.base):
+        _proved.pop(given.base, None)
+        seen, worst = compare(given)
+        if isnan(worst):
+            raise NormscopeError(
+                "The model alone puts out NaN or infinite values for a short input. Check its weights and dtype."
+            )
+        _proved[given.base] = ((given.stacks, standing(given.run, given.base)), seen)
+        return seen
+
+
+def compare(given: Pass) -> tuple[Seen, float]:
+    """What was seen of a pass, and the largest difference from the model alone, of the vectors' length; the model is
+    refused where the two passes begin to differ. NaN: the model alone puts out what is not finite."""
+    base = given.base
+    refuse_maskless(base)
+    with lock_of(base):
+        alone, made, entered = _alone(given)
+        watch = _Watch(given, alone)
+        wishes = [
+            Wish(
+                stack,
+                steps_of(stack.blocks),
+                None,
+                watch.on_layer(stack),
+                given.real[stack.side],
+                links=True,
+                virtual=given.virtual,
+            )
+            for stack in given.stacks
+        ]
+        # Some heads call the decoder inside the base model, which analyses call as a whole.
+        watched = trace(base, given.inputs, wishes, given.dtype, given.watched if entered else base, to_the_end=True)
+        watch.compare_heads(made, watched if entered else None)
+        heads = {side: tuple(some) for side, some in watch.heads.items()}
+        seen = Seen({side: tuple(call for call, _ in some) for side, some in alone.items()}, heads)
+        return seen, watch.worst
+
+
+def standing(run: nn.Module, base: PreTrainedModel) -> Any:
+    """All that decides how a pass is computed, but for the numbers: modules, their code, hooks, dtypes, attention.
+    Two of these are equal where nothing of it was changed."""
+    modules = []
+    for module in run.modules():
+        own = module.__dict__
+        modules.append(
+            (
+                weakref.ref(module),
+                type(module).forward,
+                own.get("forward"),
+                own.get("is_causal"),
+                module.training,
+                tuple(module._forward_hooks),
+                tuple(module._forward_pre_hooks),
+                tuple((p.dtype, p.shape) for p in module._parameters.values() if p is not None),
+            )
+        )
+    names = [own_implementation(config) for config in configs_of(base)]
+    files = {type(module).__module__ for module in base.modules()}
+    eager = {name: getattr(sys.modules.get(name), "eager_attention_forward", None) for name in files}
+    everywhere = torch.nn.modules.module
+    hooks = tuple(everywhere._global_forward_hooks), tuple(everywhere._global_forward_pre_hooks)
+    return modules, hooks, names, [ALL_ATTENTION_FUNCTIONS.get(name) for name in names], eager
+
+
+def _alone(given: Pass) -> tuple[dict[str, list[tuple[nn.Module, Tensor]]], Any, bool]:
+    """A plain pass: side -> every layer call with what it put out; what the model returned; whether it called the base
+    model as a whole."""
+    refuse_autocast(given.base.device)
+    thread = threading.get_ident()
+    found: dict[str, list[tuple[nn.Module, Tensor]]] = {stack.side: [] for stack in given.stacks}
+    handles = []
+    changed: list[str] = []
+    entered = [given.run is given.base or given.rewrites]
+
+    def enter(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        if threading.get_ident() == thread:
+            entered[0] = True
+            named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | dict(kwargs)
+            changed.extend(key for key, one in given.inputs.items() if _differs(one, named.get(key)))
+
+    def listen(side: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if threading.get_ident() == thread:
+                y = output[0] if isinstance(output, tuple) else output
+                found[side].append((module, y.clone()))  # others may change it in place
+
+        return hook
+
+    try:
+        for stack in given.stacks:
+            for layer in layer_modules(given.base, stack):
+                handles.append(layer.register_forward_hook(listen(stack.side)))
+        if given.run is not given.base:
+            handles.append(given.base.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
+        with torch.no_grad(), eagerly(given.run):
+            made = given.run(**given.inputs)
+        if changed and not given.rewrites:
+            raise NormscopeError(
+                f"{type(given.run).__name__} gives its layers other {', '.join(changed)} than it was given: a hook or "
+                "wrapper changes them. Undo that, or analyse what it makes of the input."
+            )
+        return found, made, entered[0]
+    except NormscopeError:
+        raise
+    except Exception as error:  # a model raises what it likes
+        tuples = getattr(given.base.config, "return_dict", True) is False
+        hint = " Set model.config.return_dict = True." if tuples else ""
+        raise NormscopeError(f"The model's own forward pass failed: {error}.{hint}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Watch:
+    """Compares a watched pass with the plain one, layer by layer."""
+
+    def __init__(self, given: Pass, alone: Mapping[str, list[tuple[nn.Module, Tensor]]]) -> None:
+        self.given, self.alone = given, alone
+        self.worst = 0.0
+        self.heads: dict[str, list[int]] = {stack.side: [] for stack in given.stacks}
+
+    def on_layer(self, stack: Stack) -> Any:
+        steps = steps_of(stack.blocks)
+        real = self.given.real[stack.side]
+        elsewhere = self.given.real[self.given.stacks[0].side]
+
+        def compare(record: LayerRecord) -> None:
+            calls = self.alone[stack.side]
+            if record.index >= len(calls):
+                self._refuse(f"at layer call {record.index}, which the model alone does not make", float("nan"))
+            module, output = calls[record.index]
+            for step, made, actual in replay(record, steps):
+                own = made.shape[:2] == real.shape
+                error = self._difference(made, actual, real if own else elsewhere)
+                if not error <= CLOSE:
+                    raise NormscopeError(
+                        f"{self._name(module)}, layer {record.index} (counted from 0), is not what its family says: "
+                        f"what {_named(step)} reads or puts out differs by {error:.1e} of its length from what was "
+                        "expected. A hook changes values there, a module is wrapped or replaced, or the family is "
+                        "described wrongly. Undo the change, or describe the model as it is (normscope.register)."
+                    )
+            if not bool(torch.isfinite(output[real]).all()):
+                self.worst = nan
+                return
+            last: Any = record.parts[-1]
+            error = self._difference(output.to(last.output.dtype), last.output, real)
+            if not error <= CLOSE:
+                self._refuse(f"in {self._name(module)}, layer {record.index} (counted from 0)", error)
+            part = next(one for one in record.parts if isinstance(one, AttentionRecord))
+            self.heads[stack.side].append(part.weights.shape[1])
+
+        return compare
+
+    def compare_heads(self, made: Any, watched: Any) -> None:
+        for side, heads in self.heads.items():
+            if not isnan(self.worst) and len(heads) != len(self.alone[side]):
+                self._refuse(
+                    f"after layer call {len(heads)}: the model alone makes {len(self.alone[side])}", float("nan")
+                )
+        for one, other in () if isnan(self.worst) else zip(_tensors(made), _tensors(watched), strict=False):
+            everywhere = self.given.real[self.given.stacks[-1].side]
+            if everywhere.shape != one.shape[:-1]:  # of a pooled vector, or of all tokens of a text without padding
+                everywhere = torch.ones(one.shape[:-1], dtype=torch.bool, device=one.device)
+            error = self._difference(other, one, everywhere) if one.shape == other.shape else float("inf")
+            if not error <= CLOSE:
+                self._refuse("behind the last layer", error)
+
+    def _difference(self, found: Tensor, actual: Tensor, real: Tensor) -> float:
+        error = _difference(found, actual, real)
+        self.worst = self.worst if isnan(self.worst) else max(self.worst, error)
+        return error
+
+    def _name(self, layer: nn.Module) -> str:
+        return next((name for name, one in self.given.base.named_modules() if one is layer), type(layer).__name__)
+
+    def _refuse(self, place: str, error: float) -> None:
+        size = f" by {error:.1e} of the length of its vectors" if isfinite(error) else ""
+        raise NormscopeError(
+            f"{type(self.given.run).__name__} does not compute what normscope sees of it: watched, its pass begins to "
+            f"differ from its own{size} {place}. Is its attention patched, or does a hook or wrapper change values? "
+            "Remove that, load the model with attn_implementation='eager', and try again."
+        )
+
+
+def _named(step: Step) -> str:
+    part = step.part
+    path = getattr(part, "path", None) or getattr(part, "output", None) or getattr(part, "out", None)
+    path = path or getattr(part, "module", None)
+    return "the residual sum" if path is None else str(path)
+
+
+def _difference(found: Tensor, actual: Tensor, real: Tensor) -> float:
+    """The largest ``||found - actual|| / ||actual||`` of a vector; one that almost vanishes beside the others is
+    compared with those."""
+    if torch.equal(found, actual):
+        return 0.0  # NaN is not equal to itself
+    length = torch.linalg.vector_norm(actual, dim=-1)[real]
+    missed = torch.linalg.vector_norm(found - actual, dim=-1)[real]
+    floor = 1e-3 * length.amax()
+    return float((missed / torch.maximum(length, floor).clamp_min(1e-30)).amax())
+
+
+def _differs(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor):
+        return False
+    return not isinstance(other, Tensor) or one.shape != other.shape or not torch.equal(one, other)
+
+
+def _tensors(made: Any) -> list[Tensor]:
+    """What a model returns: its logits or last states."""
+    given = made.to_tuple() if hasattr(made, "to_tuple") else made if isinstance(made, tuple) else (made,)
+    return [one for one in given[:1] if isinstance(one, Tensor) and one.is_floating_point() and one.dim() > 1]

@@ -20,7 +20,7 @@ PYTEST  := $(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-slow test-oldest browser web web-check docs families figures tutorials \
+.PHONY: help setup demo test test-all test-slow test-poisoned test-oldest browser web web-check docs families figures tutorials \
 	dist bench lint types format clean
 
 help: ## list the targets
@@ -47,6 +47,12 @@ test-all: test test-slow ## everything `test` does, then the slow tests
 
 test-slow: setup browser ## only the slow tests
 	$(PYTEST) -m slow
+
+# Of the tests that compute maps: memory that is not written holds NaN instead of what was there before.
+test-poisoned: setup ## the tests of the numbers, with memory poisoned
+	NORMSCOPE_TEST_POISON=1 $(PYTEST) -m 'not slow' tests/decompose tests/flow/test_exact.py tests/test_families.py \
+		tests/test_analysis.py tests/test_generation.py tests/test_oracle.py tests/test_proving.py \
+		tests/test_soft_prompts.py tests/test_stream.py tests/test_trace.py
 
 test-oldest: $(OLDEST_STAMP) ## the tests of the families, with the oldest transformers that is supported
 	$(THREADS) $(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow' \

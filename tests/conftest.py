@@ -1,10 +1,51 @@
-"""What every test starts with."""
+"""What every test starts with, and what stands at the end of their output."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+from tests.attacks.outcome import Outcome
+from tests.attacks.tally import report
+
+# How long an example takes, or to draw one, depends on the machine and what else runs on it.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)
 def the_same_numbers_every_time() -> None:
     """A test that draws numbers of its own draws the same ones in every run, whatever ran before it."""
     torch.manual_seed(0)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What came of the attacks, in all processes that ran some."""
+    reports = [one for kind in ("passed", "failed") for one in terminalreporter.stats.get(kind, ())]
+    packed = [some for one in reports for name, some in one.user_properties if name == "attacks"]
+    if packed:
+        terminalreporter.section("attacks")
+        terminalreporter.write_line(report([Outcome.unpacked(*one) for some in packed for one in some]))
+
+
+@pytest.fixture(autouse=os.environ.get("NORMSCOPE_TEST_POISON") == "1")
+def memory_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fresh memory holds NaN, and working memory that is taken again does too: what is read before it is written shows.
+    `make test-poisoned` runs the tests so."""
+    from normscope.decompose.scratch import Scratch
+
+    take = Scratch.take
+
+    def poisoned(self: Scratch, name: str, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> torch.Tensor:
+        taken = take(self, name, shape, *args, **kwargs)
+        begins = kwargs.get("begin") if "begin" in kwargs else (args[2] if len(args) > 2 else None)
+        return taken if begins is not None else taken.fill_(float("nan"))
+
+    monkeypatch.setattr(Scratch, "take", poisoned)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -103,12 +103,12 @@ def describe(config: PretrainedConfig) -> dict[str, Stack]:
         attention = Attention("attn", "attn.Wqkv", "attn.Wo", "tail")
         ff = FeedForward(("mlp.Wi",), "mlp.Wo", "mlp.act", fused=True)
         return {"encoder": Stack(r"layers\.\d+", pre_ln(Branch(attention, "attn_norm"), Branch(ff, "mlp_norm")))}
-    if kind == "vit":
+    if kind in ("vit", "deit"):
         attention = Attention("attention", "attention.v_proj", "attention.o_proj")
         ff = FeedForward(("mlp.fc1",), "mlp.fc2", "mlp.activation_fn")
         blocks = pre_ln(Branch(attention, "layernorm_before"), Branch(ff, "layernorm_after"))
         return {"encoder": Stack(r"layers\.\d+", blocks)}
-    if kind == "dinov2":
+    if kind in ("dinov2", "dinov2_with_registers"):
         attention = Attention("attention", "attention.v_proj", "attention.o_proj")
         if config.use_swiglu_ffn:
             ff = FeedForward(("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj", "mlp.act_fn")

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import random
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from normscope import Analysis, Analyzer, NormscopeError
 from normscope.analysis import EncoderDecoderAnalysis, Label
-from normscope.saved import FORMAT
+from normscope.saved import FORMAT, UNCHECKED, checksum
 from tests.test_inputs import SCOPES, TEXT, assert_close, some_ids, toy_lens
 from tests.tiny_layers import inputs, tiny
 
@@ -50,8 +51,10 @@ def assert_equal(found: Analysis, expected: Analysis) -> None:
     for scope in expected.scopes:
         for part, tensor in vars(expected.measured[scope]).items():
             other = getattr(found.measured[scope], part)
-            assert other.dtype == tensor.dtype
-            assert torch.equal(other, tensor)
+            assert (other is None) == (tensor is None)
+            if tensor is not None:
+                assert other.dtype == tensor.dtype
+                assert torch.equal(other, tensor)
     assert dict.keys(found.heads) == dict.keys(expected.heads)
     for scope in expected.heads:
         assert torch.equal(found.heads[scope], expected.heads[scope])
@@ -192,11 +195,13 @@ def test_load_foreign(tmp_path: Path, metadata: dict[str, str] | None) -> None:
 
 
 def damage(path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], None]) -> None:
+    """Change what is in a file, the checksum with it."""
     with safe_open(path, framework="pt") as file:
         meta = json.loads(file.metadata()["normscope"])
     tensors = load_file(path)
     change(meta, tensors)
-    save_file(tensors, path, metadata={"normscope": json.dumps(meta)})
+    described = json.dumps(meta)
+    save_file(tensors, path, metadata={"normscope": described, "sha256": checksum(tensors, described)})
 
 
 KEYS = ("scopes", "rows", "columns", "layers", "aliases", "head_indices", "word_ids", "info")
@@ -241,6 +246,96 @@ def test_load_with_metadata_that_is_no_json(saved: Path, metadata: str) -> None:
     save_file(load_file(saved), saved, metadata={"normscope": metadata})
     with pytest.raises(NormscopeError, match=r"x\.safetensors"):
         Analysis.load(saved)
+
+
+def flipped(whole: bytes, bit: int) -> bytes:
+    """The same bytes with one bit changed."""
+    changed = bytearray(whole)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def assert_refused_or_same(path: Path, expected: Any) -> bool:
+    """Whether the file is refused, with its name; otherwise it holds the very same analysis."""
+    try:
+        found = Analysis.load(path)
+    except NormscopeError as error:
+        assert path.name in str(error)  # noqa: PT017
+        return True
+    ours, theirs = (getattr(result, "sides", {"": result}) for result in (found, expected))
+    assert list(ours) == list(theirs)
+    for side in ours:
+        assert_equal(ours[side], theirs[side])
+    return False
+
+
+@pytest.mark.parametrize("part", ["header", "body"])
+@pytest.mark.parametrize("sides", [1, 2])
+def test_a_flipped_bit_is_noticed(sides: int, part: str, tmp_path: Path) -> None:
+    """Wherever it is: in the length, the header with its labels and shapes, or the numbers."""
+    result: Any = analysis(heads=True) if sides == 1 else both(heads=True)
+    path = result.save(tmp_path / "x.safetensors")
+    whole = path.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    first, last = (0, start) if part == "header" else (start, len(whole))
+    for bit in random.Random(sides).sample(range(8 * first, 8 * last), 400):
+        path.write_bytes(flipped(whole, bit))
+        refused = assert_refused_or_same(path, result)
+        assert refused or part == "header"
+    path.write_bytes(whole)
+    assert not assert_refused_or_same(path, result)
+
+
+def test_a_number_that_was_changed_is_refused(saved: Path) -> None:
+    with safe_open(saved, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(saved)
+    tensors["map/ATTN-N"][0, 0, 0] *= 2
+    save_file(tensors, saved, metadata=metadata)
+    with pytest.raises(NormscopeError, match=r"x\.safetensors is damaged: its contents do not fit its checksum"):
+        Analysis.load(saved)
+
+
+@pytest.mark.parametrize("key", ["rows", "info", "word_ids"])
+def test_a_label_that_was_changed_is_refused(saved: Path, key: str) -> None:
+    with safe_open(saved, framework="pt") as file:
+        metadata = file.metadata()
+    meta = json.loads(metadata["normscope"])
+    changed = {
+        "rows": [["dog", *meta["rows"][0][1:]], *meta["rows"][1:]],
+        "info": meta["info"] | {"model": "other"},
+        "word_ids": [0, *meta["word_ids"][1:]],
+    }
+    metadata["normscope"] = json.dumps(meta | {key: changed[key]})
+    save_file(load_file(saved), saved, metadata=metadata)
+    with pytest.raises(NormscopeError, match="checksum"):
+        Analysis.load(saved)
+
+
+def test_a_checksum_that_was_removed_is_refused(saved: Path) -> None:
+    with safe_open(saved, framework="pt") as file:
+        metadata = {"normscope": file.metadata()["normscope"]}
+    save_file(load_file(saved), saved, metadata=metadata)
+    with pytest.raises(NormscopeError, match="checksum"):
+        Analysis.load(saved)
+
+
+def without_checksum(path: Path) -> None:
+    """Make a file what the format before this one was."""
+    with safe_open(path, framework="pt") as file:
+        meta = json.loads(file.metadata()["normscope"])
+    save_file(load_file(path), path, metadata={"normscope": json.dumps(meta | {"format": UNCHECKED})})
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+def test_the_format_without_a_checksum_is_read_with_a_warning(sides: int, tmp_path: Path) -> None:
+    result: Any = analysis(heads=True) if sides == 1 else both(heads=True)
+    path = result.save(tmp_path / "x.safetensors")
+    without_checksum(path)
+    with pytest.warns(UserWarning, match=r"x\.safetensors is of an older format and carries no checksum") as caught:
+        assert not assert_refused_or_same(path, result)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__  # where load() was called
 
 
 # --- lookup ----------------------------------------------------------------------------------------------------------
@@ -469,6 +564,36 @@ def test_scopes_are_found_on_the_decoder_first() -> None:
     assert result.remainder("XATTN-N") is result.decoder.remainder("XATTN-N")
     assert result.vectors("XATTN-N", 1, [0]).shape == (1, 15, 24)
     assert torch.equal(result.cross("XATTN-N"), result["XATTN-N"][..., 6:])
+
+
+@pytest.mark.parametrize("name", ["marian", "t5", "whisper"])
+@pytest.mark.parametrize("scope", ["XATTN-W", "XATTN-N", "cross-attention"])
+def test_cross_attention_alone_has_no_mixing_ratio(name: str, scope: str, tmp_path: Path) -> None:
+    """It reads the encoder's tokens only: the ratio would be 1, and mean nothing."""
+    result = both(name)
+    assert result.decoder is not None
+    residual = result.decoder.aliases["attention-residual"]
+    assert residual.endswith("XATTNRES-N")
+    said = rf"XATTN-[WN] has no mixing ratio: cross-attention reads only the encoder's tokens.*such as {residual}\."
+    for found in (result, result.decoder, Analysis.load(result.save(tmp_path / "x.safetensors"))):
+        with pytest.raises(NormscopeError, match=said):
+            found.mixing_ratio(scope)
+        assert float(found.mixing_ratio(residual).max()) < 1
+    assert result.decoder.mixing_scopes == tuple(s for s in result.decoder.scopes if not s.startswith("XATTN"))
+    assert result.encoder is not None
+    assert result.encoder.mixing_scopes == result.encoder.scopes
+
+
+def test_a_mixing_ratio_of_cross_attention_in_an_older_file_is_left_out(tmp_path: Path) -> None:
+    result = both()
+    path = result.save(tmp_path / "x.safetensors")
+    assert "decoder/mixing/XATTN-N" not in load_file(path)
+
+    def add(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors["decoder/mixing/XATTN-N"] = torch.ones_like(tensors["decoder/remainder/XATTN-N"])
+
+    damage(path, add)
+    assert not assert_refused_or_same(path, result)
 
 
 def test_lookups_of_both_sides_that_fail() -> None:

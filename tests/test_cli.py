@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import normscope
-from normscope import Analysis, Analyzer, NormscopeError, __version__, checking, cli, default_model
+from normscope import Analysis, Analyzer, NormscopeError, NormscopeWarning, __version__, checking, cli, default_model
 from normscope.analysis import EncoderDecoderAnalysis
 from normscope.view.export import SUFFIXES
 from tests.tiny_layers import ENCODER_DECODER, FAMILIES, inputs, tiny
@@ -191,6 +192,22 @@ def test_refusals_are_one_line_without_a_traceback(lens: Lens) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", "error: refused for a reason\n")
 
 
+def test_our_own_warnings_are_shown_once_and_others_are_not(lens: Lens, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = lens.analyze
+
+    def warned(*given: Any, **options: Any) -> Analysis:
+        for _ in range(2):
+            warnings.warn("Small cells [b] are wrong.", NormscopeWarning, stacklevel=2)
+            warnings.warn("somebody else's", stacklevel=2)
+        return plain(*given, **options)
+
+    monkeypatch.setattr(lens, "analyze", warned)
+    result = run("analyze", "text")
+    assert result.exit_code == 0
+    assert result.stderr.count("Warning: Small cells [b] are wrong.") == 1
+    assert "somebody" not in result.output
+
+
 def test_interruption_is_quiet(lens: Lens) -> None:
     lens.fails = KeyboardInterrupt
     result = run("analyze", "x")
@@ -307,7 +324,9 @@ def test_check_prints_errors_and_limits(lens: Lens, monkeypatch: pytest.MonkeyPa
             scope="ATTN-N", side="decoder", maps=3e-7, sums=4e-7 if ok else 0.5, padded=1e-6, ok=ok, **limits
         ),
     )
-    report = SimpleNamespace(rows=rows, ok=ok, inputs=7)
+    passes = {"alone": 3e-7, "padded left": 3e-7 if ok else float("inf")}
+    refusals = {} if ok else {"padded left": "it differs there"}
+    report = SimpleNamespace(rows=rows, ok=ok, inputs=7, passes=passes, refusals=refusals)
     checking = SimpleNamespace(check=lambda lens, progress=None: report)
     monkeypatch.setitem(sys.modules, "normscope.checking", checking)
     monkeypatch.setattr(normscope, "checking", checking, raising=False)
@@ -318,6 +337,8 @@ def test_check_prints_errors_and_limits(lens: Lens, monkeypatch: pytest.MonkeyPa
     line = next(line for line in result.output.splitlines() if "decoder ATTN-N" in line)
     assert "4.0e-07" in line if ok else "5.0e-01" in line
     assert ("FAIL" in result.output) is not ok
+    assert "padded left" in result.output
+    assert ("padded left: it differs there" in result.output) is not ok
 
 
 @with_model
@@ -412,6 +433,17 @@ def test_an_encoder_decoder_shows_its_last_scope_and_the_cross_attention(transla
     assert "ATTNRESLNFFRESLN-N, layer 1" in result.output
     assert "XATTN" not in result.output
     assert "ATTN-W, layer 2" in run("analyze", "x", "-s", "weights").output
+
+
+def test_no_mixing_ratio_of_cross_attention_alone_is_shown(translator: Tiny) -> None:
+    title, table = run("analyze", "x", "--pair", "y").output.split("Mixing ratio: ")
+    assert "XATTN-N, layer 2" in title
+    first = table.splitlines()[-2].split()
+    assert len(first) == 1 + 10  # the layer, and all of the twelve scopes but XATTN-W and XATTN-N
+    assert "100.0" not in first
+    output = run("analyze", "x", "--pair", "y", "-s", "XATTN-N").output
+    assert "Mixing ratio" not in output
+    assert "it has no mixing ratio" in output
 
 
 def test_an_encoder_decoder_in_every_format(translator: Tiny, tmp_path: Path) -> None:

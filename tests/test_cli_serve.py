@@ -112,7 +112,7 @@ def test_from_start_to_ctrl_c() -> None:
             line = process.stderr.readline()
             assert line, said
             said += line
-        with httpx.Client(base_url=address[0], timeout=60, trust_env=False) as client:
+        with httpx.Client(base_url=address[0], timeout=180, trust_env=False) as client:
             (model,) = client.get("/api/models").json()
             assert model["name"] == "all-MiniLM-L6-v2"
             body = {"model": model["name"], "text": "Colin Fleming played the highway tiny soap opera."}
@@ -120,7 +120,7 @@ def test_from_start_to_ctrl_c() -> None:
             assert answer["state"] == "done"
             assert answer["header"]["sides"][0]["rows"][1]["token"] == "colin"
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) in (0, 130)
+        assert process.wait(180) in (0, 130)
     finally:
         process.kill()
         process.stderr.close()

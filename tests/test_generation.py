@@ -146,8 +146,13 @@ def test_not_a_number_of_tokens(count: Any) -> None:
 
 def test_too_long_a_continuation() -> None:
     lens = speaker()
-    refused(lambda: lens.analyze(TEXT, generate=34), "7 tokens", "34", "40")
+    with pytest.warns(UserWarning, match=r"34 tokens .* 41 tokens, more than the 40"):  # its positions are computed
+        result = lens.analyze(TEXT, generate=34, scopes="weights", layers=[0])
+    assert "41 tokens, more than the 40" in result.info["warnings"][0]
     assert len(lens.analyze(TEXT, generate=33, scopes="weights", layers=[0]).tokens) <= 40
+    learned = Analyzer(tiny("gpt2", "CausalLM"), toy_tokenizer())
+    count = 41 - len(learned.analyze(TEXT, scopes="weights", layers=[0]).tokens)
+    refused(lambda: learned.analyze(TEXT, generate=count), str(count), "41 tokens", "positions for 40")
 
 
 def test_model_without_a_head() -> None:
@@ -305,6 +310,8 @@ def test_wrong_sources_and_targets() -> None:
     refused(lambda: lens.analyze((SOURCE, "")), "target")
     refused(lambda: lens.analyze((SOURCE, 5)), "target")
     refused(lambda: lens.analyze(("", TARGET)), "empty")
+    refused(lambda: lens.analyze((SOURCE, TARGET, TARGET)), "3 texts", "(a, b)", "words=[...]")
+    refused(lambda: lens.analyze((SOURCE,), target=TARGET), "one text", "(a, b)", "words=[...]")
     refused(lambda: lens.analyze(SOURCE, target=TARGET, generate=3), "target", "generate")
     refused(lambda: lens.analyze((SOURCE, " ".join(["chat"] * 50))), "51 tokens", "40")
     assert len(lens.analyze((SOURCE, " ".join(["chat"] * 50)), truncation=True, scopes="weights").decoder.rows) == 40

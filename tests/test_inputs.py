@@ -60,11 +60,13 @@ def assert_same(found: Analysis, expected: Analysis, tolerance: float = 1e-9) ->
     assert found.layers == expected.layers
     assert found.tokens == expected.tokens
     assert [label.token for label in found.columns] == [label.token for label in expected.columns]
-    for scope in expected.scopes:
-        assert_close(found[scope], expected[scope], tolerance)
+    assert found.mixing_scopes == expected.mixing_scopes
+    for scope in expected.mixing_scopes:
         torch.testing.assert_close(
             found.mixing_ratio(scope), expected.mixing_ratio(scope), rtol=tolerance, atol=tolerance
         )
+    for scope in expected.scopes:
+        assert_close(found[scope], expected[scope], tolerance)
         torch.testing.assert_close(found.remainder(scope), expected.remainder(scope), rtol=tolerance, atol=tolerance)
     assert list(found.heads) == list(expected.heads)
     for scope in expected.heads:

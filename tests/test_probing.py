@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normscope import Analyzer, NormscopeError, probing
 from normscope.inputs import Item
-from normscope.layers import called_modules, layer_modules
+from normscope.layers import layer_modules
 from normscope.scopes import aliases_of
 from normscope.uniform_attention import uniform
 from tests import tiny as bert_kin
@@ -153,6 +153,6 @@ def test_shared_layers_in_the_order_of_their_calls(options: dict[str, int]) -> N
         model(input_ids=torch.arange(5, 12)[None])
     for handle in handles:
         handle.remove()
-    assert called_modules(model, stack) == called
+    assert list(Analyzer(model).calls[0]) == called
     expected = [module.full_layer_layer_norm.weight.detach() for module in called]
     torch.testing.assert_close(probing.gains(Analyzer(model), "layer"), torch.stack(expected))

@@ -156,7 +156,7 @@ KINDS = {  # of the built-in families' stacks
     ),
     **dict.fromkeys(["ModernBERT", "GPT-2", "OPT", "GPT-NeoX (sequential)", "Llama", "Mistral"], (PRE,)),
     **dict.fromkeys(["Qwen2", "Qwen3", "Phi-3", "Mixtral", "Qwen3-MoE", "gpt-oss"], (PRE,)),
-    **dict.fromkeys(["ViT", "DINOv2", "DINOv2 (SwiGLU)"], (PRE,)),
+    **dict.fromkeys(["ViT", "DeiT", "DINOv2", "DINOv2 (SwiGLU)", "DINOv2 with registers"], (PRE,)),
     "OPT (post-LN)": (POST,),
     **dict.fromkeys(["GPT-NeoX", "GPT-J"], (PARALLEL,)),
     **dict.fromkeys(["Gemma-2", "Gemma-3 (text)"], (SANDWICH,)),

@@ -1,5 +1,6 @@
 """A forward pass ends where nothing more is wanted of it, and what was wanted is what a whole pass gives."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -85,7 +86,9 @@ def ran(model: PreTrainedModel, modules: list[nn.Module], **options: Any) -> int
     """How many of the modules an analysis runs."""
     with pytest.MonkeyPatch.context() as patch:
         counted = counting(modules, patch)
-        Analyzer(model).analyze({"input_ids": torch.arange(5, 14)[None]}, **options)
+        lens = Analyzer(model)
+        counted.clear()  # what the proof has run
+        lens.analyze({"input_ids": torch.arange(5, 14)[None]}, **options)
     return len(counted)
 
 
@@ -116,9 +119,10 @@ def test_a_layer_is_handed_out_before_what_nobody_asked_for_is_run() -> None:
 
         def progresses(scope: str) -> list[int]:
             """How many feed-forwards had run when each layer was done."""
+            lens = Analyzer(model)
             counted.clear()
             seen: list[int] = []
-            Analyzer(model).analyze(inputs, scopes=[scope], progress=lambda *_: seen.append(len(counted)))
+            lens.analyze(inputs, scopes=[scope], progress=lambda *_: seen.append(len(counted)))
             return seen
 
         assert progresses("attention-block") == [0, 1, 2]
@@ -137,13 +141,16 @@ def test_a_layer_is_handed_out_before_what_nobody_asked_for_is_run() -> None:
 )
 def test_what_is_not_finite_is_found_before_it_is_handed_out(path: str, scope: str, done: int) -> None:
     model = tiny.tiny("bert", num_hidden_layers=4)
+    lens = Analyzer(model)
     with torch.no_grad():
         model.encoder.layer[1].get_submodule(path).bias[0] = float("nan")
     seen: list[int] = []
     inputs = {"input_ids": torch.arange(5, 14)[None]}
     with pytest.raises(NormscopeError, match=r"Layer 1 .* NaN or infinite"):
-        Analyzer(model).analyze(inputs, scopes=[scope], progress=lambda one, _: seen.append(one))
+        lens.analyze(inputs, scopes=[scope], progress=lambda one, _: seen.append(one))
     assert len(seen) == done
+    with pytest.raises(NormscopeError, match=r"Layer 1 .* NaN or infinite"):
+        Analyzer(copy.deepcopy(model))
 
 
 def test_shared_layers_are_counted_by_their_calls() -> None:
@@ -171,6 +178,7 @@ def test_an_encoder_alone_needs_no_decoder(monkeypatch: pytest.MonkeyPatch) -> N
     cross = aliases_of(decoder.blocks)["cross-attention"]
     ours = next(scope for scope in names_of(encoder.blocks) if scope not in names_of(decoder.blocks))
     lens, inputs = Analyzer(model), tiny_layers.inputs("marian", model)
+    started.clear()  # what the proof has run
     result = lens.analyze(inputs, scopes=[ours])
     assert ours in result.encoder.scopes
     assert not started

@@ -108,6 +108,8 @@ CONFIGS: dict[str, dict[str, Any]] = {  # "family" or "family-variant"
     "vit": IMAGE | {"intermediate_size": 36},
     "dinov2": IMAGE | {"mlp_ratio": 2},
     "dinov2-swiglu": IMAGE | {"mlp_ratio": 2, "use_swiglu_ffn": True},
+    "deit": IMAGE | {"intermediate_size": 36, "architectures": ["DeiTForImageClassification"]},
+    "dinov2_with_registers": IMAGE | {"mlp_ratio": 2, "num_register_tokens": 3},
     "mixtral": EXPERTS,
     "qwen3_moe": GROUPED | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
     "gpt_oss": EXPERTS
@@ -121,7 +123,7 @@ CONFIGS: dict[str, dict[str, Any]] = {  # "family" or "family-variant"
 FAMILIES = tuple(CONFIGS)
 ALTERNATING = ("gemma2", "gemma3_text", "gpt_oss")  # sliding and full attention in turn
 ENCODER_DECODER = ("t5", "t5-gated", "bart", "marian", "whisper")
-IMAGES = ("vit", "dinov2", "dinov2-swiglu")
+IMAGES = ("vit", "deit", "dinov2", "dinov2-swiglu", "dinov2_with_registers")
 
 
 def family(name: str) -> str:

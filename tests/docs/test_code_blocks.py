@@ -198,7 +198,7 @@ def serve(options: list[str]) -> None:
         for line in server.stdout:
             if "http://127.0.0.1:" in line:
                 server.send_signal(signal.SIGINT)
-        assert server.wait(30) in (0, 130, -signal.SIGINT)
+        assert server.wait(180) in (0, 130, -signal.SIGINT)
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())

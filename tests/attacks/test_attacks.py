@@ -29,6 +29,6 @@ def test_a_few_attacks(record_property: Record) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(24))
+@pytest.mark.parametrize("chunk", range(50))
 def test_many_attacks(chunk: int, record_property: Record) -> None:
     attack(range(1_000_000 + chunk * CHUNK, 1_000_000 + (chunk + 1) * CHUNK), record_property)

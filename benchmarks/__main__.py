@@ -25,6 +25,7 @@ from benchmarks.measures import (
     Row,
     against_published,
     attention_scopes,
+    door,
     extra_memory,
     feed_forward_floor,
     least_work,
@@ -109,6 +110,7 @@ def minilm(quick: bool) -> Iterator[Measure]:
     shapes = [(1, 128)] if quick else [(1, 25), (16, 25), (1, 128), (16, 128), (1, 512), (16, 512)]
     for batch, length in shapes:
         yield lambda b=batch, n=length: attention_scopes(MINILM, model, b, n, 3)  # type: ignore[misc]
+    yield lambda: door(MINILM, models.minilm, 6)
     yield partial(fresh, against_published, MINILM, models.minilm, 1, 128, 3)
     yield lambda: feed_forward_floor(MINILM, model, 2, 128, 3)
     if not quick:

@@ -79,6 +79,20 @@ def test_adapters_are_decomposed_as_if_merged(name: str, value_bias: str, option
     assert not torch.allclose(found[found.scopes[-1]], plain[found.scopes[-1]], rtol=1e-2)
 
 
+@pytest.mark.parametrize("value_bias", ["token", "remainder"])
+def test_norms_that_were_tuned(value_bias: str) -> None:
+    """Their beta goes through W_V, which belongs to no token with value_bias="remainder"."""
+    config = peft.LNTuningConfig(target_modules=["ln_1", "ln_2"])
+    model = peft.get_peft_model(base("gpt2"), config).eval()
+    noise = torch.Generator().manual_seed(2)  # what was tuned is no longer what it was before
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=noise).to(parameter)
+    found = Analyzer(model).analyze(ENCODING, value_bias=value_bias)
+    merged = copy.deepcopy(model).merge_and_unload()
+    assert_alike(found, Analyzer(merged).analyze(ENCODING, value_bias=value_bias), 1e-9)
+
+
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_vectors_of_an_adapted_model_add_up(name: str) -> None:
     found = Analyzer(adapted(name)).analyze(ENCODING)

@@ -47,7 +47,7 @@ def value_constant(module: nn.Module, packing: str, heads: int, width: int, shif
     weight, bias = affine(module)
     constant = bias
     if shift is not None:
-        through = weight @ shift
+        through = weight @ shift.to(weight.dtype)
         constant = through if bias is None else through + bias
     return None if constant is None else value_rows(constant, packing, heads, width)
 

@@ -70,10 +70,16 @@ def known(run: nn.Module, base: PreTrainedModel, stacks: Sequence[Stack]) -> See
         return found[1] if found is not None and found[0] == (stacks, standing(run, base)) else None
 
 
+def forget(base: PreTrainedModel) -> None:
+    """Have a model proved again, as if nothing were known of it."""
+    with lock_of(base):
+        _proved.pop(base, None)
+
+
 def prove(given: Pass) -> Seen:
     """Run the input twice and compare, and remember what was seen for as long as the model stands as it does."""
     with lock_of(given.base):
-        _proved.pop(given.base, None)
+        forget(given.base)
         seen, worst = compare(given)
         if isnan(worst):
             raise NormscopeError(
@@ -214,12 +220,12 @@ class _Watch:
                         "expected. A hook changes values there, a module is wrapped or replaced, or the family is "
                         "described wrongly. Undo the change, or describe the model as it is (normscope.register)."
                     )
-            if not bool(torch.isfinite(output[real]).all()):
-                self.worst = nan
-                return
             last: Any = record.parts[-1]
             error = self._difference(output.to(last.output.dtype), last.output, real)
             if not error <= CLOSE:
+                if not bool(torch.isfinite(output[real]).all()):
+                    self.worst = nan
+                    return
                 self._refuse(f"in {self._name(module)}, layer {record.index} (counted from 0)", error)
             part = next(one for one in record.parts if isinstance(one, AttentionRecord))
             self.heads[stack.side].append(part.weights.shape[1])
@@ -269,10 +275,11 @@ def _difference(found: Tensor, actual: Tensor, real: Tensor) -> float:
     compared with those."""
     if torch.equal(found, actual):
         return 0.0  # NaN is not equal to itself
-    length = torch.linalg.vector_norm(actual, dim=-1)[real]
-    missed = torch.linalg.vector_norm(found - actual, dim=-1)[real]
-    floor = 1e-3 * length.amax()
-    return float((missed / torch.maximum(length, floor).clamp_min(1e-30)).amax())
+    if not bool(real.all()):  # to choose tokens takes longer than to compare them
+        found, actual = found[real], actual[real]
+    length = torch.linalg.vector_norm(actual, dim=-1)
+    floor = (1e-3 * length.amax()).clamp_min(1e-30)
+    return float((torch.linalg.vector_norm(found - actual, dim=-1) / torch.maximum(length, floor)).amax())
 
 
 def _differs(one: Any, other: Any) -> bool:

@@ -378,8 +378,10 @@ class Recorder:
         for number, step in enumerate(steps):
             part = step.part
             if isinstance(part, Attention):
-                before = steps[number - 1].part if number and steps[number - 1].role == "pre" else None
-                parts.append(self._attention(layer, part, before))
+                before = number - 1 if number and steps[number - 1].role == "pre" else None
+                norm = None if before is None else steps[before].part
+                shift = getattr(parts[before], "shift", None) if before is not None else None
+                parts.append(self._attention(layer, part, norm if isinstance(norm, Norm) else None, shift))
             elif isinstance(part, FeedForward):
                 parts.append(self._feed_forward(layer, part))
             elif isinstance(part, Experts):
@@ -422,7 +424,10 @@ class Recorder:
                 "hook or wrapper there mixes them, so that no value belongs to one token."
             )
 
-    def _attention(self, layer: nn.Module, part: Attention, before: Any) -> AttentionRecord:
+    def _attention(
+        self, layer: nn.Module, part: Attention, before: Norm | None, shift: Tensor | None
+    ) -> AttentionRecord:
+        """`before` is the norm whose output the attention reads, `shift` its beta."""
         weight, bias = affine(submodule(layer, part.output))
         if part.probabilities is None:
             module = attribute(layer, part.module)
@@ -446,9 +451,9 @@ class Recorder:
         heads, shared = weights.shape[1], values.shape[1]
         constant = None
         if self.wish is not None and self.wish.constants:
-            read = isinstance(before, Norm) and not part.cross  # the encoder's vectors are tokens as they are
-            shift = getattr(submodule(layer, before.path), "bias", None) if read else None
-            self._check_values(layer, part, values, before.path if read else None)
+            if part.cross:  # the encoder's vectors are tokens as they are
+                before = shift = None
+            self._check_values(layer, part, values, None if before is None else before.path)
             constant = value_constant(submodule(layer, part.value), part.packing, shared, values.shape[3], shift)
         return AttentionRecord(
             weights=weights,

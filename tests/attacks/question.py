@@ -104,18 +104,18 @@ def answer(rng: random.Random, lens: Analyzer, subject: Subject, question: Quest
 
 
 def twice(rng: random.Random, lens: Analyzer, given: dict[str, Any], question: Question) -> Any:
-    """An input, which is then overwritten by another; what was said of it must stay. Or one of another length."""
-    key = next(iter(given))
+    """Another input first, of the same length or not; what was said of it must stay, also when its tensors are
+    overwritten by those of this one."""
     first = copied(given) if rng.random() < 0.5 else other_input(rng, given)
+    key = next(iter(first))
     first[key] = first[key].flip(-1)
     one = lens.analyze(first, **question.options)
     scope = one.scopes[-1]
     kept = one[scope].clone()
-    if first[key].shape == given[key].shape:
-        first[key].copy_(given[key])
-        made = lens.analyze(first, **question.options)
-    else:
-        made = lens.analyze(given, **question.options)
+    for name, value in first.items():
+        if isinstance(value, Tensor) and value.shape == given[name].shape:
+            value.copy_(given[name])
+    made = lens.analyze(given, **question.options)
     if not torch.equal(one[scope], kept):
         raise Difference("the first result changed with the second")
     return made

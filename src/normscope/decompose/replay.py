@@ -78,7 +78,8 @@ def replay(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[Step, Te
 
 def _mixed(part: AttentionRecord) -> Tensor:
     """(b, i, H d_h): what W_O reads."""
-    values = part.values.repeat_interleave(part.weights.shape[1] // part.values.shape[1], dim=1)
+    shared = part.weights.shape[1] // part.values.shape[1]
+    values = part.values if shared == 1 else part.values.repeat_interleave(shared, dim=1)
     return torch.matmul(part.weights, values).transpose(1, 2).flatten(2)
 
 

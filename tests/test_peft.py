@@ -79,6 +79,7 @@ def test_adapters_are_decomposed_as_if_merged(name: str, value_bias: str, option
     assert not torch.allclose(found[found.scopes[-1]], plain[found.scopes[-1]], rtol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning:peft")
 @pytest.mark.parametrize("value_bias", ["token", "remainder"])
 def test_norms_that_were_tuned(value_bias: str) -> None:
     """Their beta goes through W_V, which belongs to no token with value_bias="remainder"."""

@@ -20,7 +20,7 @@ from tests.tiny_layers import inputs, tiny
 from tests.view.fake import NASTY, SCOPES, fake, fake_picture, fake_translation
 from tests.view.models import KINDS, LENSES, result_of
 
-KEYS = {"format", "title", "text", "model", "encoding", "precision", "sides", "image", "flow"}
+KEYS = {"format", "title", "text", "warnings", "model", "encoding", "precision", "sides", "image", "flow"}
 SIDE = {
     *("side", "causal", "rows", "columns", "layers", "model_layers", "components", "scopes", "aliases"),
     *("completeness", "mixing", "remainder", "heads", "head_scopes", "grid", "ranges"),

@@ -1,8 +1,8 @@
 """What a viewer shows of a result: a header that JSON can say, and arrays of numbers.
 
-The header describes the sides, their tokens, scopes and layers ("normscope-view-1"), and where there is one the flow to
-a target. An array belongs to a side, a scope and a layer: rows x columns, or for the scope ``heads/ATTN-W`` (or another
-of `head_scopes`) heads x rows x columns.
+The header describes the sides, their tokens, scopes and layers ("normscope-view-1"), what to know before believing
+them, and where there is one the flow to a target. An array belongs to a side, a scope and a layer: rows x columns, or
+for the scope ``heads/ATTN-W`` (or another of `head_scopes`) heads x rows x columns.
 """
 
 from __future__ import annotations

@@ -196,15 +196,19 @@ def test_our_own_warnings_are_shown_once_and_others_are_not(lens: Lens, monkeypa
     plain = lens.analyze
 
     def warned(*given: Any, **options: Any) -> Analysis:
-        for _ in range(2):
-            warnings.warn("Small cells [b] are wrong.", NormscopeWarning, stacklevel=2)
+        for n in range(2):  # all from one place, as those of one analysis are
+            for text in (f"Small cells [b] are wrong by {n}e-3.", f"The input has {40 + n} tokens."):
+                warnings.warn(text, NormscopeWarning, stacklevel=2)
             warnings.warn("somebody else's", stacklevel=2)
         return plain(*given, **options)
 
     monkeypatch.setattr(lens, "analyze", warned)
     result = run("analyze", "text")
     assert result.exit_code == 0
-    assert result.stderr.count("Warning: Small cells [b] are wrong.") == 1
+    assert result.stderr.splitlines() == [
+        "Warning: Small cells [b] are wrong by 0e-3.",
+        "Warning: The input has 40 tokens.",
+    ]
     assert "somebody" not in result.output
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normscope import Analysis
 from tests.attacks.judge import JudgedLayer, Part, Verdict
-from tests.layer_oracle import OracleLayer, first_residual, widen
+from tests.layer_oracle import OracleLayer, first_residual, head_maps, widen
 
 
 class Difference(Exception):  # noqa: N818
@@ -96,7 +96,7 @@ def one_layer(
             off = (analysis.mixing_ratio(scope)[place].double()[down] - ratio).abs() / (1 + size[:, 0] / total)
             note(worst, off[total > 1e-6 * size[:, 0]], f"{name} mixing ratio of {scope}")
     if analysis.heads:
-        heads = heads_of(own)
+        heads = head_maps(own)
         if wanted_heads is not None:
             heads = {scope: cells[list(wanted_heads)] for scope, cells in heads.items()}
         if set(analysis.heads) != set(heads):
@@ -141,17 +141,3 @@ def mixing(layer: OracleLayer, scope: str, cells: Tensor, rows: Sequence[int], p
     others = (vectors.sum(1) - own).norm(dim=-1)
     total = (others + own.norm(dim=-1)).clamp_min(1e-30)
     return others / total, total
-
-
-def heads_of(layer: OracleLayer) -> dict[str, Tensor]:
-    """As `layer_oracle.head_maps`."""
-    columns = next(iter(layer.vectors.values())).shape[1]
-    attention = next(iter(layer.vectors))
-    result = {
-        "ATTN-W": widen(layer.weights, None, columns),
-        attention: widen(layer.weights * layer.value_norms[:, None], None, columns),
-    }
-    if layer.cross_weights is not None and layer.cross_value_norms is not None:
-        result["XATTN-W"] = widen(None, layer.cross_weights, columns)
-        result["XATTN-N"] = widen(None, layer.cross_weights * layer.cross_value_norms[:, None], columns)
-    return result

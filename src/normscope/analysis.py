@@ -77,7 +77,8 @@ class Analysis:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The row labels."""
+        """The tokens of the rows, that is, of the outputs: all of them, or those chosen with `analyze(rows=...)`, in
+        that order. The input tokens are always complete: `[label.token for label in result.columns]`."""
         return tuple(label.token for label in self.rows)
 
     @property

@@ -26,8 +26,7 @@ class Block:
 
 def pages() -> list[Path]:
     """Every page that is written by hand or by a script: the README and its like, and all of docs/."""
-    above = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    return above + sorted(DOCS.rglob("*.md"))
+    return sorted(ROOT.glob("*.md")) + sorted(DOCS.rglob("*.md"))
 
 
 def blocks(text: str) -> list[Block]:

@@ -115,11 +115,11 @@ def data_key(lengths: Sequence[int], model: str | None) -> str | None:
 
 
 def _entries(paper: str) -> list[dict[str, Any]]:
-    return _published().get(paper, [])  # other papers have none
+    return _load().get(paper, [])  # other papers have none
 
 
 @cache
-def _published() -> dict[str, list[dict[str, Any]]]:
+def _load() -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = json.loads(
         files("normscope.papers").joinpath("published.json").read_text()
     )

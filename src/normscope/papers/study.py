@@ -96,12 +96,12 @@ class Setting:
         return islice(read(self.data, self.format, **options), self.limit)
 
 
-def need_nothing(setting: Setting) -> str | None:
+def nothing_missing(setting: Setting) -> str | None:
     """`missing` of an experiment that always can run."""
     return None
 
 
-def run_nothing(setting: Setting) -> tuple[RunPlan, ...]:
+def no_runs(setting: Setting) -> tuple[RunPlan, ...]:
     """`runs` of an experiment that needs no data."""
     return ()
 
@@ -113,8 +113,8 @@ class Experiment:
     name: str  # as on the command line: "dispersion"
     title: str
     section: Callable[[Setting, Runs], Section]
-    runs: Callable[[Setting], tuple[RunPlan, ...]] = run_nothing  # the corpus runs that it reads
-    missing: Callable[[Setting], str | None] = need_nothing  # why it cannot run here, or None
+    runs: Callable[[Setting], tuple[RunPlan, ...]] = no_runs  # the corpus runs that it reads
+    missing: Callable[[Setting], str | None] = nothing_missing  # why it cannot run here, or None
     needs: str = "a corpus"  # as `--list` shows it: "sentences with named entities"
 
 

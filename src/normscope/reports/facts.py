@@ -17,7 +17,7 @@ from normscope.corpus.store import Run
 
 
 def sequence_lengths(run: Run) -> list[int]:
-    """The number of tokens of each analysed sequence; of an encoder-decoder, on the encoder side."""
+    """The number of tokens of each analysed sequence, on the encoder side if there are two."""
     items = run.scan("items").select("side", "length").collect()
     first = items["side"][0]
     return [int(length) for side, length in items.iter_rows() if side == first]

@@ -42,7 +42,7 @@ def page(report: Report, figures: Mapping[str, str]) -> str:
     for section in report.sections:
         parts.append((f"section-{section.name}", section.title, _section(section, figures)))
     if report.skipped:
-        parts.append(("skipped", "Not run here", _skipped(report)))
+        parts.append(("skipped", "Not run here", _skipped_list(report)))
     links = "\n".join(f'<li><a href="#{anchor}">{text(title)}</a></li>' for anchor, title, _ in parts)
     body = "\n".join(
         f'<section id="{anchor}">\n<h2>{text(title)}</h2>\n{content}\n</section>' for anchor, title, content in parts
@@ -212,6 +212,6 @@ def _cell(cell: object, spec: str) -> str:
     return f'<span class="state {state}">{written}</span>' if state else text(written)
 
 
-def _skipped(report: Report) -> str:
+def _skipped_list(report: Report) -> str:
     rows = "\n".join(f"<div><dt>{text(title)}</dt><dd>{text(why)}</dd></div>" for title, why in report.skipped)
     return f'<dl class="skipped">\n{rows}\n</dl>'

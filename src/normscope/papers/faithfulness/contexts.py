@@ -63,7 +63,7 @@ def contexts(lens: Analyzer, item: Item, label: str | None, id: str, settings: S
     if task == "class":
         found = [Context(item, None, tuple(removable), _class(lens, label))]
     else:
-        made, possible = (_next, removable[FEWEST - 1 :]) if task == "next" else (_masked, removable)
+        made, possible = (_next_context, removable[FEWEST - 1 :]) if task == "next" else (_masked_context, removable)
         if task == "next" and settings.target == "given":
             possible = [n for n in possible if n + 1 < len(ids)]
         found = [made(lens, item, removable, n) for n in _choose_positions(possible, id, settings)]
@@ -75,7 +75,7 @@ def contexts(lens: Analyzer, item: Item, label: str | None, id: str, settings: S
     return found
 
 
-def _next(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Context:
+def _next_context(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Context:
     """The token after position `at`, from all up to it."""
     ids = item.tensors["input_ids"]
     (side,) = item.sides
@@ -89,7 +89,7 @@ def _next(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Cont
     )
 
 
-def _masked(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Context:
+def _masked_context(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Context:
     """The token at a position that is masked, from all others."""
     (side,) = item.sides
     tokens = item.sides[side]

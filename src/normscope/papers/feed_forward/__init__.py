@@ -69,21 +69,21 @@ class Readings:
     gamma_layer: int = reading(0, "layer of Fig. 11, from 1; 0 for the one where the feed-forward changes the map most")
 
 
-def _masked(setting: Setting, *measures: str) -> tuple[RunPlan, ...]:
+def _masked_runs(setting: Setting, *measures: str) -> tuple[RunPlan, ...]:
     scopes = layout(setting.lens)
     return (masked_plan(setting, measures, () if scopes is None else scopes.chain),)
 
 
 def _similarity(setting: Setting) -> tuple[RunPlan, ...]:
-    return _masked(setting, "similarity", "similarity_normalised")
+    return _masked_runs(setting, "similarity", "similarity_normalised")
 
 
 def _norms(setting: Setting) -> tuple[RunPlan, ...]:
-    return _masked(setting, "ff_magnitudes")
+    return _masked_runs(setting, "ff_magnitudes")
 
 
 def _gamma(setting: Setting) -> tuple[RunPlan, ...]:
-    return _masked(
+    return _masked_runs(
         setting, "ff_magnitudes", removal_name(setting.readings.gamma_share, setting.readings.gamma_rounding)
     )
 

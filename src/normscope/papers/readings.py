@@ -3,7 +3,7 @@
 @dataclass(frozen=True)
 class Readings:
     mask_seed: int = reading(0, "seed of the draw of masked tokens")
-    distance: str = reading("absolute", "how far apart two subwords are", choices=("absolute", "signed"))
+    distance: str = choice("how far apart two subwords are", "absolute", "signed")
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 def reading(default: Any, help: str, choices: Sequence[Any] | None = None) -> Any:
     """A field of a readings dataclass: a str, int, float or bool, one of `choices` if there are any."""
     return field(default=default, metadata={"help": help, "choices": None if choices is None else tuple(choices)})
+
+
+def choice(help: str, *options: str) -> Any:
+    """A field of a readings dataclass that is one of the options, by default the first."""
+    return reading(options[0], help, options)
 
 
 def parse(cls: type[Readings], given: Sequence[str]) -> Readings:

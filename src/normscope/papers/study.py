@@ -177,18 +177,11 @@ def reproduce(
         known = ", ".join(published.models(paper.name)) or "none"
         raise NormscopeError(f"{lens.model_name} is not one of the models with published numbers: {known}.")
     file = None if frequencies is None else Path(frequencies)
-    setting = Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit)
-    if setting.data:
-        entries = (entry for entry in setting.read() if isinstance(entry, Entry))
-        setting = replace(setting, entries=tuple(islice(entries, PEEK)))
+    setting = _peek(Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit))
     able, skipped = _select(paper, chosen, setting, strict=experiments is not None)
     source = lens if engine.get("engine", "local") == "local" else str(model)
     runs = _runs(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
-    sections = []
-    for number, experiment in enumerate(able, 1):
-        sections.append(experiment.section(setting, {plan.name: runs[plan.name] for plan in experiment.runs(setting)}))
-        if progress is not None:
-            progress("sections", number, len(able))
+    sections = _sections(setting, able, runs, progress)
     lengths = facts.sequence_lengths(next(iter(runs.values()))) if runs else []
     numbers = {name: value for section in sections for name, value in section.numbers.items()}
     figures = published.figures(paper.name, key, published.data_key(lengths, key))
@@ -198,7 +191,7 @@ def reproduce(
         paper.citation,
         _facts(setting, able, runs, lengths),
         describe(parsed),
-        tuple(sections),
+        sections,
         tuple(skipped),
         command_line(paper.name, model, setting, out, readings, experiments, batch_size),
         check_numbers(numbers, figures),
@@ -207,9 +200,7 @@ def reproduce(
     path = write_report(report, out)
     if verify and not report.checks:
         known = "; ".join(published.CORPORA[name].name for name in published.corpora(paper.name, key or ""))
-        raise NormscopeError(
-            f"None of these numbers was published for {key} on this data. There are some for: {known}."
-        )
+        raise NormscopeError(f"None of these numbers was published for {key} on this data, only for: {known}.")
     return report, path
 
 
@@ -273,6 +264,14 @@ def _select(
     return able, skipped
 
 
+def _peek(setting: Setting) -> Setting:
+    """The setting with the first readable entries of its data."""
+    if not setting.data:
+        return setting
+    entries = (entry for entry in setting.read() if isinstance(entry, Entry))
+    return replace(setting, entries=tuple(islice(entries, PEEK)))
+
+
 def _plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
     return merge(plan for experiment in experiments for plan in experiment.runs(setting))
 
@@ -305,6 +304,18 @@ def _runs(
             **options,
         )
     return runs
+
+
+def _sections(
+    setting: Setting, experiments: Sequence[Experiment], runs: Runs, progress: Progress | None
+) -> tuple[Section, ...]:
+    sections = []
+    for number, experiment in enumerate(experiments, 1):
+        own = {plan.name: runs[plan.name] for plan in experiment.runs(setting)}
+        sections.append(experiment.section(setting, own))
+        if progress is not None:
+            progress("sections", number, len(experiments))
+    return tuple(sections)
 
 
 def _facts(

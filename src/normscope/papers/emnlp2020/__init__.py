@@ -12,7 +12,7 @@ from normscope.papers.emnlp2020.frequency import frequency
 from normscope.papers.emnlp2020.shared import NAME, PARALLEL, PLAIN
 from normscope.papers.emnlp2020.shares import shares
 from normscope.papers.frequencies import missing_words
-from normscope.papers.readings import reading
+from normscope.papers.readings import choice, reading
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, Paper, Setting
 
@@ -21,37 +21,29 @@ from normscope.papers.study import Experiment, Paper, Setting
 class Readings:
     """Where the paper, or its code, leaves something open."""
 
-    sd: str = reading(
-        "population", "SD of Table 1: of the population (divided by n) or of a sample (n - 1)", ("population", "sample")
-    )
-    punctuation: str = reading(
-        "comma-period", "what counts as punctuation: comma and period, or every mark", ("comma-period", "all")
-    )
-    share_norm: str = reading(
-        "heads",
-        "norms of Fig. 3: the sum of ||alpha f|| of each head, averaged over heads, or that of the layer's "
-        "||sum over heads of alpha f||",
-        ("heads", "layer"),
+    sd: str = choice("SD of Table 1: of the population (divided by n) or of a sample (n - 1)", "population", "sample")
+    punctuation: str = choice("what counts as punctuation: comma and period, or every mark", "comma-period", "all")
+    share_norm: str = choice(
+        "norms of Fig. 3: the sum of ||alpha f|| of each head, averaged over heads, or that of the layer's ||sum "
+        "over heads of alpha f||",
+        *("heads", "layer"),
     )
     large_weight: float = reading(
         2.0, "a large alpha in the list of cancelling layers: this many times that of uniform attention"
     )
     small_norm: float = reading(0.5, "a small ||f|| in that list: at most this part of the layer's mean")
-    frequency_tokens: str = reading(
-        "all", "tokens whose frequency counts: all, or words only, without special tokens", ("all", "words")
+    frequency_tokens: str = choice(
+        "tokens whose frequency counts: all, or words only, without special tokens", "all", "words"
     )
-    unseen: str = reading(
-        "rank",
-        "tokens that the frequency file does not count: ranked one below the last, or left out",
-        ("rank", "leave"),
+    unseen: str = choice(
+        "tokens that the frequency file does not count: ranked one below the last, or left out", "rank", "leave"
     )
-    average_norm: str = reading(
-        "cells",
+    average_norm: str = choice(
         "mean norm of a head of the cross-attention: over all cells of all sentences, or over the means of sentences",
-        ("cells", "sentences"),
+        *("cells", "sentences"),
     )
-    aer_correlation: str = reading(
-        "norm", "error rates of heads that are correlated with their norm: by norms or by weights", ("norm", "weight")
+    aer_correlation: str = choice(
+        "error rates of heads that are correlated with their norm: by norms or by weights", "norm", "weight"
     )
 
 

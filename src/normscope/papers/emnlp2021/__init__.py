@@ -13,7 +13,7 @@ from normscope.papers.emnlp2021.ratios import methods
 from normscope.papers.emnlp2021.shared import NAME
 from normscope.papers.emnlp2021.uniform import RUN, uniform
 from normscope.papers.frequencies import missing_words
-from normscope.papers.readings import reading
+from normscope.papers.readings import choice, reading
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, Paper, Setting
 
@@ -28,31 +28,24 @@ class Readings:
     mask_seed: int = reading(
         0, "seed of the masked tokens; each sequence has a draw of its own, the paper's code one for all in their order"
     )
-    table_average: str = reading(
-        "micro", "mean of Table 2: over all tokens, or over the means of the sequences", ("micro", "macro")
+    table_average: str = choice(
+        "mean of Table 2: over all tokens, or over the means of the sequences", "micro", "macro"
     )
-    layer_average: str = reading(
-        "macro", "means by layer: over the means of the sequences, or over all tokens", ("macro", "micro")
+    layer_average: str = choice("means by layer: over the means of the sequences, or over all tokens", "macro", "micro")
+    special: str = choice(
+        "what 'without special tokens' leaves out: [CLS] and [SEP] or what starts and ends a text, or every token "
+        "that the tokenizer calls special, including [UNK]",
+        *("markers", "tokenizer"),
     )
-    special: str = reading(
-        "markers",
-        "what 'without special tokens' leaves out: [CLS] and [SEP] or what starts and ends a text, or every token that "
-        "the tokenizer calls special, including [UNK]",
-        ("markers", "tokenizer"),
-    )
-    expansion: str = reading(
-        "code",
-        "matrix of the claim about expansion: the code's, which the table is of, or the paper's",
-        ("code", "paper"),
+    expansion: str = choice(
+        "matrix of the claim about expansion: the code's, which the table is of, or the paper's", "code", "paper"
     )
     level: float = reading(
         0.05,
         "a correlation over layers decides a claim if at most this share of random orders is as strong (a two-sided "
         "permutation test; the paper has none); 1: its sign decides",
     )
-    change: str = reading(
-        "relative", "change of the output that is compared with mixing: relative or cosine", ("relative", "cosine")
-    )
+    change: str = choice("change of the output that is compared with mixing: relative or cosine", "relative", "cosine")
     example_layer: int = reading(0, "layer of the example's maps, from 1; 0 for the middle one")
 
 

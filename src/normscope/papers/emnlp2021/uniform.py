@@ -24,6 +24,7 @@ from normscope.reports import charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, nan_to_none
 
 Changes = Mapping[int, Mapping[str, float]]  # layer (from 0, or ALL) -> what changes by how much
+ByKind = Mapping[str, list[float]]  # method, or kind of change -> a value for each layer
 RUN = "uniform"
 CHANGES = {"relative": "change (%)", "cosine": "cosine"}
 LOSSES = {"loss": "loss", "added": "loss added"}
@@ -77,32 +78,11 @@ def uniform(setting: Setting, runs: Runs) -> Section:
             CORRELATION_NOTE,
         ),
     )
-    scatter = charts.scatter(
-        mixing[block],
-        changed[chosen],
-        xlabel=f"mixing ratio by {block} (%)",
-        ylabel=AXES[chosen],
-        labels=[f"layer {n + 1}" for n in range(depth)],
-    )
-    series = {f"mixing by {name}": some for name, some in mixing.items()} | {"relative change": changed["relative"]}
-    lines = charts.line_chart(series, x=range(1, depth + 1), ylabel="%")
     return Section(
         "uniform",
         "Uniform attention instead of the learned one",
         "\n\n".join((TEXT, _loss_text(setting, found[ALL]), describe_input(setting))),
-        (
-            *tables,
-            Picture(
-                "uniform-scatter",
-                "Change of the output by uniform attention in a layer against its mixing ratio",
-                scatter,
-            ),
-            Picture(
-                "uniform-layers",
-                "Mixing ratio, and relative change of the final hidden states, layer by layer (%)",
-                lines,
-            ),
-        ),
+        (*tables, *_pictures(mixing, changed, chosen)),
         _claims(setting, mixing, changed),
         _numbers(found, correlations, chosen),
     )
@@ -126,9 +106,24 @@ def changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float
     return found
 
 
-def _claims(
-    setting: Setting, mixing: Mapping[str, list[float]], changed: Mapping[str, list[float]]
-) -> tuple[Claim, ...]:
+def _pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Picture]:
+    block, by_block = list(mixing.items())[-1]
+    layers = range(1, len(by_block) + 1)
+    scatter = charts.scatter(
+        by_block,
+        changed[chosen],
+        xlabel=f"mixing ratio by {block} (%)",
+        ylabel=AXES[chosen],
+        labels=[f"layer {n}" for n in layers],
+    )
+    series = {f"mixing by {name}": some for name, some in mixing.items()} | {"relative change": changed["relative"]}
+    lines = charts.line_chart(series, x=layers, ylabel="%")
+    against = "Change of the output by uniform attention in a layer against its mixing ratio"
+    beside = "Mixing ratio, and relative change of the final hidden states, layer by layer (%)"
+    return Picture("uniform-scatter", against, scatter), Picture("uniform-layers", beside, lines)
+
+
+def _claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
     (weights, by_weights), (block, by_block) = ((name, sum(some) / len(some)) for name, some in mixing.items())
     change = sum(changed["relative"]) / setting.depth
     return (

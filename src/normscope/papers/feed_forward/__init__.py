@@ -22,7 +22,7 @@ from normscope.papers.feed_forward.shared import (
     missing_words,
 )
 from normscope.papers.feed_forward.similarity import similarity
-from normscope.papers.readings import reading
+from normscope.papers.readings import choice, reading
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, Paper, Setting
 
@@ -32,28 +32,25 @@ class Readings:
     """Where the paper leaves something open."""
 
     mask_seed: int = reading(0, "seed of the masked tokens of similarities, norms and gains; pairs are of plain text")
-    normalise: str = reading(
-        "raw",
+    normalise: str = choice(
         "maps of Table 1 and Fig. 5: as they are, each row divided by its sum, or each column; Table 1 has all three",
-        ("raw", "row", "column"),
+        *("raw", "row", "column"),
     )
-    axis: str = reading(
-        "output",
-        "FF-amp, where the paper lets every column sum to 1: the contributions to every output do (steadier), or those "
-        "of every input (the literal reading, with inputs in columns); tests are reported for both",
-        ("output", "input"),
+    axis: str = choice(
+        "FF-amp, where the paper lets every column sum to 1: the contributions to every output do (steadier), or "
+        "those of every input (the literal reading, with inputs in columns); tests are reported for both",
+        *("output", "input"),
     )
-    distance: str = reading(
-        "absolute", "distance of the pairs that are matched: |i - j|, or i - j with its sign", ("absolute", "signed")
+    distance: str = choice(
+        "distance of the pairs that are matched: |i - j|, or i - j with its sign", "absolute", "signed"
     )
-    level: str = reading(
-        "instance",
-        "what the test of the claims counts: every pair of positions, or every pair of types with its mean; both are "
-        "reported",
-        ("instance", "type"),
+    level: str = choice(
+        "what the test of the claims counts: every pair of positions, or every pair of types with its mean; both "
+        "are reported",
+        *("instance", "type"),
     )
     resamples: int = reading(10_000, "resamples of the bootstrap, which the paper does not say")
-    sided: str = reading("one", "the test: whether the targets are above, or whether they differ", ("one", "two"))
+    sided: str = choice("the test: whether the targets are above, or whether they differ", "one", "two")
     alpha: float = reading(0.05, "level of significance")
     specials: bool = reading(False, "special tokens among the other pairs that words and entities are compared with")
     seed: int = reading(0, "seed of the sampled pairs and of the bootstrap")

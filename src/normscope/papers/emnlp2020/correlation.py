@@ -78,14 +78,16 @@ def correlation(setting: Setting, runs: Runs) -> Section:
 
 
 def _counts(setting: Setting, run: Run) -> pl.DataFrame:
-    """layer, category, weight_bin, norm_bin -> how many pairs of the corpus."""
+    """layer, category, weight_bin, norm_bin -> how many pairs of the corpus, sorted so that sums have one order."""
+    keys = ("layer", "category", "weight_bin", "norm_bin")
     categories = shared.categories_by_kind(setting.readings)
     by_code = {code: categories[name] for code, name in enumerate(KINDS)}
     return (
         shared.rows(setting, run, "weight_norm_counts")
         .with_columns(pl.col("kind").replace_strict(by_code, return_dtype=pl.String).alias("category"))
-        .group_by("layer", "category", "weight_bin", "norm_bin")
+        .group_by(keys)
         .agg(pl.col("count").sum())
+        .sort(keys)
         .collect()
     )
 

@@ -14,8 +14,8 @@ from scipy.stats import entropy, spearmanr
 from normscope import Analyzer
 from normscope.papers.across_layers import PAPER
 from normscope.papers.across_layers.measures import effective
-from normscope.papers.experiments import reproduce
-from normscope.papers.report import Report
+from normscope.papers.study import reproduce
+from normscope.reports.report import Report
 from tests.test_generation import speaker, translator
 from tests.test_inputs import toy_lens
 

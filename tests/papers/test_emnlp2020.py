@@ -24,11 +24,11 @@ from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import Entry, strict
 from normscope.corpus.readers import read
 from normscope.papers.emnlp2020 import PAPER
-from normscope.papers.emnlp2020.alignment import drawn_example
+from normscope.papers.emnlp2020.alignment import example_pictures
 from normscope.papers.emnlp2020.measures import KINDS, kind, weight_norm_counts
 from normscope.papers.emnlp2020.shared import norm_moments
-from normscope.papers.experiments import Setting, reproduce
-from normscope.papers.report import Picture, Report, Section, Table
+from normscope.papers.study import Setting, reproduce
+from normscope.reports.report import Picture, Report, Section, Table
 from tests.corpus.files import letters_tokenizer
 from tests.tiny import tiny
 from tests.tiny_layers import tiny as tiny_layers
@@ -485,7 +485,7 @@ def test_drawn_alignments(aligned: Report, translator: Analyzer, pairs_file: Pat
     assert {"alignment-awo", "alignment-awi"} <= set(pictures)
     setting = replace(setting_of(translator, pairs_file, READER), example="pairs.jsonl:9")
     layers = {(way, method): 1 for way in ("AWO", "AWI") for method in ("weight", "norm")}
-    picture = list(drawn_example(setting, layers))[1]
+    picture = list(example_pictures(setting, layers))[1]
     assert (picture.name, picture.note[:14]) == ("alignment-awi", "pairs.jsonl:9.")
     entry = entries(pairs_file)[8]
     for axes in picture.figure.axes[:2]:

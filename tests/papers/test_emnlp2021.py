@@ -19,15 +19,16 @@ from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import Entry
 from normscope.measures.categories import category
 from normscope.papers import emnlp2021, published
+from normscope.papers.common import rank_correlation
 from normscope.papers.emnlp2021 import PAPER, Readings
-from normscope.papers.emnlp2021.comparison import LONGEST, example, own_share
+from normscope.papers.emnlp2021.example_maps import LONGEST, example, own_share
 from normscope.papers.emnlp2021.frequency import by_rank
 from normscope.papers.emnlp2021.mixing import middle
-from normscope.papers.emnlp2021.ratios import by_layer, methods, rank_correlation, summary
-from normscope.papers.emnlp2021.shared import over_layers
-from normscope.papers.experiments import Setting, reproduce
+from normscope.papers.emnlp2021.ratios import by_layer, methods, summary
+from normscope.papers.emnlp2021.shared import claim_over_layers
 from normscope.papers.readings import describe, parse
-from normscope.papers.report import Picture, Section, Table
+from normscope.papers.study import Setting, reproduce
+from normscope.reports.report import Picture, Section, Table
 from tests.test_inputs import WORDS as VOCABULARY
 from tests.test_inputs import toy_tokenizer
 from tests.tiny import tiny
@@ -217,13 +218,13 @@ def test_depth(bert: Case) -> None:
 
 def test_a_claim_over_layers(bert: Case) -> None:
     rising = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
-    assert over_layers(bert.setting, "", rising, range(6), 1, "").holds is True
-    assert over_layers(bert.setting, "", rising, range(6), -1, "").holds is False
-    weak = over_layers(bert.setting, "", [1.0, 2.0, 3.0, 6.0, 5.0, 4.0], [2.0, 1.0, 3.0, 5.0, 4.0, 6.0], 1, "")
+    assert claim_over_layers(bert.setting, "", rising, range(6), 1, "").holds is True
+    assert claim_over_layers(bert.setting, "", rising, range(6), -1, "").holds is False
+    weak = claim_over_layers(bert.setting, "", [1.0, 2.0, 3.0, 6.0, 5.0, 4.0], [2.0, 1.0, 3.0, 5.0, 4.0, 6.0], 1, "")
     assert weak.holds is None
     assert "over 6 layers (p = 0." in weak.ours
-    assert "vary" in over_layers(bert.setting, "", rising, [1.0] * 6, 1, "").ours
-    assert "few" in over_layers(bert.setting, "", rising[:2], [1.0, 2.0], 1, "").ours
+    assert "vary" in claim_over_layers(bert.setting, "", rising, [1.0] * 6, 1, "").ours
+    assert "few" in claim_over_layers(bert.setting, "", rising[:2], [1.0, 2.0], 1, "").ours
 
 
 def test_published_depth_is_that_of_the_last_method() -> None:

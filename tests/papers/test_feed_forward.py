@@ -22,14 +22,15 @@ import polars as pl
 
 from normscope import Analyzer, NormscopeError, corpus, probing
 from normscope.measures.amplification import amplification
-from normscope.papers.experiments import Setting, reproduce
+from normscope.papers.common import layers_text
 from normscope.papers.feed_forward import PAPER, Readings
 from normscope.papers.feed_forward import groups as feed_forward_groups
 from normscope.papers.feed_forward import maps as feed_forward_maps
 from normscope.papers.feed_forward import top as feed_forward_top
-from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, lowest, removed_count, removed_name
-from normscope.papers.feed_forward.shared import Layout, layout, listed
-from normscope.papers.report import Report, Section
+from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, removal_count, removal_name, split_by_gain
+from normscope.papers.feed_forward.shared import Layout, layout
+from normscope.papers.study import Setting, reproduce
+from normscope.reports.report import Report, Section
 from tests import tiny_layers
 from tests.test_inputs import toy_tokenizer
 from tests.tiny import tiny
@@ -212,18 +213,18 @@ def test_removed_dimensions(lens: Analyzer, made: tuple[Report, Path]) -> None:
     [(768, 0.01, (7, 8, 8)), (384, 0.01, (3, 4, 4)), (24, 0.01, (1, 1, 1)), (100, 0.05, (5, 5, 5))],
 )
 def test_how_many_dimensions(width: int, share: float, counts: tuple[int, ...]) -> None:
-    assert tuple(removed_count(width, share, rounding) for rounding in ROUNDINGS) == counts
+    assert tuple(removal_count(width, share, rounding) for rounding in ROUNDINGS) == counts
 
 
 def test_lowest_gains_are_signed() -> None:
-    removed, rest = lowest(torch.tensor([0.5, -2.0, 0.1, -0.3]), 2)
+    removed, rest = split_by_gain(torch.tensor([0.5, -2.0, 0.1, -0.3]), 2)
     assert (removed.tolist(), rest.tolist()) == ([1, 3], [0, 2])
 
 
 def test_all_the_measures_of_gains_are_known() -> None:
     for share in SHARES:
         for rounding in ROUNDINGS:
-            assert removed_name(share, rounding) in corpus.measures()
+            assert removal_name(share, rounding) in corpus.measures()
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -233,8 +234,8 @@ def test_amplified_pairs(kind: str, axis: Any, request: pytest.FixtureRequest) -
     _, out = request.getfixturevalue("made" if kind == "bert" else "made_causal")
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
     texts = feed_forward_maps.texts(run, scopes)
-    options = {"axis": axis, "causal": kind == "gpt2", "specials": True}
-    found = feed_forward_top.amplified_pairs(run, scopes, texts, min_sequences=2, min_occurrences=3, **options)
+    readings = Readings(axis=axis, min_sequences=2, min_occurrences=3)
+    found = feed_forward_top.amplified_pairs(run, scopes, texts, readings)
     sums: dict[tuple[str, str], Any] = defaultdict(lambda: np.zeros((2, 2)))
     counts: Counter[tuple[str, str]] = Counter()
     inside: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -280,15 +281,14 @@ def test_pairs_of_one_word(kind: str, distance: str, request: pytest.FixtureRequ
     _, out = request.getfixturevalue("made" if kind == "bert" else "made_causal")
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
     texts = feed_forward_maps.texts(run, scopes)
-    groups = feed_forward_groups.matched_groups(
-        texts, feed_forward_groups.words_in(texts), causal=kind == "gpt2", specials=False, distance=distance, seed=1
-    )
+    units, readings = feed_forward_groups.words_in(texts), Readings(distance=distance, seed=1)
+    groups = feed_forward_groups.matched_groups(texts, units, kind == "gpt2", readings)
     found = list(analyses(lens, run))
     plurals = sum(one.tokens.count("##s") for one in found)
     assert groups.found == plurals * (1 if kind == "gpt2" else 2)
     assert groups.dropped == groups.found - len(groups.targets)
     assert Counter(groups.targets.distances.tolist()) == Counter(groups.others.distances.tolist())
-    values = feed_forward_groups.amplified(run, scopes, texts, groups)
+    values = feed_forward_groups.group_amp(run, scopes, texts, groups)
     for cells, got in ((groups.targets, values.targets), (groups.others, values.others)):
         for n in range(0, len(cells), 7):
             one = found[cells.entries[n]]
@@ -310,13 +310,10 @@ def test_tests_of_words(lens: Analyzer, made: tuple[Report, Path]) -> None:
     report, out = made
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
     texts = feed_forward_maps.texts(run, scopes)
-    groups = feed_forward_groups.matched_groups(
-        texts, feed_forward_groups.words_in(texts), causal=False, specials=False, distance="absolute", seed=0
-    )
-    values = feed_forward_groups.amplified(run, scopes, texts, groups)
-    tested = feed_forward_groups.tests(
-        texts, groups, values, axis="output", resamples=300, sided="one", alpha=0.05, seed=0
-    )
+    readings = Readings(resamples=300)
+    groups = feed_forward_groups.matched_groups(texts, feed_forward_groups.words_in(texts), False, readings)
+    values = feed_forward_groups.group_amp(run, scopes, texts, groups)
+    tested = feed_forward_groups.layer_tests(texts, groups, values, readings)
     rows = table(report, "word-split-layers")
     other = table(report, "word-split-readings")
     for layer, one in enumerate(tested):
@@ -354,7 +351,7 @@ def test_entities(lens: Analyzer, made: tuple[Report, Path]) -> None:
                 expected[-1] += pieces
             place += len(pieces)
         assert [unit.tolist() for unit in units(number)] == expected
-    groups = feed_forward_groups.matched_groups(texts, units, causal=False, specials=False, distance="absolute", seed=0)
+    groups = feed_forward_groups.matched_groups(texts, units, False, Readings())
     assert groups.found == sum(len(unit) * (len(unit) - 1) for n in range(len(texts)) for unit in units(n))
     assert Counter(groups.targets.distances.tolist()) == Counter(groups.others.distances.tolist())
     assert {f"entity.L{layer}.p" for layer in (1, 2)} <= set(report.numbers)
@@ -444,6 +441,6 @@ def test_gemma_has_a_norm_after_its_feed_forward() -> None:
 
 
 def test_layers_in_words() -> None:
-    assert listed([3, 4, 5, 9, 11, 12]) == "layers 3-5, 9, 11-12"
-    assert listed([6]) == "layer 6"
-    assert listed([]) == "no layer"
+    assert layers_text([3, 4, 5, 9, 11, 12]) == "layers 3-5, 9, 11-12"
+    assert layers_text([6]) == "layer 6"
+    assert layers_text([]) == "no layer"

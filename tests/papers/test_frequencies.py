@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from normscope import NormscopeError, default_model
 from normscope.corpus import Entry, strict
 from normscope.corpus.readers import read as read_corpus
-from normscope.papers.frequencies import Frequencies, counted, fit, ids_of, read, refuse_misfit
+from normscope.papers.frequencies import Frequencies, count, fit, read, refuse_misfit, token_ids
 from tests.corpus.files import real_file
 from tests.test_inputs import WORDS, toy_tokenizer
 
@@ -56,7 +56,7 @@ def test_marks_that_are_tokens(tmp_path: Path) -> None:
         ("a.txt", "1 5\n", "rank, count, token id"),
         ("a.txt", "the 5 3\n", "rank, count, token id"),
         ("a.txt", "1 -5 3\n", "rank, count, token id"),
-        ("a.txt", "1 0 3\n", "no frequency"),
+        ("a.txt", "1 0 3\n", "has no frequencies"),
         ("a.txt", "", "empty"),
         (
             "a.tsv",
@@ -94,7 +94,7 @@ def test_counts_of_the_corpus_itself() -> None:
         Entry(id="c", words=(word, word)),
         Entry(id="d", words=("[CLS]", word, "[SEP]"), pieces=True),
     ]
-    found = counted(ids_of(entries, tokenizer))
+    found = count(token_ids(entries, tokenizer))
     assert found.counts == {2: 4, 8: 6, 3: 5}
     assert "corpus" in found.source
 
@@ -137,7 +137,7 @@ def test_a_file_of_another_vocabulary() -> None:
     shifted = Frequencies({id - 893: count for id, count in right.counts.items() if id >= 1996}, "shifted")
     for name, format in (("wikitext2.raw.test.txt", "paragraphs"), ("sst2.dev.tsv", "tsv"), ("rwth.de", "lines")):
         entries = strict(islice(read_corpus(real_file(name), format), 20))
-        own = counted(ids_of(entries, tokenizer))
+        own = count(token_ids(entries, tokenizer))
         assert refuse_misfit(right, own, tokenizer.all_special_ids).covered > 0.99
         for wrong in (shuffled, shifted):
             with pytest.raises(NormscopeError, match=f"{wrong.source} is of another vocabulary"):

@@ -10,9 +10,9 @@ import pytest
 from scipy.stats import spearmanr
 
 from normscope import NormscopeError
-from normscope.papers.experiments import reproduce
 from normscope.papers.shapley import PAPER
 from normscope.papers.shapley.measures import PERMUTATIONS
+from normscope.papers.study import reproduce
 from tests.test_generation import speaker, translator
 from tests.test_inputs import toy_lens
 

@@ -7,13 +7,14 @@ import math
 import pytest
 
 from normscope.papers import published
-from normscope.papers.verify import RULES, Check, compare, failures, rule_of, verdict
+from normscope.papers.verify import RULES, check_numbers, rule_of
+from normscope.reports.report import Check, failures
 
 PAPERS = ("emnlp2020", "emnlp2021", "ff")
 
 
 def one(key: str, theirs: float, ours: float) -> Check:
-    (check,) = compare({key: ours}, {key: theirs})
+    (check,) = check_numbers({key: ours}, {key: theirs})
     return check
 
 
@@ -49,11 +50,11 @@ def test_tolerances(key: str, theirs: float, ours: float, passed: bool | None) -
     check = one(key, theirs, ours)
     assert check.passed is passed
     assert check.why
-    assert verdict(check) == {True: "PASS", False: "FAIL", None: "-"}[passed]
+    assert check.verdict == {True: "PASS", False: "FAIL", None: "-"}[passed]
 
 
 def test_only_numbers_of_both_are_compared_in_the_published_order() -> None:
-    checks = compare({"b": 1.0, "a": 2.0, "ours": 3.0}, {"a": 2.0, "b": 5.0, "theirs": 1.0})
+    checks = check_numbers({"b": 1.0, "a": 2.0, "ours": 3.0}, {"a": 2.0, "b": 5.0, "theirs": 1.0})
     assert [check.key for check in checks] == ["a", "b"]
     assert failures(checks) == 1
 
@@ -64,7 +65,7 @@ def test_published_numbers_pass_against_themselves() -> None:
             for corpus in published.corpora(paper, model):
                 figures = published.figures(paper, model, corpus)
                 below = {key: value - 0.01 if rule_of(key).below else value for key, value in figures.items()}
-                assert failures(compare(below, figures)) == 0
+                assert failures(check_numbers(below, figures)) == 0
 
 
 def test_every_published_number_has_a_rule_of_its_own() -> None:

@@ -15,7 +15,7 @@ from normscope.cli.runs import Address, Engine, Format, Limit, Reader, Threads, 
 from normscope.cli.shared import bars, model_path, quiet
 
 if TYPE_CHECKING:
-    from normscope.papers.report import Report
+    from normscope.reports.report import Report
 
 
 class Target(StrEnum):
@@ -87,9 +87,9 @@ def faithfulness(
 
     Example: normscope faithfulness --model ./classifier --data sst2.tsv --reader label=label -o report
     """
-    from normscope.faithfulness.running import compare
-    from normscope.faithfulness.settings import ERASURES, Settings
-    from normscope.papers.experiments import StoppedError
+    from normscope.papers.faithfulness.comparison import compare
+    from normscope.papers.faithfulness.settings import ERASURES, Settings
+    from normscope.papers.runs import StoppedError
 
     settings = Settings(
         methods=tuple(dict.fromkeys(method or ())),

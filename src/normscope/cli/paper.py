@@ -27,9 +27,8 @@ from normscope.cli.shared import DEFAULT, Model, bars, model_path, quiet
 from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
-    from normscope.papers.experiments import Paper
-    from normscope.papers.report import Report
-    from normscope.papers.verify import Check
+    from normscope.papers.study import Paper
+    from normscope.reports.report import Check, Report
 
 
 class Name(StrEnum):
@@ -86,7 +85,8 @@ def paper(
 
     Example: normscope paper emnlp2021 --data wiki.txt --format pairs -o report
     """
-    from normscope.papers.experiments import StoppedError, find, reproduce
+    from normscope.papers.runs import StoppedError
+    from normscope.papers.study import find, reproduce
 
     chosen = find(name.value)
     if listing:
@@ -142,7 +142,7 @@ def print_list(chosen: Paper) -> None:
 
 def print_result(report: Report, path: Path) -> None:
     """Where the report is, and what it came to."""
-    from normscope.papers.report import tally
+    from normscope.reports.report import tally
 
     said = f" {tally(report.claims)}" if report.claims else ""
     typer.echo(f"{path}: {len(report.sections)} experiments.{said}")
@@ -152,16 +152,15 @@ def print_result(report: Report, path: Path) -> None:
 
 def print_checks(checks: tuple[Check, ...]) -> bool:
     """The published numbers beside ours; whether none is off."""
-    from normscope.papers.report import shown
-    from normscope.papers.verify import failures, verdict
+    from normscope.reports.report import failures, format_cell
 
     table = Table(title="published against ours", title_justify="left")
     for column in ("number", "published", "ours", "tolerance", ""):
         table.add_column(column, justify="left" if column in ("number", "") else "right", no_wrap=True)
     styles = {True: "green", False: "bold red", None: ""}
     for check in checks:
-        numbers = (shown(check.published), shown(check.ours), shown(check.tolerance))
-        table.add_row(Text(check.key), *numbers, Text(verdict(check), style=styles[check.passed]))
+        numbers = (format_cell(check.published), format_cell(check.ours), format_cell(check.tolerance))
+        table.add_row(Text(check.key), *numbers, Text(check.verdict, style=styles[check.passed]))
     console = Console(highlight=False)
     console.print(table)
     failed, counted = failures(checks), sum(check.passed is not None for check in checks)

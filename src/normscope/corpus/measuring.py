@@ -33,7 +33,7 @@ Columns = Mapping[str, Any]  # name -> array or list; all of one length
 
 # Modules with the measures of experiments, loaded when a name is not known without them.
 EXTRA = (
-    "normscope.faithfulness.measuring",
+    "normscope.papers.faithfulness.measures",
     "normscope.papers.emnlp2020.measures",
     "normscope.papers.emnlp2021.measures",
     "normscope.papers.feed_forward.measures",

@@ -1,7 +1,7 @@
-"""How often every token of a vocabulary occurs: from a file, or counted in the corpus itself.
+"""Token frequencies, from a file or counted in the corpus itself.
 
-Files: the authors' (three columns of whole numbers, `rank count id`, any spaces between them), or two columns
-`token count` with a tab (.tsv) or a comma (.csv) between them, with or without a header.
+Files: the authors' (three columns of whole numbers, `rank count id`, separated by spaces), or two columns
+`token count`, separated by tabs (.tsv) or commas (.csv), with or without a header.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normscope.corpus.items import Entry
 from normscope.corpus.text_lines import text_lines
 from normscope.errors import NormscopeError
 from normscope.measures.frequency import Ranks, ranks, spearman
+from normscope.papers.study import Setting
 
-if TYPE_CHECKING:
-    from normscope.analyzer import Analyzer
-
-COVERED = 0.5  # of a corpus's tokens, at the least, must be in a file that is of its vocabulary
-COMMON = 0.1  # and so many among the most frequent that hold half of the file's counts: about 0.5, 0.2 in a foreign
-# language; the right counts under ids that are off by a hundred have 0.05, shuffled ones 0.01
-ENOUGH = 50  # tokens of a corpus that can tell
+COVERED = 0.5  # at least this share of a corpus's tokens must be in a file of its vocabulary,
+COMMON = 0.1  # and this share among its most frequent types, which make half of its counts: about 0.5 are, 0.2 in a
+# foreign language, 0.05 if the ids are off by a hundred, 0.01 if they are shuffled
+ENOUGH = 50  # tokens of a corpus that suffice for this test
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,8 @@ class Fit:
         return self.tokens < ENOUGH or (self.covered >= COVERED and self.common >= COMMON)
 
 
-def counted(ids: Iterable[int]) -> Frequencies:
-    """The frequencies of token ids in the order of their first occurrence."""
+def count(ids: Iterable[int]) -> Frequencies:
+    """The frequencies of token ids, in the order of their first occurrence."""
     found: dict[int, int] = {}
     for id in ids:
         found[id] = found.get(id, 0) + 1
@@ -65,7 +63,7 @@ def counted(ids: Iterable[int]) -> Frequencies:
 
 
 def read(path: str | Path, tokenizer: Any, vocabulary: int) -> Frequencies:
-    """The frequencies in a file; what is outside the vocabulary, or there twice, is refused."""
+    """The frequencies in a file; ids outside the vocabulary, or given twice, are refused."""
     file = Path(path)
     suffix = file.suffix.lower()
     delimiter = {".csv": ",", ".tsv": "\t"}.get(suffix)
@@ -81,11 +79,11 @@ def read(path: str | Path, tokenizer: Any, vocabulary: int) -> Frequencies:
             raise NormscopeError(f"{file}:{number}: The token id {id} is there a second time.")
         found[id] = count
     if not any(found.values()):
-        raise NormscopeError(f"{file}: There is no frequency in it.")
+        raise NormscopeError(f"{file} has no frequencies.")
     return Frequencies(found, str(file))
 
 
-def ids_of(entries: Iterable[Entry], tokenizer: Any) -> Iterator[int]:
+def token_ids(entries: Iterable[Entry], tokenizer: Any) -> Iterator[int]:
     """The token ids of entries (the source side of parallel text), special ones included."""
     for entry in entries:
         given = entry.given
@@ -97,13 +95,23 @@ def ids_of(entries: Iterable[Entry], tokenizer: Any) -> Iterator[int]:
             yield from tokenizer(given, is_split_into_words=isinstance(given, list), verbose=False)["input_ids"]
 
 
-def given_or_counted(path: Path | None, own: Frequencies, lens: Analyzer) -> tuple[Frequencies, Fit | None]:
-    """The frequencies of a file, with how they fit the corpus's own; without a file, the corpus's own."""
-    if path is None:
+def load_or_count(setting: Setting, ids: Iterable[int]) -> tuple[Frequencies, Fit | None]:
+    """The frequencies of the file that was given, with their fit to the corpus; without a file, those of the corpus."""
+    own, lens = count(ids), setting.lens
+    if setting.frequencies is None:
         return own, None
     special = () if lens.tokenizer is None else lens.tokenizer.all_special_ids
-    found = read(path, lens.tokenizer, lens.limits.vocabulary)
+    found = read(setting.frequencies, lens.tokenizer, lens.limits.vocabulary)
     return found, refuse_misfit(found, own, special)
+
+
+def missing_words(setting: Setting) -> str | None:
+    """Why words cannot be counted. A file of another vocabulary is refused here, before anything is run."""
+    if setting.lens.family.input != "text":
+        return "It counts words, but this model reads no text."
+    if setting.frequencies is not None and setting.entries and setting.lens.tokenizer is not None:
+        load_or_count(setting, token_ids(setting.entries, setting.lens.tokenizer))
+    return None
 
 
 def fit(file: Frequencies, own: Frequencies, special: Iterable[int] = ()) -> Fit:
@@ -152,20 +160,25 @@ def _half(counts: Mapping[int, int]) -> set[int]:
     return chosen
 
 
-def _by_id(path: Path) -> Iterator[tuple[int, int, int]]:
-    """Line, id and count of the authors' rows."""
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of the lines that are not blank; damaged ones are refused."""
     for line in text_lines(path):
         if line.damage:
             raise NormscopeError(f"{path}:{line.number}: {line.damage}")
-        if line.blank:
-            continue
-        cells = line.text.split()
-        if len(cells) != 3 or not all(cell.isascii() and cell.isdigit() for cell in cells):
+        if not line.blank:
+            yield line.number, line.text
+
+
+def _by_id(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Line, id and count of the authors' rows."""
+    for number, text in _lines(path):
+        cells = text.split()
+        if len(cells) != 3 or not all(map(_is_whole, cells)):
             raise NormscopeError(
-                f"{path}:{line.number}: Expected three whole numbers (rank, count, token id), not {line.text[:40]!r}. "
+                f"{path}:{number}: Expected three whole numbers (rank, count, token id), not {text[:40]!r}. "
                 "A file of tokens and counts is named .tsv or .csv."
             )
-        yield line.number, int(cells[2]), int(cells[1])
+        yield number, int(cells[2]), int(cells[1])
 
 
 def _by_token(path: Path, delimiter: str, tokenizer: Any) -> Iterator[tuple[int, int, int]]:
@@ -176,16 +189,15 @@ def _by_token(path: Path, delimiter: str, tokenizer: Any) -> Iterator[tuple[int,
     unknown: list[str] = []
     known = 0
     for number, row in _rows(path, delimiter):
-        if len(row) != 2 or not _whole(row[1]):
+        if len(row) != 2 or not _is_whole(row[1]):
             if number == 1 and len(row) == 2:
-                continue  # the names of the columns
+                continue  # the header
             raise NormscopeError(f"{path}:{number}: Expected a token and its count, not {delimiter.join(row)[:40]!r}.")
-        token, count = row[0], int(row[1])
-        if token not in vocabulary:
-            unknown.append(token)
+        if row[0] not in vocabulary:
+            unknown.append(row[0])
             continue
         known += 1
-        yield number, vocabulary[token], count
+        yield number, vocabulary[row[0]], int(row[1])
     if unknown:
         some = ", ".join(repr(token) for token in unknown[:5])
         raise NormscopeError(
@@ -196,19 +208,15 @@ def _by_token(path: Path, delimiter: str, tokenizer: Any) -> Iterator[tuple[int,
 
 def _rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """The rows that are not blank. With tabs, quotation marks are tokens like any other."""
-    for line in text_lines(path):
-        if line.damage:
-            raise NormscopeError(f"{path}:{line.number}: {line.damage}")
-        if line.blank:
-            continue
+    for number, text in _lines(path):
         if delimiter == "\t":
-            yield line.number, line.text.split("\t")
+            yield number, text.split("\t")
             continue
         try:
-            yield line.number, next(csv.reader([line.text], strict=True))
+            yield number, next(csv.reader([text], strict=True))
         except csv.Error as error:
-            raise NormscopeError(f"{path}:{line.number}: The row cannot be read: {error}.") from error
+            raise NormscopeError(f"{path}:{number}: The row cannot be read: {error}.") from error
 
 
-def _whole(text: str) -> bool:
+def _is_whole(text: str) -> bool:
     return text.isascii() and text.isdigit()

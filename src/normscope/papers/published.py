@@ -11,14 +11,13 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from normscope.analyzer import Analyzer
+from normscope.analyzer import Analyzer
 
 
 class Shape(NamedTuple):
-    """What tells a model apart from another of the same name."""
+    """What distinguishes models of the same name."""
 
     model_type: str
     layers: int
@@ -26,14 +25,14 @@ class Shape(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """What tells a corpus: how many sequences, and how long they are on average (tokens of BERT, special ones too)."""
+    """What identifies a corpus: the number of sequences and their mean length (BERT tokens, special ones included)."""
 
     sequences: int
     length: float
     name: str
 
 
-# The papers' models: our key, the shape, and the names under which they are found.
+# The papers' models: our key -> the shape, and the names that they have.
 MODELS: dict[str, tuple[Shape, tuple[str, ...]]] = {
     "bert-base": (Shape("bert", 12, 768), ("bert-base-uncased",)),
     "bert-large": (Shape("bert", 24, 1024), ("bert-large-uncased",)),
@@ -53,7 +52,7 @@ CORPORA: dict[str, Corpus] = {
 
 
 def figures(paper: str, model: str | None = None, data: str | None = None) -> dict[str, float]:
-    """The numbers published for this model: those for this corpus, and those that need none."""
+    """The numbers published for this model: for this corpus, and independent of any corpus."""
     return {
         key: value
         for entry in _entries(paper)
@@ -71,25 +70,25 @@ def reference(paper: str) -> dict[str, float]:
     return found
 
 
-def said(reference: Mapping[str, float], text: str, *keys: str) -> str:
-    """A published statement; empty where its numbers are not known."""
-    return text.format(*(reference[key] for key in keys)) if all(key in reference for key in keys) else ""
+def quote(reference: Mapping[str, float], template: str, *keys: str) -> str:
+    """A published statement; empty if its numbers are not known."""
+    return template.format(*(reference[key] for key in keys)) if all(key in reference for key in keys) else ""
 
 
 def models(paper: str) -> tuple[str, ...]:
-    """The models, by key, that numbers were published for and that can be told from their name and shape."""
+    """The models, by key, with published numbers that can be recognised by name and shape."""
     found = {entry["model"] for entry in _entries(paper)}
     return tuple(key for key in MODELS if key in found)
 
 
 def corpora(paper: str, model: str) -> tuple[str, ...]:
-    """The corpora, by key, that numbers were published for with this model."""
+    """The corpora, by key, with published numbers for this model."""
     found = {entry["data"] for entry in _entries(paper) if entry["model"] == model}
     return tuple(key for key in CORPORA if key in found)
 
 
 def model_key(lens: Analyzer) -> str | None:
-    """Which of the papers' models this is, by its name and shape; None for another."""
+    """Which of the papers' models this is, by name and shape; None if none of them."""
     config = lens.base.config
     shape = (config.model_type, getattr(config, "num_hidden_layers", None), getattr(config, "hidden_size", None))
     parts = set(lens.model_name.replace("\\", "/").replace("--", "/").split("/"))  # a cached one is models--org--name
@@ -100,10 +99,10 @@ def model_key(lens: Analyzer) -> str | None:
 
 
 def data_key(lengths: Sequence[int], model: str | None) -> str | None:
-    """Which of the papers' corpora this is, given the tokens of each sequence; None for another.
+    """Which of the papers' corpora this is, given the number of tokens of each sequence; None if none of them.
 
-    BERT's tokens of the Wikipedia pairs are counted exactly; lengths of the others are published as rounded means.
-    RoBERTa has another vocabulary, so that the number of sequences must do.
+    BERT's tokens of the Wikipedia pairs must agree exactly; for the others rounded mean lengths were published.
+    RoBERTa has another vocabulary, so the number of sequences must suffice.
     """
     for key, corpus in CORPORA.items():
         if len(lengths) != corpus.sequences:
@@ -116,11 +115,11 @@ def data_key(lengths: Sequence[int], model: str | None) -> str | None:
 
 
 def _entries(paper: str) -> list[dict[str, Any]]:
-    return _published().get(paper, [])  # a paper of one's own has none
+    return _load().get(paper, [])  # other papers have none
 
 
 @cache
-def _published() -> dict[str, list[dict[str, Any]]]:
+def _load() -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = json.loads(
         files("normscope.papers").joinpath("published.json").read_text()
     )

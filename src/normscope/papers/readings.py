@@ -1,9 +1,9 @@
-"""Readings: where a paper leaves something open, a parameter with a documented default.
+"""Readings: parameters with documented defaults for what a paper leaves open.
 
 @dataclass(frozen=True)
 class Readings:
     mask_seed: int = reading(0, "seed of the draw of masked tokens")
-    distance: str = reading("absolute", "how far apart two subwords are", choices=("absolute", "signed"))
+    distance: str = choice("how far apart two subwords are", "absolute", "signed")
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 def reading(default: Any, help: str, choices: Sequence[Any] | None = None) -> Any:
-    """A field of a readings dataclass: a str, int, float or bool, one of `choices` where there are any."""
+    """A field of a readings dataclass: a str, int, float or bool, one of `choices` if there are any."""
     return field(default=default, metadata={"help": help, "choices": None if choices is None else tuple(choices)})
 
 
+def choice(help: str, *options: str) -> Any:
+    """A field of a readings dataclass that is one of the options, by default the first."""
+    return reading(options[0], help, options)
+
+
 def parse(cls: type[Readings], given: Sequence[str]) -> Readings:
-    """The readings with those changed that are given as "key=value"; the default tells the type."""
+    """The readings, with those given as "key=value" changed; the type is that of the default."""
     known: dict[str, Field[Any]] = {entry.name: entry for entry in fields(cls)}  # type: ignore[arg-type]  # a dataclass
     values: dict[str, Any] = {}
     for entry in given:
@@ -43,18 +48,18 @@ def parse(cls: type[Readings], given: Sequence[str]) -> Readings:
 
 def describe(readings: Any) -> tuple[tuple[str, str, str], ...]:
     """Name, value used, and what it means with the other choices."""
-    return tuple((entry.name, _shown(getattr(readings, entry.name)), _meaning(entry)) for entry in fields(readings))
+    return tuple((entry.name, _format(getattr(readings, entry.name)), _meaning(entry)) for entry in fields(readings))
 
 
 def _value(entry: Field[Any], text: str) -> Any:
-    value = _converted(entry.name, text, type(entry.default))
+    value = _convert(entry.name, text, type(entry.default))
     choices = entry.metadata["choices"]
     if choices is not None and value not in choices:
-        raise NormscopeError(f"The reading {entry.name} is one of {', '.join(map(_shown, choices))}, not {text!r}.")
+        raise NormscopeError(f"The reading {entry.name} is one of {', '.join(map(_format, choices))}, not {text!r}.")
     return value
 
 
-def _converted(name: str, text: str, kind: type) -> Any:
+def _convert(name: str, text: str, kind: type) -> Any:
     try:
         if kind is bool:
             return TRUTHS[text.lower()]
@@ -73,9 +78,9 @@ def _converted(name: str, text: str, kind: type) -> Any:
 
 def _meaning(entry: Field[Any]) -> str:
     choices = entry.metadata["choices"]
-    others = f"one of {', '.join(map(_shown, choices))}; " if choices else ""
-    return f"{entry.metadata['help']} ({others}default {_shown(entry.default)})"
+    others = f"one of {', '.join(map(_format, choices))}; " if choices else ""
+    return f"{entry.metadata['help']} ({others}default {_format(entry.default)})"
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

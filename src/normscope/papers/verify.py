@@ -1,16 +1,17 @@
-"""Ours beside published: what was published for this model and data, and how near to it counts as the same."""
+"""Our numbers against the published ones: how close counts as the same, and why."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from normscope.reports.report import Check
 
 
 class Rule(NamedTuple):
-    """How near a number must be, and why. `below`: it passes when it is less than the published one."""
+    """How close a number must be, and why. `below`: it passes if it is less than the published one."""
 
     pattern: str  # of the whole key
     tolerance: float
@@ -19,8 +20,8 @@ class Rule(NamedTuple):
     below: bool = False
 
 
-# The first that matches counts. Half a unit of the last printed digit, and a fifth of that for other versions of the
-# libraries, wherever nothing else is said.
+# The first match counts. The default is half a unit of the last printed digit, plus a fifth of that for other versions
+# of the libraries.
 RULES = (
     Rule(r"data\..*|pairs\..*", 0, "a count of the data: exact"),
     Rule(r"dispersion\..*|spearman\..*", 0.006, "two digits are printed"),
@@ -34,7 +35,7 @@ RULES = (
     Rule(r"mixing\..*\.L\d+\.mask", 2, "few tokens, others under another draw of masks"),
     Rule(r"mixing\..*\.L\d+\.(first|separator)", 1.1, "whole numbers are printed; one or two tokens of a sequence"),
     Rule(r"mixing\..*\.L\d+\..*", 0.7, "whole numbers are printed, and means move by 0.1 with the draw of masks"),
-    Rule(r"depth\..*", 0.03, "a rank correlation of a dozen values: near ties change places with the draw of masks"),
+    Rule(r"depth\..*", 0.03, "a rank correlation of a dozen values: near ties swap with the draw of masks"),
     Rule(r"expansion\.code\.L\d+", 0.0006, "three digits are printed"),
     Rule(r"expansion\..*", 0.006, "two digits are printed"),
     Rule(
@@ -51,31 +52,9 @@ RULES = (
 )
 
 
-@dataclass(frozen=True)
-class Check:
-    """One published number beside ours; `passed` None: it is shown, but it does not count."""
-
-    key: str
-    published: float
-    ours: float
-    tolerance: float
-    passed: bool | None
-    why: str = ""  # this tolerance
-
-
-def compare(numbers: Mapping[str, float], figures: Mapping[str, float]) -> tuple[Check, ...]:
-    """A check of each number that was published, in the order of the published ones."""
+def check_numbers(numbers: Mapping[str, float], figures: Mapping[str, float]) -> tuple[Check, ...]:
+    """A check of each published number that we have, in the order of publication."""
     return tuple(_check(key, value, float(numbers[key])) for key, value in figures.items() if key in numbers)
-
-
-def failures(checks: tuple[Check, ...]) -> int:
-    """How many checks failed."""
-    return sum(check.passed is False for check in checks)
-
-
-def verdict(check: Check) -> str:
-    """PASS, FAIL, or a dash for what does not count."""
-    return {True: "PASS", False: "FAIL", None: "-"}[check.passed]
 
 
 def rule_of(key: str) -> Rule:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from normscope.papers.across_layers.sections import RUN, agreement, first, sides, spread
-from normscope.papers.experiments import Experiment, Paper, RunPlan, Setting
+from normscope.papers.runs import RunPlan
+from normscope.papers.study import Experiment, NoReadings, Paper, Setting
 
 
-@dataclass(frozen=True)
-class Readings:
-    """Nothing is left open."""
-
-
-def _always(setting: Setting) -> str | None:
-    return None
-
-
-def _two_sides(setting: Setting) -> str | None:
+def _missing_side(setting: Setting) -> str | None:
     return None if setting.lens.two_sided else "It is for encoder-decoders: this model has one side."
 
 
@@ -33,11 +23,11 @@ PAPER = Paper(
     name="layers",
     title="Across layers: what the states of each layer are made of",
     citation="A study of normscope's own, with the exact whole-model decomposition.",
-    readings=Readings,
+    readings=NoReadings,
     experiments=(
-        Experiment("spread", "How inputs spread", _always, _flow, spread),
-        Experiment("first", "The first token", _always, _flow, first),
-        Experiment("sides", "Source and target", _two_sides, _flow, sides, "a translation model and parallel text"),
-        Experiment("agreement", "Other methods against the exact flow", _always, _methods, agreement),
+        Experiment("spread", "How inputs spread", spread, _flow),
+        Experiment("first", "The first token", first, _flow),
+        Experiment("sides", "Source and target", sides, _flow, _missing_side, "a translation model and parallel text"),
+        Experiment("agreement", "Other methods against the exact flow", agreement, _methods),
     ),
 )

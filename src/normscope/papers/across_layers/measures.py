@@ -1,4 +1,4 @@
-"""Corpus measures of the study across layers: what the states of each layer are made of, counted from the input."""
+"""Corpus measures of the study across layers: how much of each input is in the states of every layer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from normscope.flow.running import flow
 from normscope.measures import categories
 from normscope.measures.similarity import correlation, ranks
 
-METHODS = ("rollout", "rollout:layer", "alti", "alti+")  # set against the exact flow, where a model has them
+METHODS = ("rollout", "rollout:layer", "alti", "alti+")  # compared with the exact flow, if a model has them
 KEYS = ("own", "first", "even", "other_side", "inputs", "own_in_layer", "inputs_in_layer")
 
 
 @register("flow", scopes=("layer",), whole=True)
 def flow_rows(sample: Sample) -> Columns:
-    """layer, position, token, category -> shares of the input tokens in a state by the exact flow, by norm: the own
-    token's, the first one's, an even one, those of the other side; how many inputs that is; the same in one layer"""
+    """layer, position, token, category -> shares of the input tokens in a state by the exact flow, by norm: of the own
+    token, of the first, an even share, of the other side; the effective number of inputs; the same in one layer"""
     found = _exact(sample)
     if found is None:
         return dict.fromkeys(("layer", "position", "token", "category", *KEYS, "completeness"), ())
@@ -35,7 +35,7 @@ def flow_rows(sample: Sample) -> Columns:
     own = _own(found.rows, found.columns)
     elsewhere = torch.tensor([label.side != found.rows[0].side for label in found.columns])
     first = shares[..., 0].clone()
-    first[:, own == 0] = torch.nan  # its own state says nothing of others
+    first[:, own == 0] = torch.nan  # its own state does not count
     values = {
         "own": _at(shares, own),
         "first": first,

@@ -2,60 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
-from normscope.papers import charts
-from normscope.papers.report import Claim, Picture, Section, Table
-
-if TYPE_CHECKING:
-    from normscope.corpus.store import Run
-    from normscope.papers.experiments import Setting
+from normscope.papers.common import layer_numbers
+from normscope.papers.study import Runs, Setting
+from normscope.reports import charts
+from normscope.reports.report import Claim, Picture, Section, Table
 
 RUN = "plain"
 EXACT = (
     "The model is frozen at each input: attention weights, norm statistics and the gates of integrated gradients stay "
-    "as the forward pass made them, and what is left is linear. A state after a layer is then a sum of vectors, one "
-    "for each input token, and a remainder that comes from biases. Shares are those of the vectors' norms."
+    "as the forward pass made them, and the rest is linear. A state after a layer is then a sum of vectors, one for "
+    "each input token, and a remainder that comes from biases. Shares are those of the vectors' norms."
 )
+FIRST = (
+    "How much of the states of all other tokens comes from the first one, which often gets much attention. An even "
+    "share is one over the number of inputs that a state can have; in a causal model, those up to its own."
+)
+SIDES = "Inputs of a decoder's state are the tokens written so far and, through cross-attention, those of the source."
+METHODS = (
+    "Methods that multiply maps of single layers lose the directions of vectors: what cancels in the model does not "
+    "cancel there. How similarly their maps from the input rank cells, compared with the exact flow."
+)
+ENOUGH = 20  # decoder states at a position whose mean is drawn
 
 
-def spread(setting: Setting, runs: Mapping[str, Run]) -> Section:
-    """The own input and how many inputs there are, from the input and in one layer."""
-    means = _means(runs, pl.lit(True), "own", "inputs", "own_in_layer", "inputs_in_layer")
-    layers = [row["layer"] for row in means]
-    own, inputs = ([row[key] for row in means] for key in ("own", "inputs"))
-    table = Table(
+def spread(setting: Setting, runs: Runs) -> Section:
+    """The share of the own input and the number of inputs, from the input and in one layer."""
+    layers, means = _means(runs, pl.lit(True), "own", "inputs", "own_in_layer", "inputs_in_layer")
+    own, inputs, *_ = means.values()
+    columns = {"own share": ".3f", "inputs": ".2f", "own share in the layer": ".3f", "inputs in the layer": ".2f"}
+    table = Table.of(
         "spread",
         "Inputs of a state by layer",
-        ("layer", "own share", "inputs", "own share in the layer", "inputs in the layer"),
-        tuple((row["layer"], row["own"], row["inputs"], row["own_in_layer"], row["inputs_in_layer"]) for row in means),
-        {"own share": ".3f", "own share in the layer": ".3f", "inputs": ".2f", "inputs in the layer": ".2f"},
+        {"layer": "", **columns},
+        zip(layers, *means.values(), strict=True),
         "Means over the tokens of all entries. Inputs: the effective number, exp of the entropy of the shares.",
     )
-    pictures = (
+    pictures = [
         Picture(
-            "own-share",
-            "Share of the own token",
+            name,
+            title,
             charts.line_chart(
-                {"from the input": own, "in the layer": [row["own_in_layer"] for row in means]},
-                x=layers,
-                ylabel="share of the own token",
+                {"from the input": means[key], "in the layer": means[f"{key}_in_layer"]}, x=layers, ylabel=ylabel
             ),
-        ),
-        Picture(
-            "inputs",
-            "Effective number of inputs",
-            charts.line_chart(
-                {"from the input": inputs, "in the layer": [row["inputs_in_layer"] for row in means]},
-                x=layers,
-                ylabel="effective number of inputs",
-            ),
-        ),
-    )
+        )
+        for name, key, title, ylabel in (
+            ("own-share", "own", "Share of the own token", "share of the own token"),
+            ("inputs", "inputs", "Effective number of inputs", "effective number of inputs"),
+        )
+    ]
     claims = (
         Claim(
             "The own input's share in a state falls from layer to layer",
@@ -68,131 +67,97 @@ def spread(setting: Setting, runs: Mapping[str, Run]) -> Section:
             f"{inputs[-1]:.1f} against {inputs[0]:.1f}",
         ),
     )
-    numbers = {f"own.L{n}": value for n, value in zip(layers, own, strict=True)}
-    numbers |= {f"inputs.L{n}": value for n, value in zip(layers, inputs, strict=True)}
-    numbers["completeness"] = float(runs[RUN].scan("flow").select(pl.col("completeness").max()).collect().item())
-    text = f"{EXACT}\n\nThe worst completeness error of all states is {numbers['completeness']:.1e}."
+    completeness = float(runs[RUN].scan("flow").select(pl.col("completeness").max()).collect().item())
+    numbers = layer_numbers("own", own, layers) | layer_numbers("inputs", inputs, layers)
+    numbers["completeness"] = completeness
+    text = f"{EXACT}\n\nThe worst completeness error of all states is {completeness:.1e}."
     return Section("spread", "How inputs spread", text, (table, *pictures), claims, numbers)
 
 
-def first(setting: Setting, runs: Mapping[str, Run]) -> Section:
-    """The first token's share, which is a sink of attention in many models."""
-    means = _means(runs, pl.col("first").is_not_nan(), "first", "even")
-    layers, values = [row["layer"] for row in means], [row["first"] for row in means]
-    even = means[-1]["even"]
-    table = Table(
-        "first",
-        "Share of the first token in the states of others",
-        ("layer", "share"),
-        tuple(zip(layers, values, strict=True)),
-        {"share": ".3f"},
-    )
+def first(setting: Setting, runs: Runs) -> Section:
+    """The share of the first token, which is an attention sink in many models."""
+    layers, means = _means(runs, pl.col("first").is_not_nan(), "first", "even")
+    values, even = means["first"], means["even"][-1]
     claim = Claim(
         "The first token has more than its even share in the states of the last layer",
         values[-1] > even,
-        f"{values[-1]:.3f} where an even share is {even:.3f}",
+        f"{values[-1]:.3f}, an even share is {even:.3f}",
     )
+    title = "Share of the first token in the states of others"
     chart = charts.line_chart({"first token": values}, x=layers, ylabel="share in other tokens' states")
-    numbers = {f"first.L{n}": value for n, value in zip(layers, values, strict=True)}
-    text = (
-        "How much of the states of all other tokens comes from the first one, which attention likes to rest on. An "
-        "even share is one part in as many as a state can have inputs, in a causal model those up to its own."
-    )
-    return Section(
-        "first", "The first token", text, (table, Picture("first-chart", table.title, chart)), (claim,), numbers
-    )
+    table = Table.of("first", title, {"layer": "", "share": ".3f"}, zip(layers, values, strict=True))
+    numbers = layer_numbers("first", values, layers)
+    return Section("first", "The first token", FIRST, (table, Picture("first-chart", title, chart)), (claim,), numbers)
 
 
-def sides(setting: Setting, runs: Mapping[str, Run]) -> Section:
-    """Of an encoder-decoder: what comes from the source."""
-    means = _means(runs, pl.lit(True), "other_side")
-    layers, values = [row["layer"] for row in means], [row["other_side"] for row in means]
-    by_place = (
-        runs[RUN].scan("flow").filter(pl.col("layer") == max(layers) - 1).group_by("position")
-        .agg(pl.col("other_side").mean(), pl.len().alias("count")).sort("position").collect()
-    )  # fmt: skip
-    kept = by_place.filter(pl.col("count") >= 20)
+def sides(setting: Setting, runs: Runs) -> Section:
+    """What comes from the source of an encoder-decoder."""
+    layers, means = _means(runs, pl.lit(True), "other_side")
+    values = means["other_side"]
+    last = runs[RUN].scan("flow").filter(pl.col("layer") == max(layers) - 1).group_by("position")
+    by_position = last.agg(pl.col("other_side").mean(), pl.len().alias("count")).sort("position").collect()
+    often = by_position.filter(pl.col("count") >= ENOUGH)
+    title, columns = "Share of the source by layer", {"layer": "", "source": ".3f"}
+    chart = charts.line_chart({"source": values}, x=layers, ylabel="share")
     parts: list[Table | Picture] = [
-        Table(
-            "source",
-            "Share of the source by layer of the decoder",
-            ("layer", "source"),
-            tuple(zip(layers, values, strict=True)),
-            {"source": ".3f"},
-        ),
-        Picture(
-            "source-chart",
-            "Share of the source by layer",
-            charts.line_chart({"source": values}, x=layers, ylabel="share"),
-        ),
+        Table.of("source", f"{title} of the decoder", columns, zip(layers, values, strict=True)),
+        Picture("source-chart", title, chart),
     ]
-    if len(kept) > 1:
+    if len(often) > 1:
         chart = charts.line_chart(
-            {"source": kept["other_side"].to_list()},
-            x=[n + 1 for n in kept["position"].to_list()],
+            {"source": often["other_side"].to_list()},
+            x=[n + 1 for n in often["position"].to_list()],
             xlabel="position of the decoder",
             ylabel="share of the source, last layer",
         )
         parts.append(Picture("source-position", "Share of the source by position, last layer", chart))
-    claim = Claim(
-        "The source gives more to the decoder's last states than what was written before",
-        values[-1] > 0.5,
-        f"{values[-1]:.3f}",
-    )
-    numbers = {f"source.L{n}": value for n, value in zip(layers, values, strict=True)}
-    text = (
-        "Inputs of a decoder's state are the tokens written so far and, through cross-attention, those of the source."
-    )
-    return Section("sides", "Source and target", text, tuple(parts), (claim,), numbers)
+    statement = "The source gives more to the decoder's last states than the tokens written before"
+    claim = Claim(statement, values[-1] > 0.5, f"{values[-1]:.3f}")
+    numbers = layer_numbers("source", values, layers)
+    return Section("sides", "Source and target", SIDES, tuple(parts), (claim,), numbers)
 
 
-def agreement(setting: Setting, runs: Mapping[str, Run]) -> Section:
+def agreement(setting: Setting, runs: Runs) -> Section:
     """Other methods against the exact flow."""
-    found = (
-        runs[RUN].scan("flow_agreement").group_by("method", "layer")
-        .agg(pl.col("spearman").mean()).sort("method", "layer").collect()
-    )  # fmt: skip
+    groups = runs[RUN].scan("flow_agreement").group_by("method", "layer")
     series: dict[str, list[float]] = {}
-    for method, _, value in found.iter_rows():
+    for method, _, value in groups.agg(pl.col("spearman").mean()).sort("method", "layer").collect().iter_rows():
         series.setdefault(method, []).append(value)
-    depth = len(next(iter(series.values())))
-    columns = ("method", *(f"layer {n}" for n in range(1, depth + 1)))
-    table = Table(
+    layers = range(1, len(next(iter(series.values()))) + 1)
+    title = "Spearman's correlation with the exact flow"
+    table = Table.of(
         "agreement",
-        "Spearman's correlation with the exact flow",
-        columns,
-        tuple((name, *values) for name, values in series.items()),
-        dict.fromkeys(columns[1:], ".2f"),
+        title,
+        {"method": "", **{f"layer {n}": ".2f" for n in layers}},
+        ((name, *values) for name, values in series.items()),
         "Mean over entries; cells that a causal model cannot reach are left out.",
     )
-    chart = charts.line_chart(series, x=range(1, depth + 1), ylabel="Spearman's correlation")
+    chart = charts.line_chart(series, x=layers, ylabel="Spearman's correlation")
     best = max(series, key=lambda name: series[name][-1])
+    norms, weights = series["rollout:layer"][-1], series["rollout"][-1] if "rollout" in series else None
+    without = "there is no rollout of weights over two sides"
     claims = (
         Claim(
-            "At the last layer, rolled out norms of whole layers are nearer to the exact flow than rolled out weights",
-            series["rollout:layer"][-1] > series["rollout"][-1] if "rollout" in series else None,
-            f"{series['rollout:layer'][-1]:.2f} against {series['rollout'][-1]:.2f}"
-            if "rollout" in series
-            else f"{series['rollout:layer'][-1]:.2f}; weights are not rolled out over two sides",
+            "At the last layer, rollout of the norms of whole layers is closer to the exact flow than rollout of "
+            "weights",
+            None if weights is None else norms > weights,
+            f"{norms:.2f}; {without}" if weights is None else f"{norms:.2f} against {weights:.2f}",
         ),
-        Claim("The best of these methods ranks inputs as the exact flow does (above 0.9)", series[best][-1] > 0.9,
-              f"{best}: {series[best][-1]:.2f}"),
-    )  # fmt: skip
-    numbers = {f"spearman.{name}.L{n}": v for name, values in series.items() for n, v in enumerate(values, 1)}
-    text = (
-        "Methods that multiply maps of single layers lose the directions of vectors: what cancels in the model does "
-        "not cancel there. How far their maps from the input rank cells as the exact flow does."
+        Claim(
+            "The best of these methods ranks inputs as the exact flow does (above 0.9)",
+            series[best][-1] > 0.9,
+            f"{best}: {series[best][-1]:.2f}",
+        ),
     )
-    return Section(
-        "agreement", "Other methods against the exact flow", text,
-        (table, Picture("agreement-chart", table.title, chart)), claims, numbers,
-    )  # fmt: skip
+    numbers: dict[str, float] = {}
+    for name, values in series.items():
+        numbers |= layer_numbers(f"spearman.{name}", values)
+    parts = (table, Picture("agreement-chart", title, chart))
+    return Section("agreement", "Other methods against the exact flow", METHODS, parts, claims, numbers)
 
 
-def _means(runs: Mapping[str, Run], where: Any, *keys: str) -> Sequence[dict[str, Any]]:
-    """Means by layer, counted from 1, over all rows that count."""
-    found = (
-        runs[RUN].scan("flow").filter(where).group_by("layer")
-        .agg(*(pl.col(key).cast(pl.Float64).mean() for key in keys)).sort("layer").collect()
-    )  # fmt: skip
-    return [{**row, "layer": row["layer"] + 1} for row in found.iter_rows(named=True)]
+def _means(runs: Runs, where: Any, *keys: str) -> tuple[list[int], dict[str, list[float]]]:
+    """The layers, counted from 1, and the means by layer over all rows that count."""
+    groups = runs[RUN].scan("flow").filter(where).group_by("layer")
+    found = groups.agg(*(pl.col(key).cast(pl.Float64).mean() for key in keys)).sort("layer").collect()
+    return [layer + 1 for layer in found["layer"].to_list()], {key: found[key].to_list() for key in keys}

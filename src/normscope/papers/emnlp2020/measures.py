@@ -1,12 +1,11 @@
 """Corpus measures of EMNLP 2020: ||f(x)||, the weights alpha and their product, by layer, head and kind of token.
 
-Of an encoder-decoder they read the encoder, but for the alignments, which read the decoder's cross-attention.
+In an encoder-decoder they read the encoder, except the alignments, which read the decoder's cross-attention.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,15 @@ from normscope.measures import alignment
 from normscope.measures.categories import category
 from normscope.measures.dispersion import moments
 from normscope.measures.grouped import log_bins
-from normscope.papers.word_ids import Words, word_ids
+from normscope.papers.common import typed_columns
+from normscope.papers.emnlp2020.word_ids import Words, word_ids
 
-# As measures.categories has them, with the punctuation marks other than comma and period apart, so that either
-# reading of "punctuation" can be had from one run.
+# Those of measures.categories, with punctuation marks other than comma and period kept apart, so that one run serves
+# both readings of "punctuation".
 KINDS = ("first", "separator", "mask", "punctuation", "symbol", "other")
 WEIGHT_BINS = 8  # an octave; weights spread over many octaves,
 NORM_BINS = 32  # norms over few
-LAYER_LEVEL = -1  # in the place of a head
+LAYER_LEVEL = -1  # instead of a head
 
 
 def kind(token: str) -> str:
@@ -43,7 +43,8 @@ def kind(token: str) -> str:
 @register("norm_moments", scopes=("attention",), heads=True)
 def norm_moments(analysis: Analysis) -> Columns:
     """layer, head, kind of token -> how many ||f(x)||, their mean, sum of squared deviations, largest, smallest"""
-    columns = ("layer", "head", "kind", "count", "mean", "deviations", "largest", "smallest")
+    types: dict[str, Any] = {"layer": np.int16, "head": np.int16, "kind": object, "count": np.int64}
+    types |= dict.fromkeys(("mean", "deviations", "largest", "smallest"), np.float64)
     rows: list[tuple[Any, ...]] = []
     if reads_itself(analysis):
         norms = _value_norms(analysis)
@@ -53,15 +54,15 @@ def norm_moments(analysis: Analysis) -> Columns:
                 for m, head in enumerate(analysis.head_indices):
                     found = moments(chosen[n, m])
                     rows.append((layer, head, KINDS[code], *vars(found).values()))
-    types = (np.int16, np.int16, object, np.int64, np.float64, np.float64, np.float64, np.float64)
-    return _transposed(columns, rows, types)
+    return typed_columns(types, rows)
 
 
 @register("category_shares", scopes=("weights", "attention"), heads=True)
 def category_shares(analysis: Analysis) -> Columns:
     """layer, kind of token -> how many keys, and the sum over them of alpha (mean over heads), of alpha ||f|| (mean
     over heads) and of the layer's ||sum alpha f||; each the mean over queries"""
-    columns = ("layer", "kind", "keys", "weight", "norm", "layer_norm")
+    types: dict[str, Any] = {"layer": np.int16, "kind": object, "keys": np.int32}
+    types |= dict.fromkeys(("weight", "norm", "layer_norm"), np.float64)
     rows: list[tuple[Any, ...]] = []
     if reads_itself(analysis):
         codes = _codes(analysis)
@@ -71,17 +72,22 @@ def category_shares(analysis: Analysis) -> Columns:
             chosen = torch.from_numpy(codes == code)
             sums = [found[:, chosen].sum(-1).tolist() for found in maps]
             rows += [(layer, name, int(chosen.sum()), *(s[n] for s in sums)) for n, layer in enumerate(analysis.layers)]
-    return _transposed(columns, rows, (np.int16, object, np.int32, np.float64, np.float64, np.float64))
+    return typed_columns(types, rows)
 
 
 @register("weight_norm_counts", scopes=("attention",), heads=True, summed=("count",))
 def weight_norm_counts(analysis: Analysis) -> Columns:
     """layer, kind of token (its place in KINDS), bins of alpha and of ||f|| -> how many pairs of a query and a key;
     bins are logarithmic, 8 of alpha and 32 of ||f|| an octave"""
-    names = ("layer", "kind", "weight_bin", "norm_bin", "count")
-    types = (np.int16, np.int8, np.int16, np.int16, np.int64)
+    types: dict[str, Any] = {
+        "layer": np.int16,
+        "kind": np.int8,
+        "weight_bin": np.int16,
+        "norm_bin": np.int16,
+        "count": np.int64,
+    }
     if not reads_itself(analysis):
-        return _transposed(names, [], types)
+        return typed_columns(types, [])
     kinds = _codes(analysis)
     norm_bins = log_bins(_value_norms(analysis), NORM_BINS)
     weights = analysis.heads["weights"]
@@ -89,15 +95,15 @@ def weight_norm_counts(analysis: Analysis) -> Columns:
     # Layer by layer: only one layer's cells are held.
     found = [_joint(layer, weights[n], norm_bins[n], kinds, cells) for n, layer in enumerate(analysis.layers)]
     joined = [np.concatenate(column) for column in zip(*found, strict=True)]
-    return {name: column.astype(type) for name, column, type in zip(names, joined, types, strict=True)}
+    return {name: column.astype(type) for (name, type), column in zip(types.items(), joined, strict=True)}
 
 
 def _joint(
     layer: int, weights: Tensor, norm_bins: NDArray[np.int16], kinds: NDArray[np.int32], cells: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], ...]:
     """The joint histogram of one layer: weights (heads, rows, columns), norm bins (heads, columns)."""
-    weight_bins, by_weight = _numbered(log_bins(weights.numpy(), WEIGHT_BINS))
-    norm_bins, by_norm = _numbered(norm_bins)
+    weight_bins, by_weight = _index_bins(log_bins(weights.numpy(), WEIGHT_BINS))
+    norm_bins, by_norm = _index_bins(norm_bins)
     place = (kinds * len(weight_bins) + by_weight) * len(norm_bins) + by_norm[:, None]
     counts = np.bincount((place if cells.all() else place[:, cells]).ravel())
     occupied = np.flatnonzero(counts)
@@ -106,7 +112,7 @@ def _joint(
     return np.full(len(occupied), layer), kind, weight_bins[weight], norm_bins[norm], counts[occupied]
 
 
-def _numbered(bins: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
+def _index_bins(bins: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
     """The bins that occur, in order, and the place of each value's bin among them."""
     least = int(bins.min())
     shifted = bins.astype(np.int32) - least
@@ -120,10 +126,10 @@ def token_means(sample: Sample) -> Columns:
     """position, token, token id, kind -> attention received (mean of alpha over layers, heads and the queries that can
     see the token), ||f|| (mean over layers and heads)"""
     analysis = sample.analysis
-    columns = ("position", "token", "token_id", "kind", "weight", "norm")
-    types = (np.int32, object, np.int64, object, np.float64, np.float64)
+    types: dict[str, Any] = {"position": np.int32, "token": object, "token_id": np.int64, "kind": object}
+    types |= {"weight": np.float64, "norm": np.float64}
     if not reads_itself(analysis):
-        return _transposed(columns, [], types)
+        return typed_columns(types, [])
     if "input_ids" not in sample.item.tensors:
         raise NormscopeError("Word frequencies need text: this model reads none.")
     ids = sample.item.tensors["input_ids"].tolist()
@@ -134,18 +140,19 @@ def token_means(sample: Sample) -> Columns:
         (label.position, label.token, ids[label.position], kind(label.token), weight, norm)
         for label, weight, norm in zip(analysis.columns, received.tolist(), norms.tolist(), strict=True)
     ]
-    return _transposed(columns, rows, types)
+    return typed_columns(types, rows)
 
 
 @register("alignment_hits", scopes=("XATTN-W", "XATTN-N"), heads=True, whole=True)
 def alignment_hits(sample: Sample) -> Columns:
     """setting (AWO, AWI), method (weight, norm), layer, head (-1: the layer) -> sure gold links, links drawn, those
     of target words that have a gold link, those that are sure, those that are possible"""
-    columns = ("setting", "method", "layer", "head", "sure", "links", "linked", "in_sure", "in_possible")
-    types = (object, object, np.int16, np.int16, *[np.int32] * 5)
+    counted = ("links", "linked", "in_sure", "in_possible")
+    types: dict[str, Any] = {"setting": object, "method": object, "layer": np.int16, "head": np.int16}
+    types |= dict.fromkeys(("sure", *counted), np.int32)
     analysis, entry = sample.analysis, sample.entry
     if not analysis.has("XATTN-N"):
-        return _transposed(columns, [], types)
+        return typed_columns(types, [])
     source, target = words_of(sample)
     rows: list[tuple[Any, ...]] = []
     heads = (LAYER_LEVEL, *analysis.head_indices)
@@ -154,19 +161,18 @@ def alignment_hits(sample: Sample) -> Columns:
             words = alignment.word_maps(maps, source, target, setting)
             best = alignment.argmax_links(words, len(entry.words or ()))
             found = alignment.hits(best, len(entry.words or ()), entry.sure, entry.possible)
-            counts = torch.stack([found[name] for name in columns[5:]], -1).tolist()
+            counts = torch.stack([found[name] for name in counted], -1).tolist()
             rows += [
                 (setting, method, layer, head, len(entry.sure), *counts[n][m])
                 for n, layer in enumerate(analysis.layers)
                 for m, head in enumerate(heads)
             ]
-    return _transposed(columns, rows, types)
+    return typed_columns(types, rows)
 
 
 @register("cross_norms", scopes=("XATTN-N",), heads=True)
 def cross_norms(analysis: Analysis) -> Columns:
     """layer, head -> how many cells of the cross-attention, and the sum of alpha ||f|| over them"""
-    columns = ("layer", "head", "cells", "sum")
     rows: list[tuple[Any, ...]] = []
     if analysis.has("XATTN-N"):
         maps = _encoder_columns(analysis, analysis.heads["XATTN-N"]).double()
@@ -176,7 +182,7 @@ def cross_norms(analysis: Analysis) -> Columns:
             for n, layer in enumerate(analysis.layers)
             for m, head in enumerate(analysis.head_indices)
         ]
-    return _transposed(columns, rows, (np.int16, np.int16, np.int64, np.float64))
+    return typed_columns({"layer": np.int16, "head": np.int16, "cells": np.int64, "sum": np.float64}, rows)
 
 
 def words_of(sample: Sample) -> tuple[Words, Words]:
@@ -211,12 +217,3 @@ def _value_norms(analysis: Analysis) -> NDArray[Any]:
 def _codes(analysis: Analysis) -> NDArray[np.int32]:
     """The kind of each column, by its place in KINDS."""
     return np.array([KINDS.index(kind(label.token)) for label in analysis.columns], dtype=np.int32)
-
-
-def _transposed(columns: Sequence[str], rows: Sequence[Sequence[Any]], types: Sequence[Any]) -> Columns:
-    """Rows as typed columns; text as lists, since an empty array of objects cannot be written."""
-    values = list(zip(*rows, strict=True)) or [()] * len(columns)
-    return {
-        name: list(column) if type is object else np.array(column, dtype=type)
-        for name, column, type in zip(columns, values, types, strict=True)
-    }

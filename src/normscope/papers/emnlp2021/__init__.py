@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normscope.papers.emnlp2020.frequency import refuse_foreign
-from normscope.papers.emnlp2021.comparison import comparison
+from normscope.papers.common import masked_plan
+from normscope.papers.emnlp2021.example_maps import example_maps, missing_example
 from normscope.papers.emnlp2021.expansion import expansion
 from normscope.papers.emnlp2021.frequency import frequency
 from normscope.papers.emnlp2021.mixing import depth, layers, mixing
 from normscope.papers.emnlp2021.ratios import methods
-from normscope.papers.emnlp2021.shared import masked_run
+from normscope.papers.emnlp2021.shared import NAME
 from normscope.papers.emnlp2021.uniform import RUN, uniform
-from normscope.papers.experiments import Experiment, Paper, RunPlan, Setting
-from normscope.papers.readings import reading
+from normscope.papers.frequencies import missing_words
+from normscope.papers.readings import choice, reading
+from normscope.papers.runs import RunPlan
+from normscope.papers.study import Experiment, Paper, Setting
 
 
 @dataclass(frozen=True)
@@ -26,62 +28,29 @@ class Readings:
     mask_seed: int = reading(
         0, "seed of the masked tokens; each sequence has a draw of its own, the paper's code one for all in their order"
     )
-    table_average: str = reading(
-        "micro", "mean of Table 2: over all tokens, or over the means of the sequences", ("micro", "macro")
+    table_average: str = choice(
+        "mean of Table 2: over all tokens, or over the means of the sequences", "micro", "macro"
     )
-    layer_average: str = reading(
-        "macro", "means by layer: over the means of the sequences, or over all tokens", ("macro", "micro")
+    layer_average: str = choice("means by layer: over the means of the sequences, or over all tokens", "macro", "micro")
+    special: str = choice(
+        "what 'without special tokens' leaves out: [CLS] and [SEP] or what starts and ends a text, or every token "
+        "that the tokenizer calls special, including [UNK]",
+        *("markers", "tokenizer"),
     )
-    special: str = reading(
-        "markers",
-        "what 'without special tokens' leaves out: [CLS] and [SEP] or what starts and ends a text, or every token that "
-        "the tokenizer calls special, [UNK] too",
-        ("markers", "tokenizer"),
-    )
-    expansion: str = reading(
-        "code",
-        "matrix of the claim about expansion: the code's, which the table is of, or the paper's",
-        ("code", "paper"),
+    expansion: str = choice(
+        "matrix of the claim about expansion: the code's, which the table is of, or the paper's", "code", "paper"
     )
     level: float = reading(
         0.05,
-        "a correlation over layers decides a claim where at most this share of random orders is as strong (a two-sided "
+        "a correlation over layers decides a claim if at most this share of random orders is as strong (a two-sided "
         "permutation test; the paper has none); 1: its sign decides",
     )
-    change: str = reading(
-        "relative", "change of the output that is set against mixing: relative or cosine", ("relative", "cosine")
-    )
-    example_layer: int = reading(0, "layer of the drawn maps, from 1; 0 for the middle one")
-
-
-def _always(setting: Setting) -> str | None:
-    return None
-
-
-def _foreign_frequencies(setting: Setting) -> str | None:
-    if setting.lens.family.input != "text":
-        return "It counts words, but this model reads no text."
-    refuse_foreign(setting)
-    return None
-
-
-def _no_example(setting: Setting) -> str | None:
-    if setting.lens.family.input != "text":
-        return "It draws maps of a text, but this model reads no text."
-    if setting.lens.tokenizer is None:
-        return "It draws maps of a text, but there is no tokenizer to read one with."
-    return (
-        None if setting.example is not None or setting.entries else "It draws maps of a text: give --example or --data."
-    )
-
-
-def _nothing(setting: Setting) -> tuple[RunPlan, ...]:
-    return ()
+    change: str = choice("change of the output that is compared with mixing: relative or cosine", "relative", "cosine")
+    example_layer: int = reading(0, "layer of the example's maps, from 1; 0 for the middle one")
 
 
 def _mixing(setting: Setting) -> tuple[RunPlan, ...]:
-    name = masked_run(setting)
-    return (RunPlan(name, ("mixing",), methods(setting.lens), masked=name == "masked"),)
+    return (masked_plan(setting, ("mixing",), methods(setting.lens)),)
 
 
 def _plain(setting: Setting) -> tuple[RunPlan, ...]:
@@ -89,12 +58,11 @@ def _plain(setting: Setting) -> tuple[RunPlan, ...]:
 
 
 def _uniform(setting: Setting) -> tuple[RunPlan, ...]:
-    masked = masked_run(setting) == "masked"
-    return (*_mixing(setting), RunPlan(RUN, ("uniform_attention",), ("weights",), masked=masked))
+    return (*_mixing(setting), masked_plan(setting, ("uniform_attention",), ("weights",), RUN))
 
 
 PAPER = Paper(
-    name="emnlp2021",
+    name=NAME,
     title="Incorporating Residual and Normalization Layers into Analysis of Masked Language Models",
     citation=(
         "Goro Kobayashi, Tatsuki Kuribayashi, Sho Yokoi, Kentaro Inui. Incorporating Residual and Normalization Layers "
@@ -103,13 +71,16 @@ PAPER = Paper(
     readings=Readings,
     experiments=(
         Experiment(
-            "comparison", "Attention, residual and normalization in an example", _no_example, _nothing, comparison
+            "comparison",
+            "Attention, residual and normalization in an example",
+            example_maps,
+            missing=missing_example,
         ),
-        Experiment("mixing", "Mixing ratio", _always, _mixing, mixing),
-        Experiment("layers", "Mixing ratio by layer and kind of token", _always, _mixing, layers),
-        Experiment("depth", "Mixing ratio against depth", _always, _mixing, depth),
-        Experiment("frequency", "Mixing ratio against word frequency", _foreign_frequencies, _plain, frequency),
-        Experiment("expansion", "Expansion rate of the affine maps", _always, _nothing, expansion, "the model alone"),
-        Experiment("uniform", "Uniform attention in the place of the learned one", _always, _uniform, uniform),
+        Experiment("mixing", "Mixing ratio", mixing, _mixing),
+        Experiment("layers", "Mixing ratio by layer and kind of token", layers, _mixing),
+        Experiment("depth", "Mixing ratio against depth", depth, _mixing),
+        Experiment("frequency", "Mixing ratio against word frequency", frequency, _plain, missing_words),
+        Experiment("expansion", "Expansion rate of the affine maps", expansion, needs="the model alone"),
+        Experiment("uniform", "Uniform attention instead of the learned one", uniform, _uniform),
     ),
 )

@@ -1,113 +1,82 @@
-"""Expansion rate of each layer's affine map of values (EMNLP 2021, Table 8): of the weights alone, without data."""
+"""Expansion rate of each layer's affine map of values (EMNLP 2021, Table 8), from the weights alone, without data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 from normscope import probing
+from normscope.analyzer import Analyzer
 from normscope.measures import expansion as rates
-from normscope.papers import charts, published
-from normscope.papers.emnlp2021.shared import PAPER, PUBLISHED
-from normscope.papers.published import said
-from normscope.papers.report import Claim, Picture, Section, Table
-
-if TYPE_CHECKING:
-    from normscope.analyzer import Analyzer
-    from normscope.corpus.store import Run
-    from normscope.papers.experiments import Setting
+from normscope.papers.common import finite
+from normscope.papers.emnlp2021.shared import PUBLISHED, reference
+from normscope.papers.published import quote
+from normscope.papers.study import Runs, Setting
+from normscope.reports import charts
+from normscope.reports.report import Claim, Picture, Section, Table
 
 MATRICES = ("code", "paper")
+ENDS = ("mean", "min", "max")
 TEXT = """By how much the map x -> (x W_V + b_V) W_O + b_O stretches a vector, root mean square: ||M||_F / sqrt(d + 1) \
 of its matrix M on [x, 1]. Below 1 the attention sends less than it receives, and the residual weighs more.
 
-The paper's matrix has b_V W_O + b_O as its last row. Its code has b_O in the place of a column, \
-M = [[W_V W_O, W_V b_O^T], [b_V W_O, b_V . b_O + 1]], and that is what the published numbers are of."""
+The paper's matrix has b_V W_O + b_O as its last row. Its code uses b_O as a column instead, \
+M = [[W_V W_O, W_V b_O^T], [b_V W_O, b_V . b_O + 1]], and the published numbers are those of the code."""
+PRE_NORM = "\n\nIn this model x is the output of the norm before the attention."
 
 
-def expansion(setting: Setting, runs: Mapping[str, Run]) -> Section:
+def expansion(setting: Setting, runs: Runs) -> Section:
     """Per layer, by both matrices."""
-    lens = setting.lens
+    lens, published = setting.lens, reference()
     found = layer_rates(lens)
-    reference = published.reference(PAPER)
-    depth = lens.depths[0]
-    theirs = [value for key, value in reference.items() if key.startswith("expansion.code.L")]
-    theirs = theirs if len(theirs) == depth else []  # layer by layer only beside as many layers
-    rows = [
-        (layer, *(found[matrix][layer - 1] for matrix in MATRICES), *theirs[layer - 1 : layer])
-        for layer in range(1, depth + 1)
-    ]
-    stated = {matrix: _ends(found[matrix]) for matrix in MATRICES}
-    columns = ("code's matrix", "paper's matrix", PUBLISHED)
-    some = columns if theirs else columns[:2]
-    ends = [
-        (name, *(stated[matrix].get(name) for matrix in MATRICES), reference.get(f"expansion.code.{name}"))
-        for name in ("mean", "min", "max")
-    ]
-    numbers = {
-        f"expansion.{matrix}.L{layer}": value
-        for matrix in MATRICES
-        for layer, value in enumerate(found[matrix], 1)
-        if value is not None
-    } | {f"expansion.{matrix}.{name}": value for matrix in MATRICES for name, value in stated[matrix].items()}
-    drawn = {
-        f"{matrix}'s matrix": [value for value in found[matrix] if value is not None]
-        for matrix in MATRICES
-        if stated[matrix]
-    }
+    layers = range(1, setting.depth + 1)
+    theirs = [value for key, value in published.items() if key.startswith("expansion.code.L")]
+    theirs = theirs if len(theirs) == len(layers) else []  # by layer only beside as many layers
+    ends = {matrix: _ends(found[matrix]) for matrix in MATRICES}
+    columns = {"code's matrix": ".3f", "paper's matrix": ".3f"}
+    numbers: dict[str, float | None] = {f"expansion.{m}.L{n}": found[m][n - 1] for m in MATRICES for n in layers}
+    numbers |= {f"expansion.{m}.{name}": value for m in MATRICES for name, value in ends[m].items()}
+    series = {f"{m}'s matrix": [value for value in found[m] if value is not None] for m in MATRICES if ends[m]}
     chosen = setting.readings.expansion
-    mean = stated[chosen].get("mean")
+    mean = ends[chosen].get("mean")
     claim = Claim(
         "The affine map of the values shrinks vectors: its mean expansion rate is below 1",
         None if mean is None else mean < 1,
         "b_O does not fit the code's matrix" if mean is None else f"{mean:.2f} by the {chosen}'s matrix",
-        said(reference, "{:.2f} by the code's matrix", "expansion.code.mean"),
+        quote(published, "{:.2f} by the code's matrix", "expansion.code.mean"),
     )
+    tables = (
+        Table.of(
+            "table8-expansion",
+            "Table 8. Expansion rate",
+            {"over layers": "", **columns, PUBLISHED: ".3f"},
+            ((end, *(ends[m].get(end) for m in MATRICES), published.get(f"expansion.code.{end}")) for end in ENDS),
+            "Published: BERT-base, by the code's matrix.",
+        ),
+        Table.of(
+            "expansion-layers",
+            "Expansion rate by layer",
+            {"layer": "", **columns, **({PUBLISHED: ".3f"} if theirs else {})},
+            ((layer, *(found[m][layer - 1] for m in MATRICES), *theirs[layer - 1 : layer]) for layer in layers),
+        ),
+    )
+    chart = charts.line_chart(series, x=layers, ylabel="expansion rate")
     return Section(
         "expansion",
         "Expansion rate of the affine maps",
-        TEXT + _before(lens),
-        (
-            Table(
-                "table8-expansion",
-                "Table 8. Expansion rate",
-                ("over layers", *columns),
-                tuple(ends),
-                dict.fromkeys(columns, ".3f"),
-                "Published: BERT-base, by the code's matrix.",
-            ),
-            Table(
-                "expansion-layers",
-                "Expansion rate by layer",
-                ("layer", *some),
-                tuple(rows),
-                dict.fromkeys(some, ".3f"),
-            ),
-            Picture(
-                "expansion-chart",
-                "Expansion rate by layer",
-                charts.line_chart(drawn, x=range(1, depth + 1), ylabel="expansion rate"),
-            ),
-        ),
+        TEXT + (PRE_NORM if lens.stacks[0].blocks[0].branches[0].pre else ""),
+        (*tables, Picture("expansion-chart", "Expansion rate by layer", chart)),
         (claim,),
-        numbers,
+        finite(numbers),
     )
 
 
 def layer_rates(lens: Analyzer) -> dict[str, list[float | None]]:
-    """matrix -> its expansion rate in each layer; None where b_O does not fit the code's."""
+    """matrix -> its expansion rate in each layer; None if b_O does not fit the code's."""
     maps = [probing.affine(lens, layer) for layer in range(lens.depths[0])]
     return {"code": [rates.code(*one) for one in maps], "paper": [rates.paper(*one) for one in maps]}
 
 
 def _ends(values: list[float | None]) -> dict[str, float]:
-    """Mean, min and max over layers; none where a layer has no value."""
+    """Mean, min and max over layers; empty if a layer has no value."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return {}
     return {"mean": sum(known) / len(known), "min": min(known), "max": max(known)}
-
-
-def _before(lens: Analyzer) -> str:
-    branch = lens.stacks[0].blocks[0].branches[0]
-    return "\n\nThe x of this model is what its norm before the attention gives." if branch.pre else ""

@@ -3,88 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from normscope.measures.permutation import spearman_p
-from normscope.papers import charts, map_charts, published
-from normscope.papers.emnlp2021.ratios import (
-    TYPES,
-    by_layer,
-    methods,
-    overall,
-    rank_correlation,
-    ratios,
-    residual_weights,
-    scope,
-    summary,
-)
-from normscope.papers.emnlp2021.shared import PAPER, PUBLISHED, REFERENCE, described_input, masked_run, over_layers
-from normscope.papers.published import said
-from normscope.papers.report import Claim, Picture, Section, Table, known
+from normscope.papers.common import claim_beside, describe_input, finite, masked_run, published_curves, rank_correlation
+from normscope.papers.emnlp2021 import ratios
+from normscope.papers.emnlp2021.ratios import TYPES, ByLayer, methods, overall, scope
+from normscope.papers.emnlp2021.shared import PUBLISHED, REFERENCE, claim_over_layers, reference
+from normscope.papers.published import quote
+from normscope.papers.study import Runs, Setting
+from normscope.reports import charts, map_charts
+from normscope.reports.report import Claim, Picture, Section, Table, nan_to_none
 
-if TYPE_CHECKING:
-    from normscope.corpus.store import Run
-    from normscope.papers.experiments import Setting
+KEYS = ("mean", "max", "min")
+MEANS = {"micro": "Means over all tokens (micro).", "macro": "Means over the means of the sequences (macro)."}
 
 
-def mixing(setting: Setting, runs: Mapping[str, Run]) -> Section:
+def mixing(setting: Setting, runs: Runs) -> Section:
     """Table 2: mean, max and min of the mixing ratio by each method."""
-    lens, readings = setting.lens, setting.readings
-    found = summary(ratios(lens, runs[masked_run(setting)]), readings.table_average)
-    reference = published.reference(PAPER)
+    lens, average, published = setting.lens, setting.readings.table_average, reference()
+    found = ratios.summary(ratios.ratios(lens, runs[masked_run(setting)]), average)
     names = [name for name in methods(lens) if name in found]
-    table = Table(
+    table = Table.of(
         "table2-mixing",
         "Table 2. Mixing ratio (%)",
-        ("method", "mean", "max", "min", *(f"{PUBLISHED} {key}" for key in ("mean", "max", "min"))),
-        tuple(
-            (name, *found[name].values(), *(reference.get(f"mixing.{name}.{key}") for key in ("mean", "max", "min")))
-            for name in names
-        ),
-        {f"{of}{key}": ".1f" for of in ("", f"{PUBLISHED} ") for key in ("mean", "max", "min")},
-        f"{_means(readings.table_average)} {REFERENCE}",
+        {"method": "", **dict.fromkeys((*KEYS, *(f"{PUBLISHED} {key}" for key in KEYS)), ".1f")},
+        ((name, *found[name].values(), *(published.get(f"mixing.{name}.{key}") for key in KEYS)) for name in names),
+        f"{MEANS[average]} {REFERENCE}",
     )
-    numbers = {f"mixing.{name}.{key}": value for name in names for key, value in found[name].items()}
+    text = "How much of a token's new vector comes from the other tokens, and how much from itself."
     return Section(
         "mixing",
         "Mixing ratio",
-        "How much of a token's new vector comes from the other tokens, and how much from itself. "
-        + described_input(setting),
+        f"{text} {describe_input(setting)}",
         (table,),
         _mixing_claims(setting, {name: found[name]["mean"] for name in names}),
-        numbers,
+        {f"mixing.{name}.{key}": value for name in names for key, value in found[name].items()},
     )
 
 
-def layers(setting: Setting, runs: Mapping[str, Run]) -> Section:
+def layers(setting: Setting, runs: Runs) -> Section:
     """Fig. 3: the mean mixing ratio by layer and kind of token."""
-    lens, readings = setting.lens, setting.readings
-    found = by_layer(ratios(lens, runs[masked_run(setting)]), readings.layer_average)
-    names = [name for name in methods(lens) if name in found]
-    depth = lens.depths[0]
-    kinds = [kind for kind in TYPES if any((layer, kind) in found[names[0]] for layer in range(1, depth + 1))]
-    table = Table(
+    found = _by_layer(setting, runs)
+    names, numbers = list(found), range(1, setting.depth + 1)
+    kinds = [kind for kind in TYPES if any((layer, kind) in found[names[0]] for layer in numbers)]
+    table = Table.of(
         "fig3-layers",
         "Fig. 3. Mixing ratio (%) by layer and kind of token",
-        ("method", "layer", *kinds),
-        tuple(
-            (name, layer, *(found[name].get((layer, kind)) for kind in kinds))
-            for name in names
-            for layer in range(1, depth + 1)
-        ),
-        dict.fromkeys(kinds, ".1f"),
-        _means(readings.layer_average),
-        folded=len(names) * depth > 20,
+        {"method": "", "layer": "", **dict.fromkeys(kinds, ".1f")},
+        ((name, n, *(found[name].get((n, kind)) for kind in kinds)) for name in names for n in numbers),
+        MEANS[setting.readings.layer_average],
+        folded=len(names) * len(numbers) > 20,
     )
-    panels = {
-        name: np.array([[found[name].get((layer, kind), np.nan) for kind in kinds] for layer in range(1, depth + 1)])
-        for name in names
-    }
     heat = map_charts.heat_maps(
-        panels,
-        rows=range(1, depth + 1),
+        {name: np.array([[found[name].get((n, k), np.nan) for k in kinds] for n in numbers]) for name in names},
+        rows=numbers,
         columns=kinds,
         label="mixing ratio (%)",
         ylabel="layer",
@@ -92,78 +66,56 @@ def layers(setting: Setting, runs: Mapping[str, Run]) -> Section:
         shared=False,
         decimals=0,
     )
+    published = published_curves(reference(), {name: f"mixing.{name}.L{{}}.overall" for name in names}, setting.depth)
     lines = charts.line_chart(
         {name: overall(found[name]) for name in names},
-        x=range(1, depth + 1),
+        x=numbers,
         ylabel="mixing ratio (%)",
-        reference=_published_lines(names, depth),
+        reference=published,
         ylim=(0, 100),
     )
+    dashed = f"Dashed: {REFERENCE[0].lower()}{REFERENCE[1:]}" if published else ""
+    text = "The first token is [CLS] or what begins a text, a separator is [SEP] or what ends one."
     return Section(
         "layers",
         "Mixing ratio by layer and kind of token",
-        "The first token is [CLS] or what begins a text, a separator is [SEP] or what ends one. "
-        + described_input(setting),
+        f"{text} {describe_input(setting)}",
         (
-            Picture("fig3-heat", "Fig. 3. Mixing ratio (%), each method on its own scale of colours", heat),
-            Picture("fig3-lines", "Mixing ratio of all tokens, layer by layer", lines, _dashes(names, depth)),
+            Picture("fig3-heat", "Fig. 3. Mixing ratio (%), each method on its own colour scale", heat),
+            Picture("fig3-lines", "Mixing ratio of all tokens, layer by layer", lines, dashed),
             table,
         ),
-        _layer_claims(setting, found[scope(lens, "attention-block")]),
+        _layer_claims(setting, found[scope(setting.lens, "attention-block")]),
         {f"mixing.{name}.L{layer}.{kind}": value for name in names for (layer, kind), value in found[name].items()},
     )
 
 
-def depth(setting: Setting, runs: Mapping[str, Run]) -> Section:
+def depth(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of the mixing ratio of a layer, over all tokens, with the number of the layer."""
-    lens = setting.lens
-    found = by_layer(ratios(lens, runs[masked_run(setting)]), setting.readings.layer_average)
-    names = [name for name in methods(lens) if name in found]
-    numbers = range(1, lens.depths[0] + 1)
-    rho = {name: rank_correlation(overall(found[name]), numbers) for name in names}
-    reference = published.reference(PAPER)
-    last = scope(lens, "attention-block")
-    claim = over_layers(
-        setting,
-        "The mixing ratio falls with depth",
-        overall(found[last]),
-        numbers,
-        -1,
-        said(reference, "Spearman {:.2f} over 12 layers", "depth.ATTNRESLN-N"),
+    found = {name: overall(means) for name, means in _by_layer(setting, runs).items()}
+    numbers, published = range(1, setting.depth + 1), reference()
+    rho = {name: rank_correlation(means, numbers) for name, means in found.items()}
+    columns = {"method": "", "first layer (%)": ".1f", "last layer (%)": ".1f"}
+    table = Table.of(
+        "depth-spearman",
+        "Spearman's correlation of a layer's mean mixing ratio with its number",
+        {**columns, "Spearman": ".2f", "p": ".2f", PUBLISHED: ".2f"},
+        (
+            (name, *(means[0], means[-1]), rho[name], nan_to_none(p), published.get(f"depth.{name}"))
+            for name, means in found.items()
+            for p in [spearman_p(means, numbers)]
+        ),
+        f"p: two-sided, by permutation. {REFERENCE}",
     )
+    theirs = quote(published, "Spearman {:.2f} over 12 layers", "depth.ATTNRESLN-N")
+    means = found[scope(setting.lens, "attention-block")]
     return Section(
         "depth",
         "Mixing ratio against depth",
-        f"Over the {lens.depths[0]} layers of this model. Of few layers, chance often makes a strong correlation.",
-        (
-            Table(
-                "depth-spearman",
-                "Spearman's correlation of a layer's mean mixing ratio with its number",
-                ("method", "first layer (%)", "last layer (%)", "Spearman", "p", PUBLISHED),
-                tuple(
-                    (
-                        name,
-                        means[0],
-                        means[-1],
-                        rho[name],
-                        known(spearman_p(means, numbers)),
-                        reference.get(f"depth.{name}"),
-                    )
-                    for name in names
-                    for means in [overall(found[name])]
-                ),
-                {
-                    "first layer (%)": ".1f",
-                    "last layer (%)": ".1f",
-                    "Spearman": ".2f",
-                    "p": ".2f",
-                    PUBLISHED: ".2f",
-                },
-                f"p: two-sided, by permutation. {REFERENCE}",
-            ),
-        ),
-        (claim,),
-        {f"depth.{name}": value for name, value in rho.items() if value is not None},
+        f"Over the {setting.depth} layers of this model. With few layers, strong correlations often occur by chance.",
+        (table,),
+        (claim_over_layers(setting, "The mixing ratio falls with depth", means, numbers, -1, theirs),),
+        finite({f"depth.{name}": value for name, value in rho.items()}),
     )
 
 
@@ -172,102 +124,82 @@ def middle(depth: int) -> list[int]:
     return [layer for layer in range(1, depth + 1) if depth < 4 * layer <= 3 * depth] or [1]
 
 
+def _by_layer(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, str], float]]:
+    """The means of each method, in the layer's order."""
+    frame = ratios.ratios(setting.lens, runs[masked_run(setting)])
+    found = ratios.by_layer(frame, setting.readings.layer_average)
+    return {name: found[name] for name in methods(setting.lens) if name in found}
+
+
 def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim, ...]:
-    lens, reference = setting.lens, published.reference(PAPER)
-    weights, attention, residual, block = (
-        scope(lens, alias) for alias in ("weights", "attention", "attention-residual", "attention-block")
-    )
-    both = said(reference, "{:.1f} % against {:.1f} %", "mixing.ATTN-W.mean", "mixing.ATTNRESLN-N.mean")
+    lens, published = setting.lens, reference()
+    scopes = [scope(lens, f"attention{suffix}") for suffix in ("", "-residual", "-block")]
+    attention, residual, block = (means[name] for name in scopes)
+    weights, half = means[scope(lens, "weights")], ratios.residual_weights(lens)
+
+    def claim(text: str, holds: bool, template: str, ours: tuple[float, float], *theirs: str) -> Claim:
+        return claim_beside(text, holds, template, ours, published, *(f"mixing.{name}.mean" for name in theirs))
+
     claims = [
-        Claim(
+        claim(
             "By weights mixing dominates; by norms, with residual and normalization, a token mostly keeps its own",
-            means[weights] > 50 > means[block],
-            f"{means[weights]:.1f} % against {means[block]:.1f} %",
-            both,
+            weights > 50 > block,
+            "{:.1f} % against {:.1f} %",
+            (weights, block),
+            *("ATTN-W", "ATTNRESLN-N"),
         ),
-        Claim(
+        claim(
             "The residual connection lowers the mixing by norms to less than a half",
-            means[residual] < means[attention] / 2,
-            f"from {means[attention]:.1f} % to {means[residual]:.1f} %",
-            said(reference, "from {:.1f} % to {:.1f} %", "mixing.ATTN-N.mean", "mixing.ATTNRES-N.mean"),
+            residual < attention / 2,
+            "from {:.1f} % to {:.1f} %",
+            (attention, residual),
+            *("ATTN-N", "ATTNRES-N"),
         ),
     ]
-    half = residual_weights(lens)
     if half is not None:
         claims.append(
             Claim(
-                "Weights with half a residual (Abnar and Zuidema) still put the mixing too high",
-                means[half] > means[residual],
-                f"{means[half]:.1f} % against {means[residual]:.1f} % by norms",
-                said(reference, "{:.1f} % against {:.1f} %", "mixing.ATTNRES-W.mean", "mixing.ATTNRES-N.mean"),
+                "Weights with half a residual (Abnar and Zuidema) still overestimate the mixing",
+                means[half] > residual,
+                f"{means[half]:.1f} % against {residual:.1f} % by norms",
+                quote(published, "{:.1f} % against {:.1f} %", "mixing.ATTNRES-W.mean", "mixing.ATTNRES-N.mean"),
             )
         )
-    apart = block != residual
-    claims.append(
-        Claim(
-            "Layer normalization lowers the mixing further",
-            means[block] < means[residual] if apart else None,
-            f"from {means[residual]:.1f} % to {means[block]:.1f} %" if apart else "no norm follows the residual here",
-            said(reference, "from {:.1f} % to {:.1f} %", "mixing.ATTNRES-N.mean", "mixing.ATTNRESLN-N.mean"),
-        )
-    )
-    return tuple(claims)
+    further, template = "Layer normalization lowers the mixing further", "from {:.1f} % to {:.1f} %"
+    last = claim(further, block < residual, template, (residual, block), "ATTNRES-N", "ATTNRESLN-N")
+    if scopes[1] == scopes[2]:
+        last = Claim(further, None, "no norm follows the residual here", last.published)
+    return (*claims, last)
 
 
-def _layer_claims(setting: Setting, means: Mapping[tuple[int, str], float]) -> tuple[Claim, ...]:
-    reference = published.reference(PAPER)
-    depth = setting.lens.depths[0]
-    theirs = {
-        (layer, kind): reference[f"mixing.ATTNRESLN-N.L{layer}.{kind}"]
-        for layer in range(1, 13)
-        for kind in TYPES
-        if f"mixing.ATTNRESLN-N.L{layer}.{kind}" in reference
-    }
+def _layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
+    published = reference()
+    keys = {(n, kind): f"mixing.ATTNRESLN-N.L{n}.{kind}" for n in range(1, 13) for kind in TYPES}
+    theirs = {place: published[key] for place, key in keys.items() if key in published}
     claims = []
-    causal = setting.lens.stacks[0].side == "decoder"
     for kind, less, text in (
         ("separator", True, "In the middle layers separators ([SEP]) mix less than ordinary tokens"),
         ("first", True, "In the middle layers the first token ([CLS]) mixes less than ordinary tokens"),
         ("mask", False, "In the middle layers [MASK] mixes more than ordinary tokens"),
     ):
-        ours, published_ = _pair(means, kind, middle(depth)), _pair(theirs, kind, middle(12))
-        if kind == "first" and causal:
+        ours, why = _middle_means(means, kind, setting.depth), "there is no such token"
+        if kind == "first" and setting.side == "decoder":
             ours, why = None, "the first token of a causal model sees no other"
-        else:
-            why = "there is no such token"
+        holds = None if ours is None else (ours[0] < ours[1]) == less
         claims.append(
-            Claim(
-                text,
-                None if ours is None else (ours[0] < ours[1]) == less,
-                why if ours is None else _against(ours, middle(depth)),
-                "" if published_ is None else _against(published_, middle(12)),
-            )
+            Claim(text, holds, _against(ours, setting.depth, why), _against(_middle_means(theirs, kind, 12), 12))
         )
     return tuple(claims)
 
 
-def _pair(means: Mapping[tuple[int, str], float], kind: str, layers: Sequence[int]) -> tuple[float, float] | None:
-    """The mean over some layers of a kind of token and of ordinary ones."""
-    values = [[means[layer, one] for layer in layers if (layer, one) in means] for one in (kind, "other")]
+def _middle_means(means: ByLayer, kind: str, depth: int) -> tuple[float, float] | None:
+    """The mean over the middle layers for a kind of token and for ordinary ones."""
+    values = [[means[n, one] for n in middle(depth) if (n, one) in means] for one in (kind, "other")]
     return (float(np.mean(values[0])), float(np.mean(values[1]))) if all(values) else None
 
 
-def _against(pair: tuple[float, float], layers: Sequence[int]) -> str:
+def _against(pair: Sequence[float] | None, depth: int, why: str = "") -> str:
+    layers = middle(depth)
+    if pair is None:
+        return why
     return f"{pair[0]:.1f} % against {pair[1]:.1f} % in layers {layers[0]} to {layers[-1]}"
-
-
-def _published_lines(names: Sequence[str], depth: int) -> dict[str, list[float]] | None:
-    """The published curves, where they are of as many layers."""
-    reference = published.reference(PAPER)
-    keys = {name: [f"mixing.{name}.L{layer}.overall" for layer in range(1, depth + 1)] for name in names}
-    longer = any(f"mixing.{name}.L{depth + 1}.overall" in reference for name in names)
-    found = {name: [reference[key] for key in some] for name, some in keys.items() if all(k in reference for k in some)}
-    return found if found and not longer else None
-
-
-def _dashes(names: Sequence[str], depth: int) -> str:
-    return f"Dashed: {REFERENCE[0].lower()}{REFERENCE[1:]}" if _published_lines(names, depth) else ""
-
-
-def _means(average: str) -> str:
-    return "Means over all tokens (micro)." if average == "micro" else "Means over the means of the sequences (macro)."

@@ -3,59 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from normscope.corpus.store import Run
 from normscope.measures.amplification import amplification as ff_amp_of
-from normscope.papers import map_charts
 from normscope.papers.feed_forward.maps import Texts, Values, ff_amp, texts
 from normscope.papers.feed_forward.shared import Layout, known_layout
-from normscope.papers.feed_forward.top import Pairs, amplified_pairs, overlap
-from normscope.papers.report import Cell, Picture, Section, Table
-
-if TYPE_CHECKING:
-    from normscope.corpus.store import Run
-    from normscope.papers.experiments import Setting
+from normscope.papers.feed_forward.top import Pairs, amplified_pairs
+from normscope.papers.study import Runs, Setting
+from normscope.reports import map_charts
+from normscope.reports.report import Cell, Picture, Section, Table
 
 TOP = 10  # pairs of a list, as in the paper
 LONG = 100  # pairs of the longer lists whose overlap is counted too
-DRAWN = 30  # tokens of a drawn matrix
+DRAWN = 30  # tokens of the matrix in the figure
 PLAIN = "plain"  # the run that masks nothing
+TEXT = (
+    "FF-amp is the map after the feed-forward ({ff}) minus the one before it ({input}), each normalised so that "
+    "{sums}; amp of an ordered pair of subwords (input, output) is its mean over all their occurrences at two "
+    "different positions. The second list is of the whole block: {layer} minus {residual}. Nothing is masked.\n\n"
+    "Listed are pairs that occur in at least {sequences} sequences and at least {occurrences} times ({pairs:,} pairs "
+    "in {texts:,} sequences), special tokens {specials}."
+)
 
 
-def amplification(setting: Setting, runs: Mapping[str, Run]) -> Section:
+def amplification(setting: Setting, runs: Runs) -> Section:
     """An FF-amp matrix, the pairs amplified most by the feed-forward and by its whole block, and what these share."""
     scopes, readings, run = known_layout(setting), setting.readings, runs[PLAIN]
     given = texts(run, scopes)
-    pairs = amplified_pairs(
-        run,
-        scopes,
-        given,
-        axis=readings.axis,
-        causal=scopes.side == "decoder",
-        specials=readings.list_specials,
-        min_sequences=readings.min_sequences,
-        min_occurrences=readings.min_occurrences,
-    )
+    pairs = amplified_pairs(run, scopes, given, readings)
     lists = {"FF": pairs.ff, _block_name(scopes): pairs.block}
-    return Section(
-        "amplification",
-        "Pairs of subwords that are amplified",
-        f"FF-amp is the map after the feed-forward ({scopes.ff}) less the one before it ({scopes.input}), after each "
-        f"was normalised so that {sums_to_one(readings.axis)}; amp of an ordered pair of subwords (input, output) is "
-        "its mean over all their occurrences at two different positions. The second list is of the whole block: "
-        f"{scopes.layer} less {scopes.residual}. Nothing is masked.\n\n"
-        f"Listed are pairs that occur in at least {readings.min_sequences} sequences and at least "
-        f"{readings.min_occurrences} times ({len(pairs.keys):,} pairs in {len(given):,} sequences), special tokens "
-        f"{'included' if readings.list_specials else 'left out'}.",
-        (
-            _matrix(setting, run, scopes, given),
-            *(_short(name, values, pairs, given, number) for number, (name, values) in enumerate(lists.items(), 2)),
-            _overlaps(lists, pairs),
-            _all(lists, pairs, given),
-        ),
+    text = TEXT.format(
+        **{"ff": scopes.ff, "input": scopes.input, "layer": scopes.layer, "residual": scopes.residual},
+        sums=sums_to_one(readings.axis),
+        sequences=readings.min_sequences,
+        occurrences=readings.min_occurrences,
+        pairs=len(pairs.keys),
+        texts=len(given),
+        specials="included" if readings.list_specials else "left out",
     )
+    short = [_short(name, values, pairs, given, number) for number, (name, values) in enumerate(lists.items(), 2)]
+    parts: tuple[Table | Picture, ...] = (
+        _matrix(setting, run, scopes, given),
+        *short,
+        _overlaps(lists, pairs),
+        _all(lists, pairs, given),
+    )
+    return Section("amplification", "Pairs of subwords that are amplified", text, parts)
+
+
+def sums_to_one(axis: str) -> str:
+    """How maps are normalised, in words."""
+    return f"the contributions {'to every output' if axis == 'output' else 'of every input'} sum to 1"
 
 
 def _block_name(scopes: Layout) -> str:
@@ -64,36 +64,25 @@ def _block_name(scopes: Layout) -> str:
     return " ".join(scopes.components[start:end])
 
 
-def sums_to_one(axis: str) -> str:
-    """How maps are normalised, in words."""
-    return f"the contributions {'to every output' if axis == 'output' else 'of every input'} sum to 1"
-
-
 def _short(name: str, values: Values, pairs: Pairs, given: Texts, number: int) -> Table:
     rows = []
     for layer, row in enumerate(values, 1):
         found = [given.pair(int(pairs.keys[place])) for place in pairs.top(row, TOP)]
         rows.append((layer, " · ".join(f"({a}, {b})" for a, b in found)))
-    return Table(
-        f"table{number}-{name.lower().replace(' ', '-')}-pairs",
-        f"Table {number}. Pairs (input, output) amplified most by {name}",
-        ("layer", f"top {TOP}"),
-        tuple(rows),
-    )
+    stem, title = name.lower().replace(" ", "-"), f"Pairs (input, output) amplified most by {name}"
+    return Table.of(f"table{number}-{stem}-pairs", f"Table {number}. {title}", {"layer": "", f"top {TOP}": ""}, rows)
 
 
 def _overlaps(lists: Mapping[str, Values], pairs: Pairs) -> Table:
-    first, second = lists.values()
     rows: list[tuple[Cell, ...]] = []
-    for layer, (a, b) in enumerate(zip(first, second, strict=True), 1):
-        common = [overlap(pairs.top(a, size), pairs.top(b, size)) for size in (TOP, LONG)]
-        rows.append((layer, common[0], common[1], _correlation(a, b)))
-    return Table(
+    for layer, (a, b) in enumerate(zip(*lists.values(), strict=True), 1):
+        common = [len(set(pairs.top(a, size).tolist()) & set(pairs.top(b, size).tolist())) for size in (TOP, LONG)]
+        rows.append((layer, *common, _correlation(a, b)))
+    return Table.of(
         "overlap-of-pairs",
         f"Pairs that both lists have: {' and '.join(lists)}",
-        ("layer", f"of the top {TOP}", f"of the top {LONG}", "correlation of amp"),
-        tuple(rows),
-        {"correlation of amp": ".2f"},
+        {"layer": "", f"of the top {TOP}": "", f"of the top {LONG}": "", "correlation of amp": ".2f"},
+        rows,
         "The correlation is Pearson's, over all pairs that occur often enough.",
     )
 
@@ -111,12 +100,12 @@ def _all(lists: Mapping[str, Values], pairs: Pairs, given: Texts) -> Table:
             for rank, place in enumerate(pairs.top(row, TOP), 1):
                 counts = int(pairs.occurrences[place]), int(pairs.sequences[place])
                 rows.append((name, layer, rank, *given.pair(int(pairs.keys[place])), float(row[place]), *counts))
-    return Table(
+    columns = dict.fromkeys(("amplified by", "layer", "rank", "input", "output"), "")
+    return Table.of(
         "amplified-pairs",
         "The same lists with amp and how often each pair occurs",
-        ("amplified by", "layer", "rank", "input", "output", "amp", "occurrences", "sequences"),
-        tuple(rows),
-        {"amp": ".4f"},
+        {**columns, "amp": ".4f", "occurrences": "", "sequences": ""},
+        rows,
         folded=True,
     )
 
@@ -133,17 +122,15 @@ def _matrix(setting: Setting, run: Run, scopes: Layout, given: Texts) -> Picture
         entry = min(range(len(given)), key=lambda n: (abs(len(given.types[n]) - DRAWN), n))
         tokens = [given.vocabulary[number] for number in given.types[entry]]
         values = ff_amp(run, scopes, given.ids[entry], axis).reshape(-1, len(tokens), len(tokens))
-    shown = min(DRAWN, len(tokens))
+    some = tokens[:DRAWN]
     diagonal = np.eye(len(tokens), dtype=bool)
     layer = int(np.where(diagonal, 0.0, values).clip(min=0).sum((1, 2)).argmax())
-    drawn = np.where(diagonal, np.nan, values[layer])[:shown, :shown]
+    matrix = np.where(diagonal, np.nan, values[layer])[: len(some), : len(some)]
+    look = {"label": "FF-amp", "xlabel": "input", "ylabel": "output", "diverging": True}
     return Picture(
         "ff-amp",
         f"FF-amp matrix of a sequence, layer {layer + 1}",
-        map_charts.heat_map(
-            drawn, rows=tokens[:shown], columns=tokens[:shown], label="FF-amp", xlabel="input", ylabel="output",
-            diverging=True,
-        ),
+        map_charts.heat_map(matrix, rows=some, columns=some, **look),
         "The layer in which the gains of other tokens are largest. A token's contribution to itself is left blank."
-        + (f" The first {shown} of {len(tokens)} tokens." if shown < len(tokens) else ""),
-    )  # fmt: skip
+        + (f" The first {len(some)} of {len(tokens)} tokens." if len(some) < len(tokens) else ""),
+    )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 
-from normscope.measures.amplification import AXES, Axis
-from normscope.measures.bootstrap import Difference, Sided, clustered, difference_of_means
+from normscope.corpus.store import Run
+from normscope.measures.amplification import AXES
+from normscope.measures.bootstrap import Difference, clustered, difference_of_means
 from normscope.measures.matching import matched
-from normscope.papers.feed_forward.maps import Numbers, Texts, Values, cells_of, each, ff_amp
+from normscope.papers.feed_forward.maps import Numbers, Texts, Values, ff_amp, pair_cells
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.papers.feed_forward.shared import Layout
-
-if TYPE_CHECKING:
-    from normscope.corpus.store import Run
 
 Units = Callable[[int], Sequence[Numbers]]  # entry -> for each unit (word, entity) the positions of its tokens
 
@@ -59,8 +58,8 @@ class Amplified:
 
 
 @dataclass(frozen=True)
-class Tested:
-    """What the bootstrap says of one layer."""
+class LayerTests:
+    """The bootstrap tests of one layer."""
 
     instances: Difference
     types: Difference
@@ -69,7 +68,7 @@ class Tested:
 
 
 def words_in(given: Texts) -> Units:
-    """The tokens of each word of several."""
+    """The tokens of each word that has several."""
 
     def units(entry: int) -> list[Numbers]:
         words = given.words[entry]
@@ -81,8 +80,6 @@ def words_in(given: Texts) -> Units:
 
 def entities_in(given: Texts, run: Run, scopes: Layout) -> Units:
     """The tokens of each named entity."""
-    import polars as pl
-
     spans: dict[str, list[Numbers]] = {}
     frame = run.scan("entity_spans").filter(pl.col("side") == scopes.side).select("id", "start", "end").collect()
     for id, start, end in frame.iter_rows():
@@ -90,27 +87,28 @@ def entities_in(given: Texts, run: Run, scopes: Layout) -> Units:
     return lambda entry: spans.get(given.ids[entry], [])
 
 
-def matched_groups(given: Texts, units: Units, *, causal: bool, specials: bool, distance: str, seed: int) -> Groups:
-    """All pairs inside a unit, and as many of the rest drawn at the same distances."""
-    targets = _collected(given, lambda entry: _inside(given, units(entry), entry, causal), distance)
+def matched_groups(given: Texts, units: Units, causal: bool, readings: Any) -> Groups:
+    """All pairs inside a unit, and as many of the rest, sampled at the same distances."""
+    distance = readings.distance
+    targets = _collect(given, lambda entry: _inside(given, units(entry), entry, causal), distance)
     near = np.unique(targets.distances)
 
     def rest(entry: int) -> Numbers:
-        cells = cells_of(given, entry, causal=causal, specials=specials)
+        cells = pair_cells(given, entry, causal, readings.specials)
         cells = cells[np.isin(_distances(cells, len(given.types[entry]), distance), near)]
         mine = targets.cells[targets.of(entry)]
         return cells[~np.isin(cells, mine)]
 
-    others = _collected(given, rest, distance)
-    found = matched(targets.distances, others.distances, seed)
+    others = _collect(given, rest, distance)
+    found = matched(targets.distances, others.distances, readings.seed)
     return Groups(targets.at(found.targets), others.at(found.others), found.dropped, len(targets))
 
 
-def amplified(run: Run, scopes: Layout, given: Texts, groups: Groups) -> Amplified:
+def group_amp(run: Run, scopes: Layout, given: Texts, groups: Groups) -> Amplified:
     """FF-amp of every pair of both groups, one entry's maps at a time."""
     both = (groups.targets, groups.others)
     found: list[dict[str, list[Values]]] = [{axis: [] for axis in AXES} for _ in both]
-    for entry, id in each(given):
+    for entry, id in enumerate(given.ids):
         parts = [cells.cells[cells.of(entry)] for cells in both]
         if not any(map(len, parts)):
             continue
@@ -122,28 +120,19 @@ def amplified(run: Run, scopes: Layout, given: Texts, groups: Groups) -> Amplifi
     return Amplified(joined[0], joined[1])
 
 
-def tests(
-    given: Texts,
-    groups: Groups,
-    values: Amplified,
-    *,
-    axis: Axis,
-    resamples: int,
-    sided: Sided,
-    alpha: float,
-    seed: int,
-) -> list[Tested]:
+def layer_tests(given: Texts, groups: Groups, values: Amplified, readings: Any) -> list[LayerTests]:
     """The bootstrap of every layer: over instances, over types of pairs, over whole sequences, and over instances
     with maps normalised the other way."""
-    options: dict[str, Any] = {"resamples": resamples, "sided": sided, "alpha": alpha}
+    options = {"resamples": readings.resamples, "sided": readings.sided, "alpha": readings.alpha}
+    axis, seed = readings.axis, readings.seed
     targets, others = values.targets[axis], values.others[axis]
-    other = next(name for name in AXES if name != axis)
-    kinds = [_by_type(keys_of(given, cells)) for cells in (groups.targets, groups.others)]
-    by_sequence = _sequence_tests(given, groups, targets, others, options, seed)
+    other = other_axis(axis)
+    by_target, by_other = (_by_type(keys_of(given, cells)) for cells in (groups.targets, groups.others))
+    by_sequence = _test_sequences(given, groups, targets, others, options, seed)
     return [
-        Tested(
+        LayerTests(
             difference_of_means(targets[n], others[n], seed=(seed, n, 0), **options),
-            difference_of_means(kinds[0](targets[n]), kinds[1](others[n]), seed=(seed, n, 1), **options),
+            difference_of_means(by_target(targets[n]), by_other(others[n]), seed=(seed, n, 1), **options),
             by_sequence[n],
             difference_of_means(values.targets[other][n], values.others[other][n], seed=(seed, n, 2), **options),
         )
@@ -151,9 +140,14 @@ def tests(
     ]
 
 
+def other_axis(axis: str) -> str:
+    """The other way to normalise maps."""
+    return next(name for name in AXES if name != axis)
+
+
 def keys_of(given: Texts, cells: Cells) -> Numbers:
     """The ordered pair of types of every cell."""
-    found = [given.keys(entry, cells.cells[cells.of(entry)]) for entry, _ in each(given)]
+    found = [given.keys(entry, cells.cells[cells.of(entry)]) for entry in range(len(given))]
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
@@ -168,7 +162,7 @@ def _by_type(keys: Numbers) -> Callable[[Values], Values]:
     return means
 
 
-def _sequence_tests(
+def _test_sequences(
     given: Texts, groups: Groups, targets: Values, others: Values, options: dict[str, Any], seed: int
 ) -> tuple[Difference, ...]:
     size = len(given)
@@ -180,7 +174,7 @@ def _sequence_tests(
         ],
         2,
     )
-    some = counts.sum(1) > 0  # sequences without any such pair say nothing
+    some = counts.sum(1) > 0  # sequences without any such pair do not count
     return clustered(sums[:, some], counts[some], seed=(seed, 3), **options)
 
 
@@ -195,8 +189,8 @@ def _inside(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) ->
     return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
 
-def _collected(given: Texts, cells: Callable[[int], Numbers], distance: str) -> Cells:
-    pieces = [cells(entry) for entry, _ in each(given)]
+def _collect(given: Texts, cells: Callable[[int], Numbers], distance: str) -> Cells:
+    pieces = [cells(entry) for entry in range(len(given))]
     sizes = [len(piece) for piece in pieces]
     distances = [_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)]
     empty = [np.zeros(0, np.int64)]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
+from normscope.corpus.store import Run
 from normscope.measures.amplification import Axis, amplification
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.papers.feed_forward.shared import Layout
-
-if TYPE_CHECKING:
-    from normscope.corpus.store import Run
 
 Values = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -25,7 +22,7 @@ class Texts:
     """The entries of a run, without their maps: token types and words as numbers."""
 
     ids: tuple[str, ...]
-    types: tuple[Numbers, ...]  # of each entry, the number of each token's type
+    types: tuple[Numbers, ...]  # for each entry, the number of each token's type
     words: tuple[Numbers, ...]  # the number of its word, SPECIAL for special tokens
     vocabulary: tuple[str, ...]  # the token of each type
 
@@ -46,8 +43,6 @@ class Texts:
 
 def texts(run: Run, scopes: Layout) -> Texts:
     """All entries of a run, in the corpus's order."""
-    import polars as pl
-
     mine = pl.col("side") == scopes.side
     words_of = dict(run.scan("token_words").filter(mine).select("id", "words").collect().iter_rows())
     numbers: dict[str, int] = {}
@@ -59,8 +54,8 @@ def texts(run: Run, scopes: Layout) -> Texts:
     return Texts(tuple(ids), tuple(types), tuple(words), tuple(numbers))
 
 
-def cells_of(given: Texts, entry: int, *, causal: bool, specials: bool) -> Numbers:
-    """The cells i n + j of two different positions: of a causal model j < i, without special tokens unless wanted."""
+def pair_cells(given: Texts, entry: int, causal: bool, specials: bool) -> Numbers:
+    """The cells i n + j of two different positions: in a causal model j < i, without special tokens unless wanted."""
     size = len(given.types[entry])
     output, input = np.divmod(np.arange(size * size), size)
     chosen = input < output if causal else input != output
@@ -76,12 +71,8 @@ def ff_amp(run: Run, scopes: Layout, id: str, axis: Axis) -> Values:
 
 
 def block_amp(run: Run, scopes: Layout, id: str, axis: Axis) -> Values:
-    """(layers, n n): what all from the attention's residual to the layer's end amplifies, LN FF RES LN."""
+    """(layers, n n): what everything from the attention's residual to the layer's end amplifies, LN FF RES LN."""
     return _amp(run, id, scopes.residual, scopes.layer, scopes.side, axis)
-
-
-def each(given: Texts) -> Iterator[tuple[int, str]]:
-    yield from enumerate(given.ids)
 
 
 def _amp(run: Run, id: str, before: str, after: str, side: str, axis: Axis) -> Values:

@@ -1,4 +1,4 @@
-"""Corpus measures of the feed-forward paper. Of an encoder-decoder they read the encoder."""
+"""Corpus measures of the feed-forward paper. In an encoder-decoder they read the encoder."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from normscope.errors import NormscopeError
 from normscope.measures.amplification import shares
 from normscope.measures.similarity import correlation, ranks
 from normscope.measures.words import words_of
+from normscope.papers.common import typed_columns
 from normscope.papers.feed_forward.shared import layout
 
-NORM = -1  # in the place of a dimension: the norm of the whole vector
-SPECIAL = -1  # in the place of a word
+NORM = -1  # instead of a dimension: the norm of the whole vector
+SPECIAL = -1  # instead of a word
 SHARES = (0.005, 0.01, 0.02, 0.05)  # of the dimensions, that can be removed
 ROUNDINGS: Mapping[str, Callable[[float], int]] = {
     "floor": floor,
     "round": lambda count: floor(count + 0.5),
     "ceil": ceil,
 }
+MAGNITUDES: dict[str, Any] = {"layer": np.int16, "dimension": np.int32, "tokens": np.int64}
+MAGNITUDES |= dict.fromkeys(("bypass", "input", "output"), np.float64)
 
 
 @register("similarity_normalised")
@@ -46,11 +49,11 @@ def similarity_normalised(analysis: Analysis) -> Columns:
                     names.append((normalised, analysis.scopes[n - 1], scope))
                     values.append(correlation(before, ranked))
                 before = ranked
-    layers = len(analysis.layers)
     return {
-        "normalised": [name for name, _, _ in names for _ in range(layers)],
-        "scope": [scope for _, scope, _ in names for _ in range(layers)],
-        "other": [other for _, _, other in names for _ in range(layers)],
+        **{
+            key: [row[n] for row in names for _ in analysis.layers]
+            for n, key in enumerate(("normalised", "scope", "other"))
+        },
         "layer": np.tile(np.array(analysis.layers, dtype=np.int16), len(names)),
         "spearman": torch.cat(values).numpy() if values else np.zeros(0),
     }
@@ -58,13 +61,13 @@ def similarity_normalised(analysis: Analysis) -> Columns:
 
 @register("ff_magnitudes", scopes=("weights",), whole=True, summed=("tokens", "bypass", "input", "output"))
 def ff_magnitudes(sample: Sample) -> Columns:
-    """layer, dimension (-1: the norm of the vector) -> how many tokens, and sums over them of |value| in what passes
-    by the feed-forward, in its input and in what it adds"""
+    """layer, dimension (-1: the norm of the vector) -> how many tokens, and sums over them of |value| in what bypasses
+    the feed-forward, in its input and in what it adds"""
     scopes = layout(sample.lens)
     if scopes is None:
         raise NormscopeError("This model's feed-forward has no scope of its own.")
     if sample.analysis.info["side"] != scopes.side:
-        return {name: np.zeros(0, dtype) for name, dtype in _MAGNITUDES.items()}
+        return typed_columns(MAGNITUDES, [])
     wanted = {"bypass": scopes.block, "input": scopes.input, "output": scopes.added}
     vectors = probing.outputs(sample.lens, sample.item, list(dict.fromkeys(wanted.values())))
     depth, tokens, width = vectors[scopes.block].shape
@@ -77,13 +80,7 @@ def ff_magnitudes(sample: Sample) -> Columns:
         given = vectors[scope].double()
         norms = torch.linalg.vector_norm(given, dim=-1).sum(1, keepdim=True)
         found[name] = torch.cat([norms, given.abs().sum(1)], 1).flatten().cpu().numpy()
-    return {name: np.asarray(found[name], dtype) for name, dtype in _MAGNITUDES.items()}
-
-
-_MAGNITUDES: Mapping[str, Any] = {
-    "layer": np.int16, "dimension": np.int32, "tokens": np.int64,
-    "bypass": np.float64, "input": np.float64, "output": np.float64,
-}  # fmt: skip
+    return {name: np.asarray(found[name], dtype) for name, dtype in MAGNITUDES.items()}
 
 
 @register("token_words", scopes=("weights",), whole=True)
@@ -107,42 +104,41 @@ def entity_spans(sample: Sample) -> Columns:
     if sample.entry.entities and sample.analysis.info["side"] == side:
         word_ids = sample.original.sides[side].word_ids
         if word_ids is None:
-            raise NormscopeError("The tokenizer does not say which word a token belongs to: entities have no place.")
+            raise NormscopeError(
+                "The tokenizer does not say which word a token belongs to: entities cannot be located."
+            )
         spans = list(subword_spans(sample.entry, word_ids))
-    return {
-        "start": np.array([span.start for span in spans], dtype=np.int32),
-        "end": np.array([span.end for span in spans], dtype=np.int32),
-        "label": [span.label for span in spans],
-    }
+    types = {"start": np.int32, "end": np.int32, "label": object}
+    return typed_columns(types, [(span.start, span.end, span.label) for span in spans])
 
 
-def removed_name(share: float, rounding: str) -> str:
+def removal_name(share: float, rounding: str) -> str:
     """The measure that removes this share of the dimensions: `lowest_gains_10_floor` for 1 %."""
     return f"lowest_gains_{round(1000 * share)}_{rounding}"
 
 
-def removed_count(width: int, share: float, rounding: str) -> int:
+def removal_count(width: int, share: float, rounding: str) -> int:
     """How many dimensions that is: 768 x 1 % = 7.68 is 7 or 8; at least 1."""
     return max(1, ROUNDINGS[rounding](round(width * share, 9)))
 
 
-def lowest(gains: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def split_by_gain(gains: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The dimensions of the lowest (signed) gains, and all others, both in order."""
     order = gains.argsort(stable=True)
     return order[:count].sort().values, order[count:].sort().values
 
 
-def _removed(share: float, rounding: str) -> Callable[[Sample], Columns]:
+def _removal_measure(share: float, rounding: str) -> Callable[[Sample], Columns]:
     def measure(sample: Sample) -> Columns:
         """layer -> how many dimensions of the lowest gain of the last norm were removed from the feed-forward's
         contributions, and Spearman's correlation of its map with the one before it, with and without them"""
         analysis, lens = sample.analysis, sample.lens
         if analysis.info["side"] != lens.stacks[0].side:
-            empty = np.zeros(0)
-            return {"layer": empty.astype(np.int16), "removed": empty.astype(np.int32), "whole": empty, "rest": empty}
+            types = {"layer": np.int16, "removed": np.int32, "whole": np.float64, "rest": np.float64}
+            return typed_columns(types, [])
         gains = probing.gains(lens, "layer")
-        count = removed_count(gains.shape[1], share, rounding)
-        rest = {layer: lowest(gains[layer], count)[1] for layer in range(len(gains))}
+        count = removal_count(gains.shape[1], share, rounding)
+        rest = {layer: split_by_gain(gains[layer], count)[1] for layer in range(len(gains))}
         cells = reachable(analysis)
         before = ranks(analysis["attention-block"][:, cells])
         maps = probing.map_within(lens, sample.item, rest)
@@ -158,13 +154,13 @@ def _removed(share: float, rounding: str) -> Callable[[Sample], Columns]:
 
 for _share in SHARES:
     for _rounding in ROUNDINGS:
-        register(removed_name(_share, _rounding), scopes=("attention-block", "ff"), whole=True)(
-            _removed(_share, _rounding)
+        register(removal_name(_share, _rounding), scopes=("attention-block", "ff"), whole=True)(
+            _removal_measure(_share, _rounding)
         )
 
 
 def _special_ids(tokenizer: Any) -> set[int]:
-    """The tokenizer's special tokens; what it does not know is a word all the same."""
+    """The tokenizer's special tokens, without the unknown token, which stands for a word."""
     if tokenizer is None:
         return set()
     return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}

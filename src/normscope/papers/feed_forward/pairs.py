@@ -2,233 +2,188 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normscope.measures.amplification import AXES
+from normscope.corpus.store import Run
 from normscope.measures.bootstrap import Difference
-from normscope.papers import charts, published
+from normscope.papers.common import layer_numbers, layers_text
+from normscope.papers.feed_forward import groups as pair_groups
 from normscope.papers.feed_forward.amplification import PLAIN, sums_to_one
-from normscope.papers.feed_forward.groups import (
-    Amplified,
-    Groups,
-    Tested,
-    Units,
-    amplified,
-    entities_in,
-    matched_groups,
-    tests,
-    words_in,
-)
+from normscope.papers.feed_forward.groups import Amplified, Groups, LayerTests, Units, other_axis
 from normscope.papers.feed_forward.maps import Texts, Values, texts
-from normscope.papers.feed_forward.shared import PAPER, known_layout, listed
-from normscope.papers.report import Claim, Picture, Section, Table
-
-if TYPE_CHECKING:
-    from normscope.corpus.store import Run
-    from normscope.papers.experiments import Setting
+from normscope.papers.feed_forward.shared import known_layout, reference
+from normscope.papers.study import Runs, Setting
+from normscope.reports import charts
+from normscope.reports.report import Claim, Picture, Section, Table
 
 INNER = (0.5, 99.5)  # percentiles between which histograms are drawn
 MOST = 3  # histograms
+TEXT = (
+    "FF-amp of {pairs} ({found:,} ordered pairs at two positions) against as many other pairs, sampled without "
+    "replacement with exactly the same histogram of {distance} distances.{dropped} Other pairs are all that are not "
+    "of one {unit}, {specials}. Nothing is masked.\n\n"
+    "The unpaired bootstrap of the difference of means, {resamples:,} resamples, {sided}-sided: p is the share of "
+    "resampled differences on the other side of zero. Over instances it treats every pair as independent, which pairs "
+    "of one sequence are not, and is optimistic; over types every ordered pair of subwords counts once, with the mean "
+    "of its instances; over sequences whole sequences are resampled.\n\n"
+    "Maps are normalised so that {sums}. What a token gains in itself others lose, so the means of both groups may be "
+    "below zero: the test is of their difference."
+)
+DROPPED = " {:,} of them, chosen at random, were left out, since there are too few others at their distance."
 
 
 @dataclass(frozen=True)
 class Kind:
     """What is compared with other pairs."""
 
-    name: str  # of the section and of its files
+    name: str  # of the section
     key: str  # of its numbers
-    title: str
-    targets: str  # in a figure's legend
+    unit: str  # "word"
     pairs: str  # in a sentence
-    none: str  # said where there are none
+
+    @property
+    def title(self) -> str:
+        return f"Pairs of {self.pairs.removeprefix('two ')}"
+
+    @property
+    def targets(self) -> str:
+        """In a figure's legend."""
+        return f"of one {self.unit}"
+
+    @property
+    def none(self) -> str:
+        """What is said if there are none."""
+        return f"no {self.pairs.partition(' of one ')[2]} of these texts has more than one token"
+
+    @property
+    def stem(self) -> str:
+        """In the names of files."""
+        return self.name.replace("_", "-")
 
 
-WORDS = Kind(
-    "word_split",
-    "wordsplit",
-    "Pairs of subwords of one word",
-    "of one word",
-    "two subwords of one word",
-    "no word of these texts has more than one token",
-)
-ENTITIES = Kind(
-    "entities",
-    "entity",
-    "Pairs of subwords of one named entity",
-    "of one entity",
-    "two subwords of one named entity",
-    "no named entity of these texts has more than one token",
-)
+WORDS = Kind("word_split", "wordsplit", "word", "two subwords of one word")
+ENTITIES = Kind("entities", "entity", "entity", "two subwords of one named entity")
 
 
-def word_split(setting: Setting, runs: Mapping[str, Run]) -> Section:
+def word_split(setting: Setting, runs: Runs) -> Section:
     """Fig. 7 and 8 of words that were split into subwords."""
     given = texts(runs[PLAIN], known_layout(setting))
-    return _section(setting, runs[PLAIN], given, WORDS, words_in(given))
+    return _section(setting, runs[PLAIN], given, WORDS, pair_groups.words_in(given))
 
 
-def entities(setting: Setting, runs: Mapping[str, Run]) -> Section:
+def entities(setting: Setting, runs: Runs) -> Section:
     """Fig. 7 and 8 of named entities."""
     scopes = known_layout(setting)
     given = texts(runs[PLAIN], scopes)
-    return _section(setting, runs[PLAIN], given, ENTITIES, entities_in(given, runs[PLAIN], scopes))
+    return _section(setting, runs[PLAIN], given, ENTITIES, pair_groups.entities_in(given, runs[PLAIN], scopes))
 
 
 def _section(setting: Setting, run: Run, given: Texts, kind: Kind, units: Units) -> Section:
     scopes, readings = known_layout(setting), setting.readings
-    groups = matched_groups(
-        given,
-        units,
-        causal=scopes.side == "decoder",
-        specials=readings.specials,
-        distance=readings.distance,
-        seed=readings.seed,
-    )
+    groups = pair_groups.matched_groups(given, units, scopes.causal, readings)
     theirs = _published_layers(kind)
-    statement = f"The feed-forward amplifies {kind.pairs} more than other pairs as far apart"
+    statement = f"The feed-forward amplifies {kind.pairs} more than other pairs as far apart, in most layers"
     if not len(groups.targets):
-        claim = Claim(f"{statement}, in most layers", None, kind.none, theirs)
+        claim = Claim(statement, None, kind.none, theirs)
         return Section(kind.name, kind.title, f"There is nothing to compare: {kind.none}.", claims=(claim,))
-    values = amplified(run, scopes, given, groups)
-    found = tests(
-        given,
-        groups,
-        values,
-        axis=readings.axis,
-        resamples=readings.resamples,
-        sided=readings.sided,
-        alpha=readings.alpha,
-        seed=readings.seed,
-    )
+    values = pair_groups.group_amp(run, scopes, given, groups)
+    found = pair_groups.layer_tests(given, groups, values, readings)
     chosen = [one.types if readings.level == "type" else one.instances for one in found]
-    above = _significant(chosen, readings.alpha)
-    cautious = _significant([one.sequences for one in found], readings.alpha)
-    otherwise = _significant([one.other_axis for one in found], readings.alpha)
-    return Section(
-        kind.name,
-        kind.title,
-        _text(setting, kind, groups),
-        (
-            _bars(kind, values.targets[readings.axis], values.others[readings.axis], above),
-            *_tables(kind, readings.axis, values, found),
-            *_histograms(kind, values.targets[readings.axis], values.others[readings.axis], chosen),
-        ),
-        (
-            Claim(
-                f"{statement}, in most layers",
-                2 * len(above) > len(found),
-                f"in {len(above)} of {len(found)}: {listed(above)}; drawing whole sequences: {listed(cautious)}; "
-                f"normalised by {_other(readings.axis)}: {listed(otherwise)}",
-                theirs,
-            ),
-        ),
-        {f"{kind.key}.L{layer}.p": one.p for layer, one in enumerate(chosen, 1)},
+    above, by_sequence, by_other = (
+        _significant(some, readings.alpha)
+        for some in (chosen, [one.sequences for one in found], [one.other_axis for one in found])
     )
+    claim = Claim(
+        statement,
+        2 * len(above) > len(found),
+        f"in {len(above)} of {len(found)}: {layers_text(above)}; resampling whole sequences: "
+        f"{layers_text(by_sequence)}; normalised by {other_axis(readings.axis)}: {layers_text(by_other)}",
+        theirs,
+    )
+    both = (values.targets[readings.axis], values.others[readings.axis])
+    parts: tuple[Table | Picture, ...] = (
+        _bars(kind, *both, above),
+        *_tables(kind, readings.axis, values, found),
+        *_histograms(kind, *both, chosen),
+    )
+    numbers = {f"{key}.p": p for key, p in layer_numbers(kind.key, [one.p for one in chosen]).items()}
+    return Section(kind.name, kind.title, _text(setting, kind, groups), parts, (claim,), numbers)
 
 
 def _text(setting: Setting, kind: Kind, groups: Groups) -> str:
     readings = setting.readings
-    dropped = (
-        f" {groups.dropped:,} of them were left out, drawn at random, since at their distance there are too few others."
-        if groups.dropped
-        else ""
-    )
-    return (
-        f"FF-amp of {kind.pairs} ({groups.found:,} ordered pairs at two positions) against as many other pairs, drawn "
-        f"without replacement with exactly the same histogram of {readings.distance} distances.{dropped} Other pairs "
-        f"are all that are not of one {'word' if kind is WORDS else 'entity'}, "
-        f"{'special tokens included' if readings.specials else 'without special tokens'}. Nothing is masked.\n\n"
-        f"The unpaired bootstrap of the difference of means, {readings.resamples:,} resamples, {readings.sided}-sided: "
-        "p is the share of resampled differences on the other side of zero. Over instances it takes every pair for "
-        "independent, which pairs of one sequence are not, and is optimistic; over types every ordered pair of "
-        "subwords counts once, with the mean of its instances; over sequences whole sequences are drawn.\n\n"
-        f"Maps are normalised so that {sums_to_one(readings.axis)}. What a token gains in itself others lose, so that "
-        "the means of both groups may be below zero: the test is of their difference."
+    return TEXT.format(
+        pairs=kind.pairs,
+        found=groups.found,
+        distance=readings.distance,
+        dropped=DROPPED.format(groups.dropped) if groups.dropped else "",
+        unit=kind.unit,
+        specials="special tokens included" if readings.specials else "without special tokens",
+        resamples=readings.resamples,
+        sided=readings.sided,
+        sums=sums_to_one(readings.axis),
     )
 
 
 def _bars(kind: Kind, targets: Values, others: Values, above: Sequence[int]) -> Picture:
     layers = range(1, len(targets) + 1)
     groups = {kind.targets: targets, "other pairs": others}
-    return Picture(
-        f"fig7-{kind.name.replace('_', '-')}",
-        f"Fig. 7. Mean FF-amp of pairs {kind.targets}, and of others as far apart",
-        charts.bars_with_errors(
-            {name: list(values.mean(1)) for name, values in groups.items()},
-            x=list(layers),
-            ylabel="mean FF-amp",
-            errors={name: list(1.96 * values.std(1) / np.sqrt(values.shape[1])) for name, values in groups.items()},
-            marks=["*" if layer in above else "" for layer in layers],
+    chart = charts.bars_with_errors(
+        {name: list(values.mean(1)) for name, values in groups.items()},
+        x=list(layers),
+        ylabel="mean FF-amp",
+        errors={name: list(1.96 * values.std(1) / np.sqrt(values.shape[1])) for name, values in groups.items()},
+        marks=["*" if layer in above else "" for layer in layers],
+    )
+    title = f"Fig. 7. Mean FF-amp of pairs {kind.targets}, and of others as far apart"
+    note = "*: significantly larger. Error bars: 1.96 standard errors of independent instances."
+    return Picture(f"fig7-{kind.stem}", title, chart, note)
+
+
+def _tables(kind: Kind, axis: str, values: Amplified, found: Sequence[LayerTests]) -> tuple[Table, Table]:
+    """The means with their difference, and the same test under the other readings."""
+    other = other_axis(axis)
+    means = dict.fromkeys((kind.targets, "others", "difference", "low", "high"), ".5f")
+    levels = dict.fromkeys(("p, instances", "p, types", "p, sequences"), ".4f")
+    targets, others = ([float(row.mean()) for row in side[axis]] for side in (values.targets, values.others))
+    return (
+        Table.of(
+            f"{kind.stem}-layers",
+            f"Mean FF-amp of pairs {kind.targets} and of others, over instances, maps normalised by {axis}",
+            {"layer": "", **means, "p": ".4f"},
+            ((n + 1, targets[n], others[n], *vars(one.instances).values()) for n, one in enumerate(found)),
+            "Low and high are the ends of the percentile interval.",
         ),
-        "*: significantly larger. Bars of 1.96 standard errors, of independent instances.",
+        Table.of(
+            f"{kind.stem}-readings",
+            "The same test under other readings",
+            {"layer": "", **levels, f"difference, by {other}": ".5f", f"p, by {other}": ".4f"},
+            (
+                (n, one.instances.p, one.types.p, one.sequences.p, one.other_axis.difference, one.other_axis.p)
+                for n, one in enumerate(found, 1)
+            ),
+            f"The last two columns are over instances, of maps normalised so that {sums_to_one(other)}.",
+        ),
     )
 
 
-def _tables(kind: Kind, axis: str, values: Amplified, found: Sequence[Tested]) -> tuple[Table, Table]:
-    """The means with their difference, and the same test under the other readings."""
-    other = _other(axis)
-    name = kind.name.replace("_", "-")
-    means = ("layer", kind.targets, "others", "difference", "low", "high", "p")
-    tested = (
-        "layer", "p, instances", "p, types", "p, sequences", f"difference, by {other}", f"p, by {other}",
-    )  # fmt: skip
-    numbered = list(enumerate(found, 1))
-    return (
-        Table(
-            f"{name}-layers",
-            f"Mean FF-amp of pairs {kind.targets} and of others, over instances, maps normalised by {axis}",
-            means,
-            tuple(
-                (
-                    layer, float(values.targets[axis][layer - 1].mean()), float(values.others[axis][layer - 1].mean()),
-                    *vars(one.instances).values(),
-                )
-                for layer, one in numbered
-            ),
-            dict.fromkeys(means[1:-1], ".5f") | {"p": ".4f"},
-            "Low and high are the ends of the interval of percentiles.",
-        ),
-        Table(
-            f"{name}-readings",
-            "The same test under other readings",
-            tested,
-            tuple(
-                (layer, one.instances.p, one.types.p, one.sequences.p, one.other_axis.difference, one.other_axis.p)
-                for layer, one in numbered
-            ),
-            {column: ".4f" if column.startswith("p") else ".5f" for column in tested[1:]},
-            f"The last two columns are over instances, of maps normalised so that {sums_to_one(other)}.",
-        ),
-    )  # fmt: skip
-
-
-def _other(axis: str) -> str:
-    return next(name for name in AXES if name != axis)
-
-
 def _histograms(kind: Kind, targets: Values, others: Values, found: Sequence[Difference]) -> list[Picture]:
-    """Of the layers with the largest differences, measured by their spread."""
+    """For the layers with the largest differences, relative to their spread."""
     both = np.concatenate([targets, others], 1)
     effect = [one.difference / max(float(both[n].std()), 1e-300) for n, one in enumerate(found)]
     order = sorted(range(len(found)), key=lambda n: -effect[n])[:MOST]
-    return [
-        Picture(
-            f"fig8-{kind.name.replace('_', '-')}-layer{n + 1}",
-            f"Fig. 8. FF-amp of pairs {kind.targets} and of others, layer {n + 1}",
-            charts.histogram(
-                {kind.targets: targets[n], "other pairs": others[n]},
-                xlabel="FF-amp",
-                ylabel="share of pairs",
-                limits=(float(np.percentile(both[n], INNER[0])), float(np.percentile(both[n], INNER[1]))),
-            ),
-            f"What lies beyond the percentiles {INNER[0]} and {INNER[1]} is counted in the outermost bins.",
-        )
-        for n in sorted(order)
-    ]
+    note = f"Values beyond the percentiles {INNER[0]} and {INNER[1]} are counted in the outermost bins."
+    pictures = []
+    for n in sorted(order):
+        low, high = (float(np.percentile(both[n], end)) for end in INNER)
+        series = {kind.targets: targets[n], "other pairs": others[n]}
+        chart = charts.histogram(series, xlabel="FF-amp", ylabel="share of pairs", limits=(low, high))
+        title = f"Fig. 8. FF-amp of pairs {kind.targets} and of others, layer {n + 1}"
+        pictures.append(Picture(f"fig8-{kind.stem}-layer{n + 1}", title, chart, note))
+    return pictures
 
 
 def _significant(found: Sequence[Difference], alpha: float) -> list[int]:
@@ -237,22 +192,6 @@ def _significant(found: Sequence[Difference], alpha: float) -> list[int]:
 
 
 def _published_layers(kind: Kind) -> str:
-    theirs = published.reference(PAPER)
-    layers = [layer for layer in range(1, 13) if f"{kind.key}.L{layer}.p" in theirs]
-    return f"in {len(layers)} of 12: {listed(layers)}" if layers else ""
-
-
-def missing_words(setting: Setting) -> str | None:
-    """Why words cannot be told."""
-    if setting.lens.tokenizer is None:
-        return "Words are told by their tokens, but there is no tokenizer."
-    return None
-
-
-def missing_entities(setting: Setting) -> str | None:
-    """Why there are no named entities."""
-    if not setting.has_entities:
-        return "The corpus has no named entities: give one in CoNLL columns, with IOB tags (--format conll)."
-    if not getattr(setting.lens.tokenizer, "is_fast", False):
-        return "The tokenizer does not say which word a token belongs to, so that entities have no place."
-    return None
+    published = reference()
+    layers = [layer for layer in range(1, 13) if f"{kind.key}.L{layer}.p" in published]
+    return f"in {len(layers)} of 12: {layers_text(layers)}" if layers else ""

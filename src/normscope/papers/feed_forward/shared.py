@@ -1,21 +1,23 @@
-"""What the sections of the feed-forward paper have in common: the scopes they read, which run, what was published."""
+"""What the sections of the feed-forward paper have in common: the scopes around the feed-forward."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from normscope.analyzer import Analyzer
+from normscope.papers import published
+from normscope.papers.study import Setting
 from normscope.scopes import aliases_of, steps_of
-from normscope.view.labels import ranges
 
-if TYPE_CHECKING:
-    from normscope.analyzer import Analyzer
-    from normscope.papers.experiments import Setting
-
-PAPER = "ff"
+NAME = "ff"
 REFERENCE = "BERT-base on Wikipedia"
+
+
+def reference() -> dict[str, float]:
+    """The paper's main numbers by key."""
+    return published.reference(NAME)
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Layout:
     chain: tuple[str, ...]  # the attention weights, then every scope of norms in the layer's order
     components: tuple[str, ...]  # what is new in each of the chain: ATTN-W, ATTN, RES1, LN1, FF, RES2, LN2
     residual: str  # after the attention's residual
-    block: str  # before the feed-forward block: what its residual passes by
+    block: str  # before the feed-forward block: what its residual carries past it
     input: str  # before the feed-forward itself; in a pre-LN layer its norm comes after `block`
     ff: str
     added: str  # what the residual adds: the feed-forward's output, in a sandwich layer after another norm
@@ -34,11 +36,22 @@ class Layout:
     side: str
 
     @property
+    def causal(self) -> bool:
+        """Whether tokens see only those before them."""
+        return self.side == "decoder"
+
+    @property
     def after(self) -> tuple[str, ...]:
-        """The scopes after the feed-forward block's beginning."""
+        """The scopes of the feed-forward block."""
         return self.chain[self.chain.index(self.block) + 1 :]
 
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """All pairs of scopes, in the layer's order."""
+        return [(a, b) for n, a in enumerate(self.chain) for b in self.chain[n + 1 :]]
+
     def component(self, scope: str) -> str:
+        """What is new in a scope."""
         return self.components[self.chain.index(scope)]
 
     def before(self, scope: str) -> str:
@@ -47,21 +60,20 @@ class Layout:
 
 
 def layout(lens: Analyzer) -> Layout | None:
-    """The scopes of the first side of a model; None where the feed-forward has none of its own (parallel layers)."""
+    """The scopes of the first side of a model; None if the feed-forward has none of its own (parallel layers)."""
     stack = lens.stacks[0]
     alias = aliases_of(stack.blocks)
     if alias["ff"] in (alias["attention-block"], alias["layer"]):
         return None
     chain = (alias["weights"], *dict.fromkeys(step.norms for step in steps_of(stack.blocks) if step.norms))
-    place = {scope: n for n, scope in enumerate(chain)}
     return Layout(
         chain=chain,
         components=_components(chain),
         residual=alias["attention-residual"],
         block=alias["attention-block"],
-        input=chain[place[alias["ff"]] - 1],
+        input=chain[chain.index(alias["ff"]) - 1],
         ff=alias["ff"],
-        added=chain[place[alias["ff-residual"]] - 1],
+        added=chain[chain.index(alias["ff-residual"]) - 1],
         ff_residual=alias["ff-residual"],
         layer=alias["layer"],
         side=stack.side,
@@ -69,41 +81,48 @@ def layout(lens: Analyzer) -> Layout | None:
 
 
 def known_layout(setting: Setting) -> Layout:
-    """As `layout`, of a model that was found to have one."""
+    """As `layout`, for a model that was found to have one."""
     found = layout(setting.lens)
     assert found is not None
     return found
 
 
-def ends_with_norm(lens: Analyzer) -> bool:
-    """Whether a norm follows the feed-forward's residual, as in post-LN layers."""
-    return steps_of(lens.stacks[0].blocks)[-1].role == "after"
-
-
-def missing(setting: Setting) -> str | None:
+def missing_layout(setting: Setting) -> str | None:
     """Why no experiment of this paper can be done with this model."""
-    lens = setting.lens
-    if lens.family.input != "text":
-        return f"It reads text, but {lens.family.name} does not."
-    if layout(lens) is None:
-        return f"The feed-forward of {lens.family.name} runs beside the attention: there is no map before it."
+    family = setting.lens.family
+    if family.input != "text":
+        return f"It reads text, but {family.name} does not."
+    if layout(setting.lens) is None:
+        return f"The feed-forward of {family.name} runs beside the attention: there is no map before it."
     return None
 
 
-def masked_run(setting: Setting) -> str:
-    """The name of the run that the paper masks; what is no masked language model reads the text as it is."""
-    return "masked" if setting.masks else "plain"
+def missing_words(setting: Setting) -> str | None:
+    """Why words cannot be recognised."""
+    if setting.lens.tokenizer is None:
+        return missing_layout(setting) or "Words are recognised by their tokens, but there is no tokenizer."
+    return missing_layout(setting)
 
 
-def described_input(setting: Setting) -> str:
-    if setting.masks:
-        return "12 % of the tokens of each sequence are masked, as in the paper."
-    return "The text is read as it is, since this model knows no masked tokens; the paper masks 12 % of them."
+def missing_entities(setting: Setting) -> str | None:
+    """Why there are no named entities."""
+    missing = missing_words(setting)
+    if missing is None and not setting.has_entities:
+        return "The corpus has no named entities: give one in CoNLL columns, with IOB tags (--format conll)."
+    if missing is None and not getattr(setting.lens.tokenizer, "is_fast", False):
+        return "The tokenizer does not say which word a token belongs to, so entities cannot be located."
+    return missing
 
 
-def listed(layers: Sequence[int]) -> str:
-    """ "layers 3-7, 9-11" of numbers in order, "layer 6" of one, "no layer" of none."""
-    return f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}" if layers else "no layer"
+def missing_norm(setting: Setting) -> str | None:
+    """Why there is no norm after the feed-forward's residual, as post-LN layers have."""
+    missing = missing_layout(setting)
+    if missing is None and steps_of(setting.lens.stacks[0].blocks)[-1].role != "after":
+        return (
+            f"No norm follows the feed-forward's residual in a layer of {setting.lens.family.name}: the next one that "
+            "reads the stream is not in the layer."
+        )
+    return missing
 
 
 def _components(chain: Sequence[str]) -> tuple[str, ...]:
@@ -113,9 +132,8 @@ def _components(chain: Sequence[str]) -> tuple[str, ...]:
     before = ""
     for scope in chain[1:]:
         path = scope.removesuffix("-N")
-        parts = re.findall("LN|XATTN|ATTN|RES|FF", path.removeprefix(before))
         names = []
-        for part in parts:
+        for part in re.findall("LN|XATTN|ATTN|RES|FF", path.removeprefix(before)):
             counts[part] = counts.get(part, 0) + 1
             names.append(f"{part}{counts[part]}" if part in ("LN", "RES") else part)
         found.append(" ".join(names))

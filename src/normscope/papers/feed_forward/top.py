@@ -6,31 +6,29 @@ kept as whole numbers and summed in arrays, entry by entry, since there are tens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from normscope.measures.amplification import Axis
-from normscope.papers.feed_forward.maps import Numbers, Texts, Values, block_amp, cells_of, each, ff_amp
+from normscope.corpus.store import Run
+from normscope.papers.feed_forward.maps import Numbers, Texts, Values, block_amp, ff_amp, pair_cells
 from normscope.papers.feed_forward.shared import Layout
-
-if TYPE_CHECKING:
-    from normscope.corpus.store import Run
 
 WAITING = 2**22  # keys that are held before they are added up
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Every ordered pair of types that occurs often enough, with the mean of what amplifies it."""
+    """Every ordered pair of types that occurs often enough, with its mean amplification."""
 
     keys: Numbers  # sorted
     occurrences: Numbers
     sequences: Numbers  # in which it occurs
     ff: Values  # (layers, pairs): amp by the feed-forward
-    block: Values  # (layers, pairs): amp by all from the attention's residual to the layer's end
+    block: Values  # (layers, pairs): amp by everything from the attention's residual to the layer's end
 
     def top(self, values: Values, count: int) -> Numbers:
         """The places of the `count` largest, the largest first."""
@@ -42,59 +40,43 @@ class Pairs:
         return order
 
 
-def amplified_pairs(
-    run: Run,
-    scopes: Layout,
-    given: Texts,
-    *,
-    axis: Axis,
-    causal: bool,
-    specials: bool,
-    min_sequences: int,
-    min_occurrences: int,
-) -> Pairs:
-    """amp of every pair of types that occurs in so many sequences, and so often."""
-    keys, sequences, occurrences = _tally(given, causal, specials)
-    chosen = (sequences >= min_sequences) & (occurrences >= min_occurrences)
+def amplified_pairs(run: Run, scopes: Layout, given: Texts, readings: Any) -> Pairs:
+    """Mean amp of every pair of types above both minimum counts of the readings."""
+    cells = partial(pair_cells, given, causal=scopes.causal, specials=readings.list_specials)
+    keys, sequences, occurrences = _tally(given, cells)
+    chosen = (sequences >= readings.min_sequences) & (occurrences >= readings.min_occurrences)
     keys, sequences, occurrences = keys[chosen], sequences[chosen], occurrences[chosen]
     sums: list[Values] = []
-    for entry, id in each(given):
-        cells = cells_of(given, entry, causal=causal, specials=specials)
-        found = given.keys(entry, cells)
+    for entry, id in enumerate(given.ids):
+        here = cells(entry)
+        found = given.keys(entry, here)
         places = np.searchsorted(keys, found)
         known = places < len(keys)
         known[known] = keys[places[known]] == found[known]
-        both = [amp(run, scopes, id, axis) for amp in (ff_amp, block_amp)]
+        both = [amp(run, scopes, id, readings.axis) for amp in (ff_amp, block_amp)]
         sums = sums or [np.zeros((len(values), len(keys))) for values in both]
         for total, values in zip(sums, both, strict=True):
-            for layer, row in zip(total, values[:, cells[known]], strict=True):
+            for layer, row in zip(total, values[:, here[known]], strict=True):
                 np.add.at(layer, places[known], row)
     ff, block = (total / occurrences for total in sums) if sums else (np.zeros((0, 0)), np.zeros((0, 0)))
     return Pairs(keys, occurrences, sequences, ff, block)
 
 
-def overlap(first: Sequence[int] | Numbers, second: Sequence[int] | Numbers) -> int:
-    """How many are in both lists."""
-    return len(set(map(int, first)) & set(map(int, second)))
-
-
-def _tally(given: Texts, causal: bool, specials: bool) -> tuple[Numbers, Numbers, Numbers]:
+def _tally(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers, Numbers, Numbers]:
     """Every pair that occurs, in order; in how many sequences; how often."""
     whole: list[tuple[Numbers, Numbers, Numbers]] = []
     waiting = 0
-    for entry, _ in each(given):
-        keys, counts = np.unique(
-            given.keys(entry, cells_of(given, entry, causal=causal, specials=specials)), return_counts=True
-        )
+    for entry in range(len(given)):
+        keys, counts = np.unique(given.keys(entry, cells(entry)), return_counts=True)
         whole.append((keys, np.ones_like(keys), counts))
         waiting += len(keys)
         if waiting > WAITING:
-            whole, waiting = [_added(whole)], 0
-    return _added(whole)
+            whole, waiting = [_add(whole)], 0
+    return _add(whole)
 
 
-def _added(pieces: Sequence[tuple[Numbers, Numbers, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
-    """Sorted keys, each once, with the sums of what belongs to it."""
+def _add(pieces: Sequence[tuple[Numbers, Numbers, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
+    """Sorted keys, each once, with the sums of their counts."""
     if not pieces:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
     keys, sequences, counts = (np.concatenate(column) for column in zip(*pieces, strict=True))

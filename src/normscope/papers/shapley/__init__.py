@@ -1,18 +1,11 @@
-"""A study of our own: Shapley values in the place of integrated gradients in the feed-forward (the papers' future
-work)."""
+"""A study of our own: Shapley values instead of integrated gradients in the feed-forward (the papers' future work)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from normscope.papers.experiments import Experiment, Paper, RunPlan, Setting
+from normscope.papers.runs import RunPlan
 from normscope.papers.shapley.sections import RUN, agreement, conclusion
+from normscope.papers.study import Experiment, NoReadings, Paper, Setting
 from normscope.scopes import aliases_of
-
-
-@dataclass(frozen=True)
-class Readings:
-    """Nothing is left open."""
 
 
 def _missing(setting: Setting) -> str | None:
@@ -32,9 +25,9 @@ PAPER = Paper(
     name="shapley",
     title="Shapley values against integrated gradients in the feed-forward",
     citation="A study of normscope's own, on what the FF paper names as future work.",
-    readings=Readings,
+    readings=NoReadings,
     experiments=(
-        Experiment("agreement", "How much the maps differ", _missing, _run, agreement),
-        Experiment("conclusion", "Does the paper's conclusion depend on the gate?", _missing, _run, conclusion),
+        Experiment("agreement", "How much the maps differ", agreement, _run, _missing),
+        Experiment("conclusion", "Does the paper's conclusion depend on the gate?", conclusion, _run, _missing),
     ),
 )

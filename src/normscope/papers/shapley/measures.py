@@ -1,4 +1,4 @@
-"""Corpus measure of the Shapley study: the maps behind the feed-forward under both ways to split its activation."""
+"""Corpus measure of the Shapley study: the maps after the feed-forward under both ways to split its activation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shapley(sample: Sample) -> Columns:
     draws of orders, the mean difference and the ratio of norms, how often the largest other input is the same; of both
     the correlation with the map before the feed-forward"""
     ig = sample.analysis
-    scopes = behind_feed_forward(ig)
+    scopes = scopes_after_feed_forward(ig)
     many = len(ig.rows) > FEW
     way = f"shapley-sampled:{PERMUTATIONS}" if many else "shapley-exact"
     found = _analysis(sample, scopes, way)
@@ -53,7 +53,7 @@ def shapley(sample: Sample) -> Columns:
     }
 
 
-def behind_feed_forward(analysis: Analysis) -> list[str]:
+def scopes_after_feed_forward(analysis: Analysis) -> list[str]:
     """The feed-forward's own scope, and the whole layer."""
     return list(dict.fromkeys(analysis.resolve(alias) for alias in ("ff", "layer")))
 

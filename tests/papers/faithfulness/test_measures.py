@@ -13,11 +13,11 @@ import torch
 
 from normscope import Analyzer, corpus
 from normscope.errors import NormscopeError
-from normscope.faithfulness.measuring import SHARES
-from normscope.faithfulness.scoring import methods_of
-from normscope.faithfulness.settings import Settings
 from normscope.flow import methods as flow_methods
-from tests.faithfulness.cases import causal, classifier, corpus_file, masked, texts
+from normscope.papers.faithfulness.measures import SHARES
+from normscope.papers.faithfulness.scores import methods_of
+from normscope.papers.faithfulness.settings import Settings
+from tests.papers.faithfulness.cases import causal, classifier, corpus_file, masked, texts
 
 CASES = {"class": classifier, "next": causal, "masked": masked}
 
@@ -26,7 +26,7 @@ def run(lens: Analyzer, folder: Path, **settings: Any) -> pl.DataFrame:
     data = corpus_file(folder)
     reader = {"text": "text", "label": "label"}
     corpus.run(
-        data, lens, folder / "run", measures=["faithfulness"], reader=reader, settings=Settings(**settings).plain()
+        data, lens, folder / "run", measures=["faithfulness"], reader=reader, settings=Settings(**settings).to_plain()
     )
     return corpus.open(folder / "run").scan("faithfulness").collect()
 
@@ -133,7 +133,7 @@ def test_random_scores_are_fixed_by_seed_and_entry(tmp_path: Path) -> None:
 def test_short_entries_are_errors_and_the_rest_goes_on(tmp_path: Path) -> None:
     data = tmp_path / "texts.txt"
     data.write_text("the cat\nthe cat sat on the mat\n")
-    settings = Settings(methods=("exact",)).plain()
+    settings = Settings(methods=("exact",)).to_plain()
     summary = corpus.run(data, causal(), tmp_path / "run", measures=["faithfulness"], settings=settings)
     assert (summary.done, summary.faults) == (2, 1)
     errors = corpus.open(tmp_path / "run").scan("errors").collect()

@@ -12,9 +12,9 @@ import torch
 
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
-from normscope.faithfulness.settings import Settings
 from normscope.flow.targets import classes_of
 from normscope.inputs import Item, Tokens
+from normscope.papers.faithfulness.settings import Settings
 
 Task = Literal["class", "next", "masked"]
 FEWEST = 3  # tokens that can be taken away, below which there is nothing to rank
@@ -22,7 +22,7 @@ FEWEST = 3  # tokens that can be taken away, below which there is nothing to ran
 
 @dataclass(frozen=True)
 class Context:
-    """One prediction. `given` is what would be right, where that is known."""
+    """One prediction. `given` is the right answer, if it is known."""
 
     item: Item
     position: int | None  # where a language model's logits are read; None: there is one row of them
@@ -31,7 +31,7 @@ class Context:
 
 
 def task_of(lens: Analyzer) -> Task:
-    """What a model predicts; one that predicts nothing, or something else, is refused with the reason."""
+    """What a model predicts; models that predict neither classes nor tokens are refused."""
     kind = type(lens.model).__name__
     if lens.two_sided or lens.family.input != "text":
         raise NormscopeError(f"Faithfulness is measured on models with one side that read text, not on {kind}.")
@@ -54,19 +54,19 @@ def task_of(lens: Analyzer) -> Task:
 
 
 def contexts(lens: Analyzer, item: Item, label: str | None, id: str, settings: Settings) -> list[Context]:
-    """The predictions that are looked at in one text."""
+    """The predictions to explain in one text."""
     task = task_of(lens)
     (tokens,) = item.sides.values()
     ids = item.tensors["input_ids"].tolist()
-    special = _special(lens.tokenizer)
+    special = _special_ids(lens.tokenizer)
     removable = [n for n in tokens.real.nonzero().flatten().tolist() if ids[n] not in special]
     if task == "class":
         found = [Context(item, None, tuple(removable), _class(lens, label))]
     else:
-        made, possible = (_next, removable[FEWEST - 1 :]) if task == "next" else (_masked, removable)
+        made, possible = (_next_context, removable[FEWEST - 1 :]) if task == "next" else (_masked_context, removable)
         if task == "next" and settings.target == "given":
             possible = [n for n in possible if n + 1 < len(ids)]
-        found = [made(lens, item, removable, n) for n in _chosen(possible, id, settings)]
+        found = [made(lens, item, removable, n) for n in _choose_positions(possible, id, settings)]
     found = [one for one in found if len(one.removable) >= FEWEST]
     if not found:
         raise NormscopeError(f"The text is too short: there must be {FEWEST} tokens to take away and one to predict.")
@@ -75,19 +75,21 @@ def contexts(lens: Analyzer, item: Item, label: str | None, id: str, settings: S
     return found
 
 
-def _next(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Context:
+def _next_context(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Context:
     """The token after position `at`, from all up to it."""
     ids = item.tensors["input_ids"]
     (side,) = item.sides
     tokens = item.sides[side]
     words = None if tokens.word_ids is None else tokens.word_ids[: at + 1]
-    cut = Tokens(tokens.names[: at + 1], tokens.real[: at + 1], words)
+    kept = Tokens(tokens.names[: at + 1], tokens.real[: at + 1], words)
     tensors = {key: value[: at + 1] for key, value in item.tensors.items()}
     given = int(ids[at + 1]) if at + 1 < len(ids) else None
-    return Context(replace(item, tensors=tensors, sides={side: cut}), at, tuple(n for n in removable if n <= at), given)
+    return Context(
+        replace(item, tensors=tensors, sides={side: kept}), at, tuple(n for n in removable if n <= at), given
+    )
 
 
-def _masked(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Context:
+def _masked_context(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Context:
     """The token at a position that is masked, from all others."""
     (side,) = item.sides
     tokens = item.sides[side]
@@ -103,31 +105,31 @@ def _masked(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Co
     return Context(changed, at, tuple(n for n in removable if n != at), given)
 
 
-def _chosen(possible: Sequence[int], id: str, settings: Settings) -> list[int]:
-    """The last position, or some drawn by the seed and the entry's id alone."""
+def _choose_positions(possible: Sequence[int], id: str, settings: Settings) -> list[int]:
+    """The last position, or some drawn at random from the seed and the entry's id."""
     if not settings.positions:
         return list(possible[-1:])
-    generator = random_of(settings.seed, id, "positions")
+    generator = random_generator(settings.seed, id, "positions")
     count = min(settings.positions, len(possible))
     return sorted(generator.choice(np.array(possible, dtype=np.int64), count, replace=False).tolist())
 
 
-def random_of(seed: int, *what: Any) -> np.random.Generator:
-    """Random numbers that depend on a seed and on names alone, whatever else was drawn before."""
+def random_generator(seed: int, *what: Any) -> np.random.Generator:
+    """Random numbers that depend on a seed and on names alone, not on earlier draws."""
     text = ":".join(map(str, (seed, *what)))
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 
 
-def _special(tokenizer: Any) -> set[int]:
-    """Tokens that belong to the form of an input and not to its text; an unknown word is text."""
+def _special_ids(tokenizer: Any) -> set[int]:
+    """Tokens that do not belong to the text of an input; an unknown word does."""
     names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
     found = {getattr(tokenizer, name, None) for name in names}
     return {int(id) for id in found if id is not None and id != tokenizer.unk_token_id}
 
 
 def _class(lens: Analyzer, label: str | None) -> int | None:
-    """The class of a label: its name or its number; None where there is none of that name."""
+    """The class of a label, by name or number; None if there is none."""
     if label is None:
         return None
     classes = classes_of(lens)
@@ -137,7 +139,7 @@ def _class(lens: Analyzer, label: str | None) -> int | None:
     return int(label) if label.strip().isdecimal() and int(label) in classes else None
 
 
-def cut(item: Item, kept: Sequence[int]) -> Item:
-    """The item with some of its tokens only, for the model alone: their names stay as they were."""
+def keep_tokens(item: Item, kept: Sequence[int]) -> Item:
+    """The item with only some of its tokens, for the model; their names stay as they were."""
     index = torch.tensor(list(kept), dtype=torch.long)
     return replace(item, tensors={key: value[index] for key, value in item.tensors.items()})

@@ -1,4 +1,4 @@
-"""What a comparison of methods depends on, beside the model and the data: it is kept with the run."""
+"""The settings of a comparison, which are kept with the run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ERASURES = ("mask", "delete")
 
 @dataclass(frozen=True)
 class Settings:
-    """`methods` empty: all that there are."""
+    """What is compared, and how; `methods` empty: all methods."""
 
     methods: tuple[str, ...] = ()
     target: str = "top"  # what the model itself predicts, or "given": the label, the token that really follows
-    positions: int = 0  # of a language model: so many positions of each text, drawn at random; 0: the last one
-    erasures: tuple[str, ...] = ERASURES  # how tokens are taken away: another in their place, or the text closes up
-    replacement: str = ""  # the token that takes their place; empty: see `predicting.neutral`
-    seed: int = 0  # of the drawn positions and the random scores
+    positions: int = 0  # language models: this many random positions of each text; 0: the last one
+    erasures: tuple[str, ...] = ERASURES  # "mask" replaces tokens, "delete" removes them
+    replacement: str = ""  # the token that replaces them; empty: see `predictions.replacement_token`
+    seed: int = 0  # of the random positions and scores
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -31,13 +31,13 @@ class Settings:
         if self.positions < 0:
             raise NormscopeError(f"The number of positions is 0 (the last one) or more, not {self.positions}.")
 
-    def plain(self) -> dict[str, Any]:
-        """As it is kept in a run's manifest."""
+    def to_plain(self) -> dict[str, Any]:
+        """The settings as a run's manifest keeps them."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 
 def from_plain(given: Mapping[str, Any]) -> Settings:
-    """What `plain` made; what is missing has its default. "head" only tells runs with different heads apart."""
+    """The settings from `to_plain`, or their defaults. "head" only distinguishes runs with different heads."""
     known = {entry.name for entry in fields(Settings)}
     given = {key: value for key, value in given.items() if key != "head"}
     if set(given) - known:

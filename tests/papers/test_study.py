@@ -22,20 +22,12 @@ from normscope import Analyzer, NormscopeError, default_model
 from normscope.cli import Commands, shared
 from normscope.cli.paper import paper as paper_command
 from normscope.corpus import Run
-from normscope.papers import experiments, facts, published
-from normscope.papers.experiments import (
-    PAPERS,
-    Experiment,
-    Paper,
-    RunPlan,
-    Setting,
-    StoppedError,
-    find,
-    merge,
-    reproduce,
-)
+from normscope.papers import published, runs, study
 from normscope.papers.readings import reading
-from normscope.papers.report import Claim, Report, Section, Table
+from normscope.papers.runs import RunPlan, StoppedError, merge
+from normscope.papers.study import PAPERS, Experiment, Paper, Setting, find, reproduce
+from normscope.reports import facts
+from normscope.reports.report import Claim, Report, Section, Table
 from tests.test_inputs import WORDS as VOCABULARY
 from tests.test_inputs import toy_tokenizer
 from tests.tiny import tiny
@@ -47,10 +39,6 @@ WORDS = [word for word in VOCABULARY if word.isalpha()]
 class Readings:
     mask_seed: int = reading(0, "seed of the draw")
     percent: bool = reading(True, "whether ratios are percents")
-
-
-def nothing_missing(setting: Setting) -> str | None:
-    return None
 
 
 def mixing(setting: Setting, runs: Mapping[str, Run]) -> Section:
@@ -90,29 +78,27 @@ MADE_UP = Paper(
         Experiment(
             "mixing",
             "Mixing ratio",
-            nothing_missing,
-            lambda setting: (RunPlan("masked", ("mixing",), ("attention-block",), masked=True),),
             mixing,
+            lambda setting: (RunPlan("masked", ("mixing",), ("attention-block",), masked=True),),
         ),
         Experiment(
             "similar",
             "Similarity of scopes",
-            nothing_missing,
+            similar,
             lambda setting: (
                 RunPlan("masked", ("similarity",), ("attention", "layer"), ("layer",), masked=True),
                 RunPlan("plain", ("value_norms",)),
             ),
-            similar,
         ),
         Experiment(
             "entities",
             "Named entities",
-            lambda setting: None if setting.has_entities else "The corpus has no named entities.",
-            lambda setting: (RunPlan("plain", ("value_norms",)),),
             lambda setting, runs: Section("entities", "Named entities"),
+            lambda setting: (RunPlan("plain", ("value_norms",)),),
+            lambda setting: None if setting.has_entities else "The corpus has no named entities.",
             "words with named entities",
         ),
-        Experiment("weights", "Weights alone", nothing_missing, lambda setting: (), weights_only, "no data"),
+        Experiment("weights", "Weights alone", weights_only, needs="no data"),
     ),
 )
 
@@ -243,7 +229,7 @@ def test_entities_are_seen(folder: Path, tmp_path: Path) -> None:
 def test_without_data(folder: Path, tmp_path: Path) -> None:
     report = made(None, folder, tmp_path / "out")
     assert [section.name for section in report.sections] == ["weights"]
-    assert [why for _, why in report.skipped] == [experiments.NO_DATA] * 3
+    assert [why for _, why in report.skipped] == [study.NO_DATA] * 3
     assert not (tmp_path / "out/runs").exists()
     with pytest.raises(NormscopeError, match="'mixing' cannot run here: It reads a corpus: give one with --data"):
         made(None, folder, tmp_path / "out", experiments=["mixing"])
@@ -280,13 +266,13 @@ def test_entries_that_cannot_be_analysed(folder: Path, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_goes_on(data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = experiments.corpus_run
+    real = runs.corpus_run
 
     def stops(*given: Any, **options: Any) -> Any:
         summary = real(*given, **options)
         return type(summary)(summary.entries, 3, 0, 3, 1.0, summary.folder)
 
-    monkeypatch.setattr(experiments, "corpus_run", stops)
+    monkeypatch.setattr(runs, "corpus_run", stops)
     with pytest.raises(StoppedError, match="Stopped in the run 'masked' after 3 of 12 entries"):
         made(data, folder, tmp_path / "out", experiments=["mixing"])
     assert not (tmp_path / "out/report.html").exists()
@@ -296,7 +282,7 @@ def test_an_interrupted_run_goes_on(data: Path, folder: Path, tmp_path: Path, mo
 
 @pytest.mark.parametrize("package", ["matplotlib", "polars"])
 def test_what_must_be_installed(folder: Path, tmp_path: Path, monkeypatch: Any, package: str) -> None:
-    monkeypatch.setattr(experiments, "find_spec", lambda name: None if name == package else name)
+    monkeypatch.setattr(study, "find_spec", lambda name: None if name == package else name)
     with pytest.raises(NormscopeError, match=f"need {package}: pip install"):
         made(None, folder, tmp_path / "out")
 
@@ -358,7 +344,7 @@ def test_the_command_of_a_report(folder: Path) -> None:
         (),
         7,
     )
-    line = facts.command_line("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
+    line = study.command_line("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
     assert line == (
         "normscope paper ff --model some/model --data 'my data.txt' --format pairs --reader header=true "
         "--reader text=a --experiment mixing --reading mask_seed=1 --frequencies ranks.txt --limit 7 --batch-size 4 "
@@ -376,7 +362,7 @@ def test_papers_are_found() -> None:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    monkeypatch.setattr(experiments, "find", lambda name: MADE_UP)
+    monkeypatch.setattr(study, "find", lambda name: MADE_UP)
     app = typer.Typer(cls=Commands)
     app.command()(paper_command)
     app.callback()(lambda: None)
@@ -427,7 +413,7 @@ def test_command_says_when_it_was_stopped(
     def stopped(*given: Any, **options: Any) -> Any:
         raise StoppedError("Stopped.")
 
-    monkeypatch.setattr(experiments, "reproduce", stopped)
+    monkeypatch.setattr(study, "reproduce", stopped)
     found = run("emnlp2021", "--model", folder, "-o", tmp_path / "out")
     assert found.exit_code == 130
     assert "The same command goes on from here" in found.stderr

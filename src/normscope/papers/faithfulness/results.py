@@ -1,20 +1,16 @@
-"""A finished run as arrays: what every method's ranking did to every prediction, and the statistics of it."""
+"""A finished run as arrays: how every method's ranking affects every prediction, and its statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normscope.faithfulness.measuring import SHARES
+from normscope.corpus.store import Run
 from normscope.measures import faithfulness
 from normscope.measures.faithfulness import Interval, Values, by_entry, interval
-
-if TYPE_CHECKING:
-    from normscope.corpus.store import Run
+from normscope.papers.faithfulness.measures import SHARES
 
 ERASER = (0.01, 0.05, 0.1, 0.2, 0.5)
 DECOMPX = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -28,7 +24,7 @@ class MethodResult:
     contexts: tuple[tuple[str, int], ...]  # entry, position
     probability: Values  # (contexts,): of the target, with all tokens
     choice: Values  # (contexts,): the model's own
-    given: Values  # (contexts,): what would be right; -1: not known
+    given: Values  # (contexts,): the right answer; -1: not known
     after: Mapping[tuple[str, str], Values]  # erasure, "without" or "only" -> (contexts, shares)
     choices: Mapping[tuple[str, str], Values]
     scores: tuple[tuple[float, ...], ...]
@@ -49,7 +45,7 @@ class Results:
     entries: int
     tokens: float  # that could be taken away, on average
     probability: float  # of the target, on average
-    labelled: bool  # whether what would be right is known everywhere
+    labelled: bool  # whether the right answer is known everywhere
 
 
 def read(run: Run, erasures: Sequence[str]) -> Results:
@@ -91,46 +87,49 @@ def read(run: Run, erasures: Sequence[str]) -> Results:
     )
 
 
-def at(shares: Sequence[float]) -> list[int]:
-    """Where shares stand among SHARES."""
+def places(shares: Sequence[float]) -> list[int]:
+    """The places of shares in SHARES."""
     return [SHARES.index(share) for share in shares]
 
 
 def comprehensiveness(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
     """(contexts,): AOPC of taking the top of the ranking away."""
-    return faithfulness.aopc(faithfulness.drop(one.probability, one.after[erasure, "without"][:, at(shares)]))
+    return _aopc(one, one.after[erasure, "without"], shares)
 
 
 def sufficiency(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
-    """(contexts,): AOPC of keeping the top of the ranking only."""
-    return faithfulness.aopc(faithfulness.drop(one.probability, one.after[erasure, "only"][:, at(shares)]))
+    """(contexts,): AOPC of keeping only the top of the ranking."""
+    return _aopc(one, one.after[erasure, "only"], shares)
 
 
-def deletion(one: MethodResult, erasure: str) -> Values:
-    """(contexts,): the area under the target's probability while the top of the ranking goes first."""
-    return faithfulness.area(one.after[erasure, "without"], SHARES)
+AOPC = (comprehensiveness, sufficiency)
 
 
-def insertion(one: MethodResult, erasure: str) -> Values:
-    """(contexts,): the same while the top of the ranking comes first."""
-    return faithfulness.area(one.after[erasure, "only"], SHARES)
+def _aopc(one: MethodResult, after: Values, shares: Sequence[float]) -> Values:
+    return faithfulness.aopc(faithfulness.drop(one.probability, after[:, places(shares)]))
 
 
-def kept(one: MethodResult, erasure: str, right: Values) -> Values:
+def area(one: MethodResult, erasure: str, kind: str) -> Values:
+    """(contexts,): the area under the target's probability while the top of the ranking goes first ("without"), or
+    comes first ("only")."""
+    return faithfulness.area(one.after[erasure, kind], SHARES)
+
+
+def hits(one: MethodResult, erasure: str, right: Values) -> Values:
     """(contexts, shares of DecompX): whether the model still chooses `right` without the top of the ranking."""
-    return faithfulness.accuracy(one.choices[erasure, "without"][:, at(DECOMPX)], right)
+    return faithfulness.accuracy(one.choices[erasure, "without"][:, places(DECOMPX)], right)
 
 
 def mean(one: MethodResult, values: Values) -> Interval:
-    """The mean over entries, with an interval; the contexts of an entry are one."""
+    """The mean over entries, with an interval; the contexts of an entry count as one."""
     return interval(by_entry(values, one.entries))
 
 
-def lead(one: MethodResult, other: MethodResult, of: Callable[[MethodResult], Values]) -> Interval:
-    """How much a method is above another in the contexts that both have, paired by entry."""
-    places = {context: n for n, context in enumerate(other.contexts)}
-    both = [(n, places[context]) for n, context in enumerate(one.contexts) if context in places]
-    mine, theirs = of(one), of(other)
+def lead(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
+    """How much more comprehensive a method is than another in the contexts that both have, paired by entry."""
+    theirs_at = {context: n for n, context in enumerate(other.contexts)}
+    both = [(n, theirs_at[context]) for n, context in enumerate(one.contexts) if context in theirs_at]
+    mine, theirs = comprehensiveness(one, erasure), comprehensiveness(other, erasure)
     apart = np.array([mine[n] - theirs[m] for n, m in both], dtype=np.float64)
     return interval(by_entry(apart, [one.entries[n] for n, _ in both]))
 
@@ -138,10 +137,10 @@ def lead(one: MethodResult, other: MethodResult, of: Callable[[MethodResult], Va
 def agreement(one: MethodResult, other: MethodResult, kendall: bool = False) -> Values:
     """(contexts of both,): the rank correlation of the scores of two methods over the tokens of a context."""
     measure = faithfulness.kendall if kendall else faithfulness.spearman
-    places = {context: n for n, context in enumerate(other.contexts)}
+    theirs_at = {context: n for n, context in enumerate(other.contexts)}
     return np.array(
         [
-            measure(one.scores[n], other.scores[places[context]]) if context in places else np.nan
+            measure(one.scores[n], other.scores[theirs_at[context]]) if context in theirs_at else np.nan
             for n, context in enumerate(one.contexts)
         ],
         dtype=np.float64,
@@ -149,11 +148,6 @@ def agreement(one: MethodResult, other: MethodResult, kendall: bool = False) -> 
 
 
 def best_first(results: Results, erasure: str) -> list[str]:
-    """The methods, that of the highest comprehensiveness first."""
+    """The methods, the highest comprehensiveness first."""
     reached = {name: mean(one, comprehensiveness(one, erasure)).mean for name, one in results.methods.items()}
     return sorted(reached, key=lambda name: -reached[name])
-
-
-def of(erasure: str) -> Callable[[MethodResult], Values]:
-    """`comprehensiveness` by one erasure."""
-    return partial(comprehensiveness, erasure=erasure)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from normscope import Analyzer, NormscopeError
-from normscope.faithfulness import predicting
-from normscope.faithfulness.contexts import Context, contexts
-from normscope.faithfulness.predicting import Erased, Replacement, logits_of, neutral, predictions
-from normscope.faithfulness.settings import Settings
-from tests.faithfulness.cases import causal, classifier, masked
+from normscope.papers.faithfulness import predictions as predictions_module
+from normscope.papers.faithfulness.contexts import Context, contexts
+from normscope.papers.faithfulness.predictions import Erased, Replacement, logits_of, predictions, replacement_token
+from normscope.papers.faithfulness.settings import Settings
+from tests.papers.faithfulness.cases import causal, classifier, masked
 from tests.test_inputs import toy_tokenizer
 from tests.tiny_layers import tiny as tiny_layers
 
@@ -65,8 +65,8 @@ def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         one = context(lens)
         erased = [Erased(erasure, some & set(one.removable)) for erasure in ("mask", "delete") for some in SETS]
         before = list(logits_of(lens, one, erased, UNKNOWN))
-        monkeypatch.setattr(predicting, "BATCH", 2)
-        monkeypatch.setattr(predicting, "LOGITS", 1)
+        monkeypatch.setattr(predictions_module, "BATCH", 2)
+        monkeypatch.setattr(predictions_module, "LOGITS", 1)
         for a, b in zip(before, logits_of(lens, one, erased, UNKNOWN), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
@@ -93,18 +93,18 @@ def test_a_causal_model_that_classifies() -> None:
             expected = by_hand(lens, [1 if n in some else id for n, id in enumerate(ids)], None)
             torch.testing.assert_close(logits, expected.double(), rtol=1e-6, atol=1e-6)
         if pad == 0:
-            with pytest.raises(NormscopeError, match="finds the end of a text"):
-                neutral(lens, "[PAD]")
-        assert neutral(lens).token == "[UNK]"
+            with pytest.raises(NormscopeError, match="marks the end of a text"):
+                replacement_token(lens, "[PAD]")
+        assert replacement_token(lens).token == "[UNK]"
 
 
 def test_the_token_that_stands_for_nothing() -> None:
-    assert neutral(classifier()).token == "[MASK]"
-    assert neutral(causal()).token == "[UNK]"  # its tokenizer has a mask token, but it was never shown one
-    assert neutral(causal(), "cat") == Replacement(7, "cat")
-    with pytest.raises(NormscopeError, match="'zebra' that is to take the place"):
-        neutral(causal(), "zebra")
+    assert replacement_token(classifier()).token == "[MASK]"
+    assert replacement_token(causal()).token == "[UNK]"  # its tokenizer has a mask token, but it was never shown one
+    assert replacement_token(causal(), "cat") == Replacement(7, "cat")
+    with pytest.raises(NormscopeError, match="replacement token 'zebra' is not in the vocabulary"):
+        replacement_token(causal(), "zebra")
     tokenizer = copy.deepcopy(toy_tokenizer())
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     tokenizer.eos_token = tokenizer.unk_token  # as GPT-2 has it
-    assert neutral(Analyzer(tiny_layers("gpt2", "CausalLM"), tokenizer)).token == "[PAD]"
+    assert replacement_token(Analyzer(tiny_layers("gpt2", "CausalLM"), tokenizer)).token == "[PAD]"

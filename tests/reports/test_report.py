@@ -17,9 +17,10 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from normscope import NormscopeError
-from normscope.papers import charts, map_charts, report_html, report_markdown
-from normscope.papers.report import Claim, Picture, Report, Section, Table, shown, tally, write
-from normscope.papers.verify import compare
+from normscope.papers.verify import check_numbers
+from normscope.reports import charts, html, map_charts, markdown
+from normscope.reports.report import Claim, Picture, Report, Section, Table, format_cell, tally
+from normscope.reports.write import write_report
 
 NASTY = "<script>alert('1')</script> & \"q\" | `c` *b* _i_ $m$ [a](b) \x00\ud800"
 
@@ -67,7 +68,9 @@ def report(**changes: Any) -> Report:
         (first, second),
         (("Alignment", "The model has no cross-attention."),),
         "normscope paper emnlp2020 --out here",
-        compare({"data.tokens": 121_134, "spearman.first": -0.5}, {"data.tokens": 121_134, "spearman.first": -0.34}),
+        check_numbers(
+            {"data.tokens": 121_134, "spearman.first": -0.5}, {"data.tokens": 121_134, "spearman.first": -0.34}
+        ),
     )
     return replace(made, **changes)
 
@@ -105,7 +108,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("report")
-    assert write(report(), place / "deep" / "out") == place / "deep" / "out" / "report.html"
+    assert write_report(report(), place / "deep" / "out") == place / "deep" / "out" / "report.html"
     return place / "deep" / "out"
 
 
@@ -181,7 +184,7 @@ def test_ids_of_figures_do_not_clash(folder: Path) -> None:
 
 
 def test_the_same_report_is_the_same_files(folder: Path, tmp_path: Path) -> None:
-    write(report(), tmp_path)
+    write_report(report(), tmp_path)
     for path in folder.rglob("*.*"):
         assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes(), path
 
@@ -196,7 +199,7 @@ def test_nothing_that_is_given_becomes_markup(tmp_path: Path) -> None:
         (Claim(NASTY, True, NASTY, NASTY),),
     )
     made = Report("ff", NASTY, NASTY, ((NASTY, NASTY),), ((NASTY, NASTY, NASTY),), (section,), ((NASTY, NASTY),), NASTY)
-    page = Page(write(made, tmp_path).read_text())
+    page = Page(write_report(made, tmp_path).read_text())
     assert page.open == []
     assert "script" not in {tag for tag, _ in page.tags}
     assert page.text.count("<script>alert('1')</script> & \"q\" | `c` *b* _i_ $m$ [a](b) \\x00\\ud800") >= 12
@@ -240,7 +243,7 @@ def test_markdown_has_everything(folder: Path) -> None:
     ],
 )
 def test_markdown_text(given: str, written: str) -> None:
-    assert report_markdown.text(given) == written
+    assert markdown.text(given) == written
 
 
 @pytest.mark.parametrize(
@@ -260,7 +263,7 @@ def test_markdown_text(given: str, written: str) -> None:
     ],
 )
 def test_cells(cell: Any, spec: str, text: str) -> None:
-    assert shown(cell, spec) == text
+    assert format_cell(cell, spec) == text
 
 
 def test_tally() -> None:
@@ -282,7 +285,7 @@ def test_tally() -> None:
 )
 def test_names_that_cannot_be(sections: tuple[Section, ...], said: str, tmp_path: Path) -> None:
     with pytest.raises(NormscopeError, match=said):
-        write(report(sections=sections, checks=()), tmp_path)
+        write_report(report(sections=sections, checks=()), tmp_path)
 
 
 def test_tables_that_cannot_be() -> None:
@@ -295,17 +298,17 @@ def test_tables_that_cannot_be() -> None:
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "tables").write_text("in the way")
     with pytest.raises(NormscopeError, match="Cannot write"):
-        write(report(), tmp_path)
+        write_report(report(), tmp_path)
 
 
 def test_an_empty_report_is_a_page(tmp_path: Path) -> None:
-    page = Page(write(Report("x", "Title", "", (), (), ()), tmp_path).read_text())
+    page = Page(write_report(Report("x", "Title", "", (), (), ()), tmp_path).read_text())
     assert "Title" in page.text
     assert "Claims" not in page.text
 
 
 def test_figures_are_as_wide_as_there_is_room() -> None:
-    source = report_html.inline_svg(charts.svg(chart(), "a"), "a", "A <map>")
+    source = html.inline_svg(charts.svg(chart(), "a"), "a", "A <map>")
     (root,) = [attributes for tag, attributes in Page(source).tags if tag == "svg"]
     assert "width" not in root
     assert root["aria-label"] == "A <map>"

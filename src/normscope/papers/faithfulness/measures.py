@@ -6,19 +6,12 @@ from math import nan
 from typing import Any
 
 from normscope.corpus.measuring import Columns, Sample, register
-from normscope.faithfulness.contexts import Context, contexts, random_of
-from normscope.faithfulness.predicting import Erased, Prediction, logits_of, neutral, predictions
-from normscope.faithfulness.scoring import (
-    LEAVE_ONE_OUT,
-    RANDOM,
-    Scored,
-    by_flow,
-    leave_one_out,
-    methods_of,
-    refusal,
-)
-from normscope.faithfulness.settings import Settings, from_plain
 from normscope.measures.faithfulness import all_but, ranking, removed
+from normscope.papers.faithfulness import scores
+from normscope.papers.faithfulness.contexts import Context, contexts, random_generator
+from normscope.papers.faithfulness.predictions import Erased, Prediction, logits_of, predictions, replacement_token
+from normscope.papers.faithfulness.scores import LEAVE_ONE_OUT, RANDOM, Scores
+from normscope.papers.faithfulness.settings import Settings, from_plain
 
 # Shares of the tokens that are taken away, or kept: those of ERASER (1, 5, 10, 20, 50 %), those of DecompX (10 to
 # 90 %), nothing and everything.
@@ -39,12 +32,13 @@ def faithfulness(sample: Sample) -> Columns:
 
 def _rows(sample: Sample, context: Context, settings: Settings) -> list[dict[str, Any]]:
     lens = sample.lens
-    replacement = neutral(lens, settings.replacement)
+    replacement = replacement_token(lens, settings.replacement)
     (logits,) = logits_of(lens, context, [NOTHING], replacement)
     choice = int(logits.argmax())
     target = choice if settings.target == "top" or context.given is None else context.given
     full = Prediction(float(logits.softmax(-1)[target]), choice)
-    found = {method: _scored(sample, context, method, target, full, settings) for method in _methods(sample, settings)}
+    methods = scores.methods_of(lens, settings.methods)
+    found = {method: _scores(sample, context, method, target, full, settings) for method in methods}
     asked = {
         (method, erasure): _removals(one, context, erasure)
         for method, one in found.items()
@@ -63,7 +57,7 @@ def _rows(sample: Sample, context: Context, settings: Settings) -> list[dict[str
     }
     rows = []
     for method, one in found.items():
-        row = {"method": method, **common, "reason": one.reason, "scores": list(one.scores)}
+        row = {"method": method, **common, "reason": one.reason, "scores": list(one.values)}
         for erasure in settings.erasures:
             both = asked.get((method, erasure), ([], []))
             for name, some in zip(("without", "only"), both, strict=True):
@@ -74,27 +68,23 @@ def _rows(sample: Sample, context: Context, settings: Settings) -> list[dict[str
     return rows
 
 
-def _methods(sample: Sample, settings: Settings) -> tuple[str, ...]:
-    return methods_of(sample.lens, settings.methods)
-
-
-def _scored(sample: Sample, context: Context, method: str, target: int, full: Prediction, settings: Settings) -> Scored:
+def _scores(sample: Sample, context: Context, method: str, target: int, full: Prediction, settings: Settings) -> Scores:
     lens = sample.lens
     if method == RANDOM:
-        generator = random_of(settings.seed, sample.entry.id, context.position, RANDOM)
-        return Scored(tuple(generator.random(len(context.removable)).tolist()))
+        generator = random_generator(settings.seed, sample.entry.id, context.position, RANDOM)
+        return Scores(tuple(generator.random(len(context.removable)).tolist()))
     if method == LEAVE_ONE_OUT:
-        replacement = neutral(lens, settings.replacement)
+        replacement = replacement_token(lens, settings.replacement)
         each = {n: Erased("mask", frozenset([n])) for n in context.removable}
         known = predictions(lens, context, target, list(each.values()), replacement)
-        return leave_one_out(full.probability, {n: known[one].probability for n, one in each.items()}, context)
-    reason = refusal(lens, method)
-    return Scored(reason=reason) if reason else by_flow(lens, context, method, target)
+        return scores.leave_one_out(full.probability, {n: known[one].probability for n, one in each.items()}, context)
+    reason = scores.refusal(lens, method)
+    return Scores(reason=reason) if reason else scores.by_flow(lens, context, method, target)
 
 
-def _removals(scored: Scored, context: Context, erasure: str) -> tuple[list[Erased], list[Erased]]:
-    """What is taken away at each share: the top of the ranking, and all but it."""
-    order = [context.removable[n] for n in ranking(scored.scores)]
+def _removals(found: Scores, context: Context, erasure: str) -> tuple[list[Erased], list[Erased]]:
+    """The tokens taken away at each share: the top of the ranking, and all but it."""
+    order = [context.removable[n] for n in ranking(found.values)]
     return (
         [Erased(erasure, removed(order, share)) for share in SHARES],
         [Erased(erasure, all_but(order, share)) for share in SHARES],

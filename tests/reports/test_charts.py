@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from normscope import NormscopeError
-from normscope.papers import charts, map_charts
+from normscope.reports import charts, map_charts
 
 TOKENS = ["[CLS]", "$x^2$", "<b>", "a&b", "␣", "\x00", "[SEP]"]
 

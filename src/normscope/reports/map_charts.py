@@ -1,4 +1,4 @@
-"""Maps as charts of the reports: matrices in colours, alone or side by side."""
+"""Heat maps of reports: one matrix, or several side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from normscope.errors import NormscopeError
-from normscope.papers.charts import LYING, WIDTH, Values, blank, floats, settle, ticks
+from normscope.reports.charts import HORIZONTAL, WIDTH, Values, blank_figure, fix_layout, floats, set_ticks
 from normscope.view.figure import GREY, style
 from normscope.view.labels import visible
 
@@ -24,7 +24,7 @@ VECTOR_CELLS = 3_000  # above, cells are an image: a page with that many rectang
 
 
 def heat_map(values: ArrayLike, *, rows: Sequence[Any], columns: Sequence[Any], **look: Any) -> Figure:
-    """One matrix in colours; `look` as of `heat_maps`."""
+    """One matrix in colours; `look` as for `heat_maps`."""
     return heat_maps({"": values}, rows=rows, columns=columns, **look)
 
 
@@ -41,8 +41,8 @@ def heat_maps(
     decimals: int = 2,
     shared: bool = True,
 ) -> Figure:
-    """Matrices side by side under their titles, with one colour scale or (shared=False) each with its own; `label` says
-    what the colours mean. Tokens may be labels."""
+    """Matrices side by side under their titles, with one colour scale, or one for each (shared=False); `label` names
+    what the colours show."""
     maps = {title: np.atleast_2d(floats(values)) for title, values in panels.items()}
     for title, values in maps.items():
         if values.shape != (len(rows), len(columns)):
@@ -56,8 +56,11 @@ def heat_maps(
     wide, high = _panel(len(rows), len(columns), across, annotate)
     size = min(max(min(wide / len(columns), high / len(rows)) * 72 * 0.8, 4.5), 7.0)
     with style():
-        left, under = _room(rows, size), _room(columns, size, lying=all(len(str(c)) <= LYING for c in columns))
-        figure = blank(
+        left, under = (
+            _room(rows, size),
+            _room(columns, size, horizontal=all(len(str(c)) <= HORIZONTAL for c in columns)),
+        )
+        figure = blank_figure(
             left + across * (wide + (0.55 if own else 0.12)) + (0 if own else 0.75) + 0.2,
             under + down * (high + 0.25) + 0.3,
             "compressed",  # bars as high as the maps
@@ -68,8 +71,8 @@ def heat_maps(
             scale = _scale([values], diverging) if own else every
             image = _paint(axes, values, scale, diverging, wide / len(columns) / (high / len(rows)), len(maps))
             axes.set_title(title, fontsize=7.5, pad=3)
-            ticks(axes.yaxis, rows if n % across == 0 else [], size, high)
-            ticks(axes.xaxis, columns if n + across >= len(maps) else [], size, wide)
+            set_ticks(axes.yaxis, rows if n % across == 0 else [], size, high)
+            set_ticks(axes.xaxis, columns if n + across >= len(maps) else [], size, wide)
             if n % across == 0:
                 axes.set_ylabel(ylabel)
             if n + across >= len(maps):
@@ -82,7 +85,7 @@ def heat_maps(
             axes.set_axis_off()
         if not own:
             _bar(figure, image, grid, label)
-        settle(figure)
+        fix_layout(figure)
         return figure
 
 
@@ -95,9 +98,9 @@ def _panel(rows: int, columns: int, across: int, annotate: bool) -> tuple[float,
     return max(cell * columns, 0.5), max(cell * rows, 0.3)
 
 
-def _room(labels: Sequence[Any], size: float, lying: bool = False) -> float:
+def _room(labels: Sequence[Any], size: float, horizontal: bool = False) -> float:
     """Inches that labels take beside a map."""
-    longest = 1 if lying else min(max((len(visible(str(label))) for label in labels), default=1), 20)
+    longest = 1 if horizontal else min(max((len(visible(str(label))) for label in labels), default=1), 20)
     return 0.25 + longest * size / 72 * 0.6
 
 

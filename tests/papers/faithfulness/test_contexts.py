@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from normscope import Analyzer, NormscopeError
-from normscope.faithfulness.contexts import contexts, random_of, task_of
-from normscope.faithfulness.settings import Settings, from_plain
 from normscope.inputs import Item
-from tests.faithfulness.cases import causal, classifier, masked
+from normscope.papers.faithfulness.contexts import contexts, random_generator, task_of
+from normscope.papers.faithfulness.settings import Settings, from_plain
+from tests.papers.faithfulness.cases import causal, classifier, masked
 from tests.test_inputs import toy_tokenizer
 from tests.tiny import tiny
 from tests.tiny_layers import tiny as tiny_layers
@@ -89,7 +89,7 @@ def test_positions_depend_on_the_entry_and_the_seed_alone() -> None:
 
     assert drawn("a", 0) == drawn("a", 0)
     assert len({tuple(drawn(id, seed)) for id in "abcdef" for seed in (0, 1)}) > 4
-    assert random_of(0, "a", "x").random() != random_of(0, "a", "y").random()
+    assert random_generator(0, "a", "x").random() != random_generator(0, "a", "y").random()
 
 
 def test_an_unknown_word_is_text() -> None:
@@ -106,8 +106,8 @@ def test_short_texts_are_refused() -> None:
 
 def test_settings() -> None:
     given = Settings(methods=("exact", "random"), positions=3, erasures=("delete",))
-    assert from_plain(given.plain()) == given
-    assert from_plain(given.plain() | {"head": "x"}) == given
+    assert from_plain(given.to_plain()) == given
+    assert from_plain(given.to_plain() | {"head": "x"}) == given
     assert from_plain({}) == Settings()
     for wrong, reason in (
         ({"target": "nope"}, "one of top, given"),

@@ -1,8 +1,8 @@
-"""Which word every token belongs to, where the words are those of gold data and not the tokenizer's own.
+"""The word of every token, if the words are those of gold data and not the tokenizer's own.
 
-The model is given the words with spaces between them. A fast tokenizer says which characters each of its tokens is
-made of. A slow one (Marian's, of sentencepiece) does not: there the words are tokenised one by one, which gives the
-same tokens in the same order, or else the entry is refused.
+The model is given the words joined by spaces. A fast tokenizer knows which characters each token covers. A slow one
+(Marian's sentencepiece) does not: its words are tokenised one by one, which must give the same tokens in the same
+order, otherwise the entry is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def word_ids(words: Sequence[str], ids: Sequence[int], tokenizer: Any, *, target
         made, owners = _by_characters(words, tokenizer, target)
     else:
         made, owners = _one_by_one(words, tokenizer, target)
-    found = _placed(made, owners, list(ids), set(tokenizer.all_special_ids))
+    found = _align(made, owners, list(ids), set(tokenizer.all_special_ids))
     missing = [n for n in range(len(words)) if n not in set(found)]
     if missing:
         raise NormscopeError(
@@ -62,7 +62,7 @@ def _one_by_one(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[lis
     return made, owners
 
 
-def _placed(made: list[int], owners: list[int | None], ids: list[int], special: set[int]) -> Words:
+def _align(made: list[int], owners: list[int | None], ids: list[int], special: set[int]) -> Words:
     """The owners where the tokens stand among the model's own, with special ones before and after them only."""
     for start in range(len(ids) - len(made) + 1):
         end = start + len(made)

@@ -1,7 +1,4 @@
-"""Charts of the reports: one style, colours that the colour-blind can tell apart, no text taken for mathematics.
-
-Those of maps are in `map_charts`.
-"""
+"""Charts of reports: one style, colour-blind safe colours, no text parsed as mathematics. Heat maps: `map_charts`."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 WIDTH = 5.8  # inches: a report's column
 HEIGHT = 2.7
-LYING = 3  # characters of a label below a chart up to which it lies
+HORIZONTAL = 3  # labels up to this length are drawn horizontally
 VECTOR_POINTS = 3_000  # above, points are an image
 PUBLISHED = "published"
 
@@ -43,11 +40,11 @@ def line_chart(
     reference: Mapping[str, Sequence[float]] | None = None,
     ylim: tuple[float, float] | None = None,
 ) -> Figure:
-    """A line per series; `reference` (published ones) dashed, in the colour of the series of the same name.
+    """A line per series; published lines (`reference`) are dashed, in the colour of the series of the same name.
 
-    A layer axis counts from 1: x=range(1, layers + 1). A reference of another length than x goes on from x[0] by ones.
+    Layers count from 1: x=range(1, layers + 1). A reference of another length than x has the places x[0], x[0] + 1, ...
     """
-    _same_length(series, x)
+    _check_lengths(series, x)
     given = dict(reference or {})
     with style():
         figure, axes = _axes(WIDTH, HEIGHT)
@@ -78,9 +75,9 @@ def bars_with_errors(
 ) -> Figure:
     """Bars of every group side by side at each x.
 
-    `errors`: half the length of each error bar, by group. `marks`: a text above each x, as "*" for what is significant.
+    `errors`: half the length of each error bar, by group. `marks`: a text above each x, such as "*" for significance.
     """
-    _same_length(groups, x)
+    _check_lengths(groups, x)
     with style():
         figure, axes = _axes(WIDTH, HEIGHT)
         places, width = np.arange(len(x)), 0.8 / max(len(groups), 1)
@@ -94,7 +91,7 @@ def bars_with_errors(
         axes.axhline(0, color="#333333", linewidth=0.5)
         if marks is not None:
             _write_marks(axes, groups, errors or {}, marks)
-        ticks(axes.xaxis, x, 7.5, WIDTH - 0.6)
+        set_ticks(axes.xaxis, x, 7.5, WIDTH - 0.6)
         axes.set_xlim(-0.6, len(x) - 0.4)
         _finish(figure, axes, xlabel, ylabel)
         return figure
@@ -108,13 +105,13 @@ def histogram(
     bins: int = 50,
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """How each group is distributed, as shares of the group in common bins.
+    """The distribution of each group, as shares of the group in common bins.
 
-    `limits`: ends of the first and the last bin, which also count what lies outside.
+    `limits`: ends of the first and the last bin, which also count values beyond them.
     """
     with style():
         figure, axes = _axes(WIDTH, HEIGHT)
-        sides, counts = _counted(groups, bins, limits)
+        sides, counts = _histograms(groups, bins, limits)
         for n, (name, found) in enumerate(counts.items()):
             shares = found / max(float(found.sum()), 1.0)
             axes.stairs(shares, sides, fill=True, color=_colour(n), alpha=0.28)
@@ -134,7 +131,7 @@ def scatter(
     labels: Sequence[str] | None = None,
     groups: Sequence[str] | None = None,
 ) -> Figure:
-    """A point per pair; `labels` (empty ones too) are written beside the points, `groups` colour them."""
+    """A point per pair; `labels` (which may be empty) are written beside the points, `groups` colour them."""
     across, up = floats(x), floats(y)
     if not len(across) == len(up) == len(labels or up) == len(groups or up):
         raise NormscopeError("A scatter chart needs as many x as y, labels and groups.")
@@ -158,7 +155,7 @@ def scatter(
 
 
 def svg(figure: Figure, salt: str) -> str:
-    """The figure as the text of an SVG file: the same for the same figure; ids made from `salt`."""
+    """The figure as SVG: the same text for the same figure; ids are made from `salt`."""
     import matplotlib
 
     buffer = io.BytesIO()
@@ -187,16 +184,16 @@ def _colour(n: int) -> str:
 
 
 def _mark(n: int) -> str:
-    return MARKS[(n + n // len(COLOURS)) % len(MARKS)]  # a colour that comes again comes with another mark
+    return MARKS[(n + n // len(COLOURS)) % len(MARKS)]  # a colour that is used again gets another mark
 
 
 def floats(values: ArrayLike) -> Values:
-    """As an array of float64."""
+    """An array of float64."""
     found: Values = np.asarray(values, dtype=np.float64)
     return found
 
 
-def _same_length(series: Mapping[str, Sequence[float]], x: Sequence[Any]) -> None:
+def _check_lengths(series: Mapping[str, Sequence[float]], x: Sequence[Any]) -> None:
     if not series or not len(x):
         raise NormscopeError("A chart needs at least one series of at least one value.")
     for name, values in series.items():
@@ -204,7 +201,7 @@ def _same_length(series: Mapping[str, Sequence[float]], x: Sequence[Any]) -> Non
             raise NormscopeError(f"The series {name!r} has {len(values)} values for {len(x)} places.")
 
 
-def blank(width: float, height: float, layout: Literal["constrained", "compressed"]) -> Figure:
+def blank_figure(width: float, height: float, layout: Literal["constrained", "compressed"]) -> Figure:
     """An empty figure."""
     from matplotlib.figure import Figure
 
@@ -212,7 +209,7 @@ def blank(width: float, height: float, layout: Literal["constrained", "compresse
 
 
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = blank(width, height, "constrained")
+    figure = blank_figure(width, height, "constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e8eb", linewidth=0.5)
@@ -222,7 +219,7 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _finish(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
-    """Names of the axes, a legend above where there are several things to tell apart."""
+    """Label the axes, and add a legend above if there are several entries."""
     axes.set_xlabel(xlabel, fontsize=8)
     axes.set_ylabel(ylabel, fontsize=8)
     handles, names = axes.get_legend_handles_labels()
@@ -240,11 +237,11 @@ def _finish(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
             columnspacing=1.4,
             borderaxespad=0.1,
         )
-    settle(figure)
+    fix_layout(figure)
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:
-    """As few rows as there is room for, as even as they can be."""
+    """As few rows as fit, as even as possible."""
     room = width * 14.5  # characters of its size in a line
     if sum(len(name) + 5 for name in names) <= room:
         return len(names)
@@ -252,14 +249,14 @@ def _legend_columns(names: Sequence[str], width: float) -> int:
     return math.ceil(len(names) / math.ceil(len(names) / most))
 
 
-def settle(figure: Figure) -> None:
-    """Make every tick label now, in this style, and keep the layout: saving need not find it again."""
+def fix_layout(figure: Figure) -> None:
+    """Draw the tick labels in the current style and freeze the layout, so that saving does not compute it again."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
 def _whole_numbers(axes: Axes, x: Sequence[float], reference: Mapping[str, Sequence[float]]) -> None:
-    """Ticks at whole numbers where x is made of them, as layers are."""
+    """Ticks at whole numbers if x has only these, as layers do."""
     if not all(float(place).is_integer() for place in x):
         return
     last = max([x[-1], *(x[0] + len(values) - 1 for values in reference.values())])
@@ -279,7 +276,7 @@ def _write_marks(
     axes.margins(y=0.12)
 
 
-def _counted(
+def _histograms(
     groups: Mapping[str, ArrayLike], bins: int, limits: tuple[float, float] | None
 ) -> tuple[Values, dict[str, Values]]:
     found = {name: floats(values) for name, values in groups.items()}
@@ -293,18 +290,18 @@ def _counted(
     return sides, {name: np.histogram(np.clip(values, *limits), sides)[0] * 1.0 for name, values in found.items()}
 
 
-def ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
-    """A label at each place; where `room` (in inches) is too small for all, at every second, fifth, tenth, ..."""
+def set_ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
+    """A label at each place; if `room` (in inches) is too small, at every second, fifth, tenth, ... place."""
     texts = [shorten(visible(str(label)), 20) if str(label) else "" for label in labels]
     longest = max(map(len, texts), default=0)
     across = axis.axis_name == "x"
-    lies = not across or longest <= LYING
-    each = (longest * 0.62 + 1 if across and lies else 1.05) * size / 72
+    horizontal = not across or longest <= HORIZONTAL
+    each = (longest * 0.62 + 1 if across and horizontal else 1.05) * size / 72
     step = next(step for step in _steps() if step * room >= each * len(labels) or step >= max(len(labels), 1))
     places = range(0, len(labels), step)
     axis.set_ticks(places, [texts[k] for k in places], fontsize=size)
-    if not lies:
-        # Set by their ends, so that they end at the axis in whatever font they are shown.
+    if not horizontal:
+        # Anchored at their ends, so that they end at the axis in any font.
         for label in axis.get_ticklabels():
             label.set(rotation=90, rotation_mode="anchor", ha="right", va="center")
 

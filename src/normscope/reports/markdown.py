@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from normscope.papers.report import READINGS, Claim, Picture, Report, Section, Table, numeric, plain, shown, tally
-from normscope.papers.verify import verdict
+from normscope.reports import report as cells
+from normscope.reports.report import READINGS, Claim, Picture, Report, Section, Table, format_cell, paragraphs, tally
 from normscope.view.labels import visible
 
 FOLDED = 20  # rows of a long table that are shown
@@ -20,7 +20,7 @@ def page(report: Report) -> str:
         blocks += ["## Claims", tally(report.claims), claims_table(report.claims)]
     blocks += ["## This run", _table(("", ""), [(text(a), text(b)) for a, b in report.facts])]
     if report.command:
-        blocks.append(f"```sh\n{''.join(map(_seen, report.command))}\n```")
+        blocks.append(f"```sh\n{''.join(map(_visible, report.command))}\n```")
     if report.readings:
         rows = [(code(name), code(value), text(meaning)) for name, value, meaning in report.readings]
         blocks += ["## Readings", READINGS, _table(("reading", "used here", "meaning"), rows)]
@@ -40,8 +40,8 @@ def claims_table(claims: Sequence[Claim]) -> str:
 
 
 def text(given: str) -> str:
-    """Plain text of one paragraph, so that Markdown shows it as it is."""
-    line = " ".join("".join(map(_seen, given)).split())
+    """The text of one paragraph, escaped so that Markdown shows it as it is."""
+    line = " ".join("".join(map(_visible, given)).split())
     line = re.sub(r"[\\`*<|$~]", r"\\\g<0>", line).replace("&", "&amp;").replace("](", "\\](")
     line = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", line)  # within a word it means nothing
     return re.sub(r"^([#>+-]|\d+[.)])(?=\s|$)", lambda m: m[1][:-1] + "\\" + m[1][-1], line)
@@ -49,24 +49,24 @@ def text(given: str) -> str:
 
 def code(given: str) -> str:
     """A value as code."""
-    line = " ".join("".join(map(_seen, given)).split()).replace("|", "\\|")
+    line = " ".join("".join(map(_visible, given)).split()).replace("|", "\\|")
     fence = "``" if "`" in line else "`"
     return f"{fence}{line}{fence}" if fence == "`" else f"{fence} {line} {fence}"
 
 
-def _seen(char: str) -> str:
-    """Control characters and halves of surrogate pairs spelled out."""
+def _visible(char: str) -> str:
+    """Control characters and lone surrogates spelled out."""
     return char if char in "\n\t " else visible(char)
 
 
 def _section(section: Section) -> list[str]:
     blocks = [f"## {text(section.title)}"]
-    blocks += [text(paragraph) for paragraph in re.split(r"\n\s*\n", section.text.strip()) if paragraph.strip()]
+    blocks += map(text, paragraphs(section.text))
     if section.claims:
         blocks.append(claims_table(section.claims))
     for part in section.parts:
         blocks.append(f"### {text(part.title)}")
-        blocks.append(_picture(part) if isinstance(part, Picture) else _numbers(part))
+        blocks.append(_picture(part) if isinstance(part, Picture) else _cells(part))
         if part.note:
             blocks.append(text(part.note))
     return blocks
@@ -76,11 +76,11 @@ def _picture(picture: Picture) -> str:
     return f"![{text(picture.title)}](figures/{picture.name}.svg)"
 
 
-def _numbers(table: Table) -> str:
+def _cells(table: Table) -> str:
     rows = table.rows[:FOLDED] if table.folded else table.rows
     formats = [table.formats.get(column, "") for column in table.columns]
-    written = [[text(shown(plain(cell), spec)) for cell, spec in zip(row, formats, strict=True)] for row in rows]
-    found = _table([text(column) for column in table.columns], written, numeric(table))
+    written = [[text(format_cell(cell, spec)) for cell, spec in zip(row, formats, strict=True)] for row in rows]
+    found = _table([text(column) for column in table.columns], written, cells.numeric_columns(table))
     left = len(table.rows) - len(rows)
     more = f"{left:,} more rows are in " if left else "In full: "
     return f"{found}\n\n{more}[tables/{table.name}.csv](tables/{table.name}.csv)"
@@ -88,7 +88,7 @@ def _numbers(table: Table) -> str:
 
 def _checks(report: Report) -> str:
     rows = [
-        (code(c.key), shown(c.published), shown(c.ours), shown(c.tolerance), verdict(c), text(c.why))
+        (code(c.key), format_cell(c.published), format_cell(c.ours), format_cell(c.tolerance), c.verdict, text(c.why))
         for c in report.checks
     ]
     right = (False, True, True, True, False, False)

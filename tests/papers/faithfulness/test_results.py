@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normscope.faithfulness import results, sections
-from normscope.faithfulness.measuring import SHARES
-from normscope.faithfulness.results import MethodResult, Results
-from normscope.papers.report import Table
+from normscope.papers.faithfulness import results, sections
+from normscope.papers.faithfulness.measures import SHARES
+from normscope.papers.faithfulness.results import MethodResult, Results
+from normscope.reports.report import Table
 
 PAIRS = [("mask", "without"), ("mask", "only")]
 
@@ -53,25 +53,25 @@ def test_aopc() -> None:
 def test_areas() -> None:
     line = 1 - np.array(SHARES)
     one = result("x", line, 2 * line)
-    np.testing.assert_allclose(results.deletion(one, "mask"), [0.5] * 3)
-    np.testing.assert_allclose(results.insertion(one, "mask"), [1.0] * 3)
+    np.testing.assert_allclose(results.area(one, "mask", "without"), [0.5] * 3)
+    np.testing.assert_allclose(results.area(one, "mask", "only"), [1.0] * 3)
 
 
 def test_choices_that_stay() -> None:
     choices = np.zeros((3, 13), dtype=int)
-    choices[2, results.at([0.1, 0.2, 0.3])] = 1
+    choices[2, results.places([0.1, 0.2, 0.3])] = 1
     one = result("x", [0] * 13, [0] * 13, choices=choices)
-    kept = results.kept(one, "mask", one.choice)
+    kept = results.hits(one, "mask", one.choice)
     np.testing.assert_array_equal(kept[:2], np.ones((2, 9)))
     np.testing.assert_array_equal(kept[2], [1, 1, 1, 0, 0, 0, 0, 0, 0])
     assert results.mean(one, kept.mean(1)).mean == pytest.approx((1 + 1 / 3) / 2)
-    right = results.kept(one, "mask", one.given)
+    right = results.hits(one, "mask", one.given)
     assert right[1].sum() == 0
 
 
 def test_leads_are_paired() -> None:
     one, other = result("x", [0.1] * 13, [0] * 13), result("random", [0.3] * 13, [0] * 13)
-    lead = results.lead(one, other, results.of("mask"))
+    lead = results.lead(one, other, "mask")
     assert (lead.mean, lead.low, lead.high) == pytest.approx((0.2, 0.2, 0.2))
     fewer = MethodResult(
         "y",
@@ -83,8 +83,8 @@ def test_leads_are_paired() -> None:
         {pair: values[2:] for pair, values in one.choices.items()},
         one.scores[2:],
     )
-    assert results.lead(fewer, other, results.of("mask")).mean == pytest.approx(0.2)
-    assert results.lead(one, fewer, results.of("mask")).mean == pytest.approx(0)
+    assert results.lead(fewer, other, "mask").mean == pytest.approx(0.2)
+    assert results.lead(one, fewer, "mask").mean == pytest.approx(0)
 
 
 def test_agreement() -> None:

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from normscope import Analyzer, NormscopeError
 from normscope.cli.faithfulness import faithfulness
-from normscope.faithfulness.running import compare
-from normscope.faithfulness.settings import Settings
-from tests.faithfulness.cases import causal, classifier, corpus_file
+from normscope.papers.faithfulness.comparison import compare
+from normscope.papers.faithfulness.settings import Settings
+from tests.papers.faithfulness.cases import causal, classifier, corpus_file
 from tests.test_inputs import toy_tokenizer
 from tests.tiny import tiny
 

@@ -1,4 +1,4 @@
-"""Scores of the tokens of one context, by every method: those of `flow`, and the references that need no insight."""
+"""Scores of the tokens of one context, by every method: those of `flow`, and references that only need predictions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
-from normscope.faithfulness.contexts import Context
 from normscope.flow.methods import METHODS, chosen
 from normscope.flow.running import flow
+from normscope.papers.faithfulness.contexts import Context
 from normscope.scopes import names_of
 
 LEAVE_ONE_OUT = "leave_one_out"
@@ -21,10 +21,10 @@ GRADIENT = "gradient_x_input"
 
 
 @dataclass(frozen=True)
-class Scored:
+class Scores:
     """The scores of the removable tokens, or why a method has none."""
 
-    scores: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
     reason: str = ""
 
 
@@ -37,12 +37,12 @@ def methods_of(lens: Analyzer, wanted: Sequence[str] = ()) -> tuple[str, ...]:
         plain = name.partition(":")[0]
         if plain not in METHODS and name not in REFERENCES:
             raise NormscopeError(f"Unknown method {name!r}. Known: {', '.join((*known, *scopes, *REFERENCES))}.")
-    # Random scores are always there: what they reach is nothing.
+    # Random scores are always included, as the baseline.
     return tuple(dict.fromkeys([*(wanted or (*known, *scopes, LEAVE_ONE_OUT)), RANDOM]))
 
 
 def refusal(lens: Analyzer, method: str) -> str:
-    """Why a method is not for a model; empty where it is."""
+    """Why a method does not fit a model; empty if it does."""
     if method in REFERENCES:
         return ""
     try:
@@ -52,19 +52,19 @@ def refusal(lens: Analyzer, method: str) -> str:
     return ""
 
 
-def by_flow(lens: Analyzer, context: Context, method: str, target: int) -> Scored:
+def by_flow(lens: Analyzer, context: Context, method: str, target: int) -> Scores:
     """The scores of a method of `flow` for the target's logit."""
     try:
         found = flow(lens, context.item, method, target, context.position, "ig")
     except NormscopeError as error:
-        return Scored(reason=str(error))
+        return Scores(reason=str(error))
     places = {label.position: n for n, label in enumerate(found.columns)}
     scores = found.scores.double().cpu()[torch.tensor([places[n] for n in context.removable])]
     if not bool(torch.isfinite(scores).all()):
-        return Scored(reason="some scores are no finite numbers")
-    return Scored(tuple(scores.tolist()))
+        return Scores(reason="some scores are not finite")
+    return Scores(tuple(scores.tolist()))
 
 
-def leave_one_out(full: float, without: Mapping[int, float], context: Context) -> Scored:
-    """``p(x) - p(x without the token)``: what each token alone is worth."""
-    return Scored(tuple(full - without[n] for n in context.removable))
+def leave_one_out(full: float, without: Mapping[int, float], context: Context) -> Scores:
+    """``p(x) - p(x without the token)``: the worth of each token alone."""
+    return Scores(tuple(full - without[n] for n in context.removable))

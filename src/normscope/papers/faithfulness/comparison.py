@@ -1,0 +1,156 @@
+"""Compare methods on a model and a corpus: a corpus run that resumes and scales out, then a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+
+from normscope.analyzer import Analyzer
+from normscope.corpus.store import Run, fingerprint
+from normscope.errors import NormscopeError
+from normscope.papers.faithfulness import results, sections
+from normscope.papers.faithfulness.contexts import task_of
+from normscope.papers.faithfulness.predictions import replacement_token
+from normscope.papers.faithfulness.results import Results
+from normscope.papers.faithfulness.scores import methods_of, refusal
+from normscope.papers.faithfulness.settings import Settings
+from normscope.papers.runs import EngineOptions, load, run_corpus
+from normscope.reports import facts
+from normscope.reports.report import Report
+from normscope.reports.write import write_report
+
+SHARD = 16  # entries that are written together: they take long
+TASKS = {
+    "class": "the class of a text",
+    "next": "the next token, from those before it",
+    "masked": "a masked token, from the others",
+}
+TITLE = "Which attribution to trust"
+CITATION = (
+    "Comprehensiveness, sufficiency and their areas: DeYoung et al., ERASER, ACL 2020. Shares and accuracy: Modarressi "
+    "et al., DecompX, ACL 2023. Deletion and insertion: Petsiuk et al., RISE, BMVC 2018."
+)
+
+
+def compare(
+    model: str | Path | Analyzer,
+    data: str | Path,
+    out: str | Path,
+    *,
+    settings: Settings | None = None,
+    format: str | None = None,
+    reader: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    **engine: Unpack[EngineOptions],
+) -> tuple[Report, Path]:
+    """Compare methods by how much a model's predictions depend on the tokens they name, and write a report to `out`.
+
+    The model classifies texts or predicts tokens; see `Settings` for the choices. The same call resumes. `engine`,
+    `workers`, `threads` and `address` are those of `normscope.corpus.run`.
+    """
+    chosen = settings or Settings()
+    lens = load(model, engine)
+    task = task_of(lens)
+    replacement_token(lens, chosen.replacement)
+    methods_of(lens, chosen.methods)
+    for method in chosen.methods:
+        if refusal(lens, method):
+            raise NormscopeError(refusal(lens, method))
+    run = run_corpus(
+        str(data),
+        lens if engine.get("engine", "local") == "local" else str(model),
+        Path(out) / "runs" / "faithfulness",
+        measures=["faithfulness"],
+        scopes=["weights"],
+        settings=chosen.to_plain() | {"head": _fingerprint_head(lens)},
+        format=format,
+        reader=reader,
+        limit=limit,
+        shard_size=SHARD,
+        progress=None if progress is None else lambda done, total: progress("entries", done, total),
+        **engine,
+    )
+    found = results.read(run, chosen.erasures)
+    made = (*(section(found, chosen.erasures) for section in sections.SECTIONS), sections.agreement(found))
+    report = Report(
+        paper="faithfulness",
+        title=TITLE,
+        citation=CITATION,
+        facts=_facts(lens, str(data), found, chosen, run, task),
+        readings=(),
+        sections=tuple(section for section in made if section is not None),
+        skipped=tuple(found.refused.items()),
+        command=_command(facts.model_option(model, lens), str(data), out, chosen, format, reader or {}, limit),
+    )
+    return report, write_report(report, out)
+
+
+def _facts(
+    lens: Analyzer, data: str, found: Results, settings: Settings, run: Run, task: str
+) -> tuple[tuple[str, str], ...]:
+    entries = int(run.manifest["data"]["entries"])
+    given = "the label" if task == "class" else "the token that is really there"
+    target = given if settings.target == "given" else "what the model itself predicts"
+    where = "at the last position" if not settings.positions else f"at {settings.positions} positions drawn at random"
+    return (
+        ("model", f"{facts.model_name(lens)} ({type(lens.model).__name__}, {lens.depths[0]} layers)"),
+        ("data", data),
+        (
+            "contexts",
+            f"{found.contexts:,} in {found.entries:,} entries, with {found.tokens:.1f} tokens to take away on average; "
+            f"{entries - found.entries:,} of {entries:,} entries could not be used",
+        ),
+        ("prediction", TASKS[task] + ("" if task == "class" else f", {where}")),
+        ("target", f"{target}, with a probability of {found.probability:.3f} on average"),
+        (
+            "masking",
+            f"a token is replaced by {replacement_token(lens, settings.replacement).token!r}; special tokens stay",
+        ),
+        *((f"without scores in {count:,} contexts", f"{name}: {why}") for name, (count, why) in found.partly.items()),
+        ("versions", facts.versions()),
+    )
+
+
+def _command(
+    model: str,
+    data: str,
+    out: str | Path,
+    settings: Settings,
+    format: str | None,
+    reader: Mapping[str, Any],
+    limit: int | None,
+) -> str:
+    default = Settings()
+    erasures = settings.erasures if settings.erasures != default.erasures else ()
+    options: list[tuple[str, Any]] = [
+        ("--model", model),
+        ("--data", data),
+        ("--format", format),
+        *facts.reader_options(reader),
+        *(("--method", method) for method in settings.methods),
+        ("--target", None if settings.target == default.target else settings.target),
+        ("--positions", settings.positions or None),
+        *(("--by", erasure) for erasure in erasures),
+        ("--replacement", settings.replacement or None),
+        ("--seed", settings.seed or None),
+        ("--limit", limit),
+        ("--out", out),
+    ]
+    return facts.command_line(("faithfulness",), options)
+
+
+def _fingerprint_head(lens: Analyzer) -> str:
+    """A fingerprint of the weights outside the base model, on which all predictions depend."""
+    base = {id(parameter) for parameter in lens.base.parameters()}
+
+    def parts() -> Iterator[bytes]:
+        for name, parameter in sorted(lens.model.named_parameters()):
+            if id(parameter) not in base:
+                yield name.encode()
+                yield parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+    return fingerprint(parts())

@@ -1,0 +1,111 @@
+"""Corpus runs of a study: what is computed, in which folder, and what is already there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from normscope.analyzer import Analyzer
+from normscope.corpus.measuring import measures_of
+from normscope.corpus.running import run as corpus_run
+from normscope.corpus.store import Run, read_manifest
+from normscope.corpus.store import open as open_run
+from normscope.errors import NormscopeError
+
+
+class StoppedError(NormscopeError):
+    """A corpus run was interrupted; the same call resumes it."""
+
+
+class EngineOptions(TypedDict, total=False):
+    """How a corpus run is computed; see `normscope.corpus.run`."""
+
+    engine: Literal["local", "ray"]
+    workers: int
+    threads: int
+    address: str | None
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A corpus run that an experiment reads. Plans of one name are merged: the union of measures, scopes and maps."""
+
+    name: str  # its folder under DIR/runs
+    measures: tuple[str, ...]
+    scopes: tuple[str, ...] | None = None  # names or aliases; None: all
+    maps: tuple[str, ...] = ()  # scopes whose maps are kept
+    masked: bool = False  # 12 % masked if the model has a mask token (readings.mask_seed)
+
+
+def load(model: str | Path | Analyzer, engine: EngineOptions) -> Analyzer:
+    """The Analyzer itself, or that of a name or path, which the engine "ray" needs."""
+    if not isinstance(model, Analyzer):
+        return Analyzer.from_pretrained(str(model))
+    if engine.get("engine") == "ray":
+        raise NormscopeError("The engine 'ray' loads the model in each worker: give its name or path.")
+    return model
+
+
+def run_corpus(data: str, model: Analyzer | str, folder: Path, name: str = "", **options: Any) -> Run:
+    """A finished corpus run; an interrupted one, or one without any result, is an error."""
+    summary = corpus_run(data, model, folder, **options)
+    if not summary.finished:
+        where = f" in the run {name!r}" if name else ""
+        raise StoppedError(f"Stopped{where} after {summary.done} of {summary.entries} entries.")
+    run = open_run(folder)
+    if summary.faults == summary.entries:
+        first = run.scan("errors").first().collect().row(0, named=True)
+        raise NormscopeError(f"No entry could be analysed. The first: {first['id']}: {first['reason']}")
+    return run
+
+
+def merge(plans: Iterable[RunPlan]) -> list[RunPlan]:
+    """One plan for each name: the union of measures, scopes and maps. Whether they mask must agree."""
+    merged: dict[str, RunPlan] = {}
+    for plan in plans:
+        scopes = _scopes(plan)
+        before = merged.get(plan.name)
+        if before is None:
+            merged[plan.name] = replace(plan, scopes=scopes)
+            continue
+        if before.masked != plan.masked:
+            raise NormscopeError(f"Two experiments disagree whether the run {plan.name!r} masks tokens.")
+        merged[plan.name] = RunPlan(
+            plan.name,
+            _union(before.measures, plan.measures),
+            None if before.scopes is None or scopes is None else _union(before.scopes, scopes),
+            _union(before.maps, plan.maps),
+            plan.masked,
+        )
+    return list(merged.values())
+
+
+def find_run(plan: RunPlan, runs: Path) -> tuple[RunPlan, Path]:
+    """An existing run that has everything the plan asks for, with its own options; otherwise a new folder: NAME, or
+    NAME-2 and so on if earlier runs were made for fewer experiments."""
+    for number in count(1):
+        folder = runs / (plan.name if number == 1 else f"{plan.name}-{number}")
+        if not (folder / "manifest.json").is_file():
+            return plan, folder
+        before = read_manifest(folder)["options"]
+        measures, scopes, maps = before["measures"], before["scopes"], before["maps"]
+        has_scopes = scopes is None or (plan.scopes is not None and set(plan.scopes) <= set(scopes))
+        if has_scopes and set(plan.measures) <= set(measures) and set(plan.maps) <= set(maps):
+            kept = None if scopes is None else tuple(scopes)
+            return replace(plan, measures=tuple(measures), scopes=kept, maps=tuple(maps)), folder
+    raise AssertionError("unreachable")
+
+
+def _scopes(plan: RunPlan) -> tuple[str, ...] | None:
+    """The scopes that a plan computes: those it names and those of its measures, or None for all."""
+    measures = measures_of(plan.measures)
+    if plan.scopes is None and any(measure.scopes is None for measure in measures):
+        return None
+    return _union(plan.scopes or (), (scope for measure in measures for scope in measure.scopes or ()), plan.maps)
+
+
+def _union(*some: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chain(*some)))

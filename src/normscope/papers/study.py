@@ -1,0 +1,345 @@
+"""A paper as a list of experiments, and how they are run: on the corpus engine, then into one report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any, Unpack
+
+from normscope.analyzer import Analyzer
+from normscope.corpus.items import Entry, Fault
+from normscope.corpus.readers import read
+from normscope.corpus.store import Run
+from normscope.errors import NormscopeError
+from normscope.papers import published
+from normscope.papers.readings import describe, parse
+from normscope.papers.runs import EngineOptions, RunPlan, find_run, load, merge, run_corpus
+from normscope.papers.verify import check_numbers
+from normscope.reports import facts
+from normscope.reports.report import Report, Section
+from normscope.reports.write import write_report
+
+PAPERS = {  # name -> module; the last two are studies of our own
+    "emnlp2020": "emnlp2020",
+    "emnlp2021": "emnlp2021",
+    "ff": "feed_forward",
+    "layers": "across_layers",
+    "shapley": "shapley",
+}
+NO_DATA = "It reads a corpus: give one with --data."
+PEEK = 1000  # entries that show which annotations a corpus has
+Progress = Callable[[str, int, int], None]  # what is counted (the name of a run, or "sections"), done, total
+Runs = Mapping[str, Run]  # finished corpus runs by name
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was asked for: the model, the data and how to read the paper."""
+
+    lens: Analyzer
+    data: str  # "" if there is none
+    format: str | None
+    reader: Mapping[str, Any]
+    readings: Any  # the paper's dataclass of readings
+    frequencies: Path | None  # a file of word frequencies
+    example: str | None  # a text to draw maps of
+    entries: tuple[Entry, ...]  # the first readable ones, at most PEEK
+    limit: int | None
+
+    @property
+    def has_entities(self) -> bool:
+        """Whether entries have named entities."""
+        return any(entry.entities for entry in self.entries)
+
+    @property
+    def has_target(self) -> bool:
+        """Whether entries have a target side, as parallel text has."""
+        return any(entry.target is not None for entry in self.entries)
+
+    @property
+    def has_links(self) -> bool:
+        """Whether words are linked to words of the other side."""
+        return any(entry.possible for entry in self.entries)
+
+    @property
+    def side(self) -> str:
+        """The side that papers read: the first one, for an encoder-decoder the encoder."""
+        return self.lens.stacks[0].side
+
+    @property
+    def depth(self) -> int:
+        """The number of layers of that side."""
+        return self.lens.depths[0]
+
+    @property
+    def mask_seed(self) -> int | None:
+        """The seed of masked runs; None if they cannot mask: the model has two sides or no mask token."""
+        if self.lens.two_sided or getattr(self.lens.tokenizer, "mask_token_id", None) is None:
+            return None
+        return int(getattr(self.readings, "mask_seed", 0))
+
+    @property
+    def masks(self) -> bool:
+        """Whether the model was trained with masked tokens; causal models were not, even if the tokenizer has some."""
+        return self.mask_seed is not None and self.side == "encoder"
+
+    def read(self) -> Iterator[Entry | Fault]:
+        """The entries of the data once more, at most `limit`."""
+        options = dict(self.reader)
+        if self.format == "pairs":
+            options.setdefault("tokenizer", self.lens.tokenizer)
+        return islice(read(self.data, self.format, **options), self.limit)
+
+
+def nothing_missing(setting: Setting) -> str | None:
+    """`missing` of an experiment that always can run."""
+    return None
+
+
+def no_runs(setting: Setting) -> tuple[RunPlan, ...]:
+    """`runs` of an experiment that needs no data."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment of a paper."""
+
+    name: str  # as on the command line: "dispersion"
+    title: str
+    section: Callable[[Setting, Runs], Section]
+    runs: Callable[[Setting], tuple[RunPlan, ...]] = no_runs  # the corpus runs that it reads
+    missing: Callable[[Setting], str | None] = nothing_missing  # why it cannot run here, or None
+    needs: str = "a corpus"  # as `--list` shows it: "sentences with named entities"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper, its readings and its experiments in the paper's order."""
+
+    name: str  # as on the command line: "emnlp2020"
+    title: str
+    citation: str
+    readings: type[Any]  # a frozen dataclass whose fields are made by `reading`; `mask_seed` if runs are masked
+    experiments: tuple[Experiment, ...]
+
+
+@dataclass(frozen=True)
+class NoReadings:
+    """The readings of a study that leaves nothing open."""
+
+
+def find(name: str) -> Paper:
+    """A paper by its name on the command line."""
+    if name not in PAPERS:
+        raise NormscopeError(f"There is no paper {name!r}. Known: {', '.join(PAPERS)}.")
+    _check_packages()
+    found: Paper = import_module(f"normscope.papers.{PAPERS[name]}").PAPER
+    return found
+
+
+def reproduce(
+    paper: Paper,
+    model: str | Path | Analyzer,
+    data: str | Path | None,
+    out: str | Path,
+    *,
+    format: str | None = None,
+    reader: Mapping[str, Any] | None = None,
+    readings: Sequence[str] = (),
+    experiments: Sequence[str] | None = None,
+    frequencies: str | Path | None = None,
+    example: str | None = None,
+    limit: int | None = None,
+    batch_size: int = 16,
+    verify: bool = False,
+    progress: Progress | None = None,
+    **engine: Unpack[EngineOptions],
+) -> tuple[Report, Path]:
+    """Run a paper's experiments on a model and a corpus, and write the report into the folder `out`.
+
+    All experiments that can run here are run, or those of the given names. Their corpus runs are kept in `out`/runs:
+    the same call resumes, and nothing is computed twice. `readings` are given as "key=value". `data` may be None if no
+    experiment needs a corpus. With `verify` the model must be one of the paper's. `engine`, `workers`, `threads` and
+    `address` are those of `normscope.corpus.run`.
+    """
+    _check_packages()
+    chosen = _experiments(paper, experiments)
+    parsed = parse(paper.readings, readings)
+    lens = load(model, engine)
+    key = published.model_key(lens)
+    if verify and key not in published.models(paper.name):
+        known = ", ".join(published.models(paper.name)) or "none"
+        raise NormscopeError(f"{lens.model_name} is not one of the models with published numbers: {known}.")
+    file = None if frequencies is None else Path(frequencies)
+    setting = _peek(Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit))
+    able, skipped = _select(paper, chosen, setting, strict=experiments is not None)
+    source = lens if engine.get("engine", "local") == "local" else str(model)
+    runs = _runs(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
+    sections = _sections(setting, able, runs, progress)
+    lengths = facts.sequence_lengths(next(iter(runs.values()))) if runs else []
+    numbers = {name: value for section in sections for name, value in section.numbers.items()}
+    figures = published.figures(paper.name, key, published.data_key(lengths, key))
+    report = Report(
+        paper.name,
+        paper.title,
+        paper.citation,
+        _facts(setting, able, runs, lengths),
+        describe(parsed),
+        sections,
+        tuple(skipped),
+        command_line(paper.name, model, setting, out, readings, experiments, batch_size),
+        check_numbers(numbers, figures),
+        bool(published.models(paper.name)),
+    )
+    path = write_report(report, out)
+    if verify and not report.checks:
+        known = "; ".join(published.CORPORA[name].name for name in published.corpora(paper.name, key or ""))
+        raise NormscopeError(f"None of these numbers was published for {key} on this data, only for: {known}.")
+    return report, path
+
+
+def command_line(
+    paper: str,
+    model: str | Path | Analyzer,
+    setting: Setting,
+    out: str | Path,
+    readings: Sequence[str],
+    experiments: Sequence[str] | None,
+    batch_size: int,
+) -> str:
+    """The command that makes this report."""
+    options: list[tuple[str, Any]] = [
+        ("--model", facts.model_option(model, setting.lens)),
+        ("--data", setting.data or None),
+        ("--format", setting.format),
+        *facts.reader_options(setting.reader),
+        *(("--experiment", entry) for entry in experiments or ()),
+        *(("--reading", entry) for entry in readings),
+        ("--frequencies", setting.frequencies),
+        ("--example", setting.example),
+        ("--limit", setting.limit),
+        ("--batch-size", None if batch_size == 16 else batch_size),
+        ("--out", out),
+    ]
+    return facts.command_line(("paper", paper), options)
+
+
+def _check_packages() -> None:
+    for package, extra in (("matplotlib", "plot"), ("polars", "corpus")):
+        if find_spec(package) is None:
+            raise NormscopeError(f"Reports need {package}: pip install 'normscope[{extra}]'.")
+
+
+def _experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
+    """The experiments of these names, or all."""
+    known = {experiment.name: experiment for experiment in paper.experiments}
+    for name in names or ():
+        if name not in known:
+            raise NormscopeError(f"{paper.name} has no experiment {name!r}. It has: {', '.join(known)}.")
+    return [experiment for experiment in paper.experiments if names is None or experiment.name in names]
+
+
+def _select(
+    paper: Paper, chosen: Sequence[Experiment], setting: Setting, strict: bool
+) -> tuple[list[Experiment], list[tuple[str, str]]]:
+    """The experiments that can run here, and the titles of the others with the reason. `strict`: all must."""
+    able, skipped = [], []
+    for experiment in chosen:
+        why = NO_DATA if not setting.data and experiment.runs(setting) else experiment.missing(setting)
+        if why is None:
+            able.append(experiment)
+        elif strict:
+            raise NormscopeError(f"The experiment {experiment.name!r} cannot run here: {why}")
+        else:
+            skipped.append((experiment.title, why))
+    if not able:
+        reasons = " ".join(dict.fromkeys(f"{title}: {why}" for title, why in skipped))
+        raise NormscopeError(f"No experiment of {paper.name} can run here. {reasons}")
+    return able, skipped
+
+
+def _peek(setting: Setting) -> Setting:
+    """The setting with the first readable entries of its data."""
+    if not setting.data:
+        return setting
+    entries = (entry for entry in setting.read() if isinstance(entry, Entry))
+    return replace(setting, entries=tuple(islice(entries, PEEK)))
+
+
+def _plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
+    return merge(plan for experiment in experiments for plan in experiment.runs(setting))
+
+
+def _runs(
+    setting: Setting,
+    experiments: Iterable[Experiment],
+    model: Analyzer | str,
+    root: Path,
+    progress: Progress | None,
+    **options: Any,
+) -> dict[str, Run]:
+    """The corpus runs of all experiments, by name."""
+    runs = {}
+    for plan in _plans(setting, experiments):
+        known, folder = find_run(plan, root)
+        runs[plan.name] = run_corpus(
+            setting.data,
+            model,
+            folder,
+            plan.name,
+            measures=known.measures,
+            maps=known.maps,
+            scopes=known.scopes,
+            mask_seed=setting.mask_seed if plan.masked else None,
+            format=setting.format,
+            reader=setting.reader,
+            limit=setting.limit,
+            progress=None if progress is None else partial(progress, plan.name),
+            **options,
+        )
+    return runs
+
+
+def _sections(
+    setting: Setting, experiments: Sequence[Experiment], runs: Runs, progress: Progress | None
+) -> tuple[Section, ...]:
+    sections = []
+    for number, experiment in enumerate(experiments, 1):
+        own = {plan.name: runs[plan.name] for plan in experiment.runs(setting)}
+        sections.append(experiment.section(setting, own))
+        if progress is not None:
+            progress("sections", number, len(experiments))
+    return tuple(sections)
+
+
+def _facts(
+    setting: Setting, experiments: Iterable[Experiment], runs: Runs, lengths: Sequence[int]
+) -> tuple[tuple[str, str], ...]:
+    lens = setting.lens
+    found = [
+        ("model", facts.model_name(lens)),
+        ("layers", facts.describe_layers(lens)),
+        ("precision", str(lens.dtype).split(".")[-1]),
+    ]
+    if setting.data:
+        options = ", ".join(f"{key}={value}" for key, value in setting.reader.items())
+        read_as = ", ".join(text for text in (setting.format and f"read as {setting.format}", options) if text)
+        found.append(("data", f"{setting.data} ({read_as})" if read_as else setting.data))
+    if lengths:
+        found.append(("sequences", facts.describe_sequences(lengths, setting.limit)))
+    if setting.frequencies is not None:
+        found.append(("word frequencies", str(setting.frequencies)))
+    for plan in _plans(setting, experiments):
+        masked = "nothing masked"
+        if plan.masked and setting.mask_seed is None:
+            masked += ": the model has no mask token"
+        elif plan.masked:
+            masked = f"12 % of the tokens masked (seed {setting.mask_seed})"
+        found.append((f"run \u201c{plan.name}\u201d", f"{masked}; {facts.describe_run(runs[plan.name])}"))
+    return (*found, ("versions", facts.versions()))

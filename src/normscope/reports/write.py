@@ -1,0 +1,99 @@
+"""The files of a report.
+
+report.html        self-contained: styles and figures are embedded, nothing is loaded
+report.md          the same, with links to the figures
+tables/NAME.csv    every table, complete and in full precision
+figures/NAME.svg   every figure, also as NAME.pdf
+numbers.csv        the headline numbers by key, beside the published ones where model and data are the paper's
+claims.csv         the claims, and whether they hold here
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from normscope.errors import NormscopeError
+from normscope.files import atomic
+from normscope.reports import charts, html, markdown
+from normscope.reports.report import Cell, Picture, Report, Table, to_python
+
+
+def write_report(report: Report, folder: str | Path) -> Path:
+    """Write all files of a report, each atomically; returns the path of report.html."""
+    check_names(report)
+    root = Path(folder)
+    parts = [part for section in report.sections for part in section.parts]
+    pictures = [part for part in parts if isinstance(part, Picture)]
+    figures = {picture.name: charts.svg(picture.figure, picture.name) for picture in pictures}
+    files = {f"tables/{part.name}.csv": csv_text(part.columns, part.rows) for part in parts if isinstance(part, Table)}
+    files |= {f"figures/{name}.svg": text for name, text in figures.items()}
+    files |= {
+        "numbers.csv": csv_text(("section", "key", "ours", "published", "tolerance", "passed"), _number_rows(report)),
+        "claims.csv": csv_text(("section", "claim", "holds", "ours", "published"), _claim_rows(report)),
+        "report.md": markdown.page(report),
+        "report.html": html.page(report, figures),
+    }
+    contents = {name: text.encode("utf-8", "backslashreplace") for name, text in files.items()}
+    contents |= {f"figures/{picture.name}.pdf": charts.pdf(picture.figure) for picture in pictures}
+    for name, content in contents.items():
+        _write_file(root / name, content)
+    return root / "report.html"
+
+
+def check_names(report: Report) -> None:
+    """Names of sections, tables and figures become anchors and files: they must be usable and unique."""
+    seen: set[str] = set()
+    for section in report.sections:
+        for name in (section.name, *(part.name for part in section.parts)):
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+                raise NormscopeError(f"{name!r} cannot name a part of a report: letters, digits and - . _ only.")
+        for part in section.parts:
+            if part.name.lower() in seen:
+                raise NormscopeError(f"Two parts of the report are called {part.name!r}.")
+            seen.add(part.name.lower())
+    if len({section.name for section in report.sections}) < len(report.sections):
+        raise NormscopeError("Two sections of the report have the same name.")
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A CSV file: numbers in full precision, an empty cell for None."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        cells = (to_python(cell) for cell in row)
+        writer.writerow([str(cell).lower() if isinstance(cell, bool) else cell for cell in cells])
+    return buffer.getvalue()
+
+
+def _claim_rows(report: Report) -> list[tuple[Cell, ...]]:
+    return [
+        (section.name, claim.text, claim.holds, claim.ours, claim.published)
+        for section in report.sections
+        for claim in section.claims
+    ]
+
+
+def _number_rows(report: Report) -> list[tuple[Cell, ...]]:
+    checks = {check.key: check for check in report.checks}
+    rows: list[tuple[Cell, ...]] = []
+    for section in report.sections:
+        for key, value in section.numbers.items():
+            check = checks.get(key)
+            beside = (check.published, check.tolerance, check.passed) if check else (None, None, None)
+            rows.append((section.name, key, float(value), *beside))
+    return rows
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        raise NormscopeError(f"Cannot write {path}: {error.strerror or error}.") from error

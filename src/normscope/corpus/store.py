@@ -20,13 +20,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from normscope.errors import NormscopeError, nearest
 from normscope.files import atomic
 
 if TYPE_CHECKING:
     import polars
+    from torch import Tensor
 
 FORMAT = "normscope-corpus-1"
 
@@ -53,10 +52,7 @@ class Store:
         if path.is_file():
             _refuse_difference(read_manifest(self.folder), manifest)
             return
-        if self.folder.exists() and not self.folder.is_dir():
-            raise NormscopeError(f"{self.folder} is a file. Name a folder for the run.")
-        if self.folder.exists() and any(self.folder.iterdir()):
-            raise NormscopeError(f"{self.folder} is not empty and holds no corpus run. Choose another folder.")
+        check_folder(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -171,6 +167,14 @@ class Run:
         for id, scope, side, name, key in frame.iter_rows():
             index.setdefault((id, scope), {})[side] = (name, key)
         return index
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else than a run."""
+    if folder.exists() and not folder.is_dir():
+        raise NormscopeError(f"{folder} is a file. Name a folder for the run.")
+    if folder.exists() and not (folder / "manifest.json").is_file() and any(folder.iterdir()):
+        raise NormscopeError(f"{folder} is not empty and holds no corpus run. Choose another folder.")
 
 
 def open(folder: str | Path) -> Run:

@@ -21,8 +21,9 @@ from normscope.faithfulness.predicting import neutral
 from normscope.faithfulness.results import Results
 from normscope.faithfulness.scoring import methods_of, refusal
 from normscope.faithfulness.settings import Settings
-from normscope.papers.experiments import StoppedError, lens_of
-from normscope.papers.facts import model_name, model_option, typed
+from normscope.model_source import ModelSource, analyzer_of
+from normscope.papers.experiments import StoppedError
+from normscope.papers.facts import model_name, model_options, typed
 from normscope.papers.report import Report, Section, write
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ CITATION = (
 
 
 def compare(
-    model: str | Path | Analyzer,
+    model: str | Path | ModelSource | Analyzer,
     data: str | Path,
     out: str | Path,
     *,
@@ -63,19 +64,19 @@ def compare(
     stopped.
     """
     using = settings or Settings()
-    lens = lens_of(model)
+    lens = analyzer_of(model, engine)
     task = task_of(lens)
     neutral(lens, using.replacement)
     methods_of(lens, using.methods)
     for method in using.methods:
         if refusal(lens, method):
             raise NormscopeError(refusal(lens, method))
-    if engine == "ray" and not isinstance(model, str | Path):
+    if engine == "ray" and not isinstance(model, str | Path | ModelSource):
         raise NormscopeError("The engine 'ray' loads the model in each worker: give its name or path.")
     folder = Path(out) / "runs" / "faithfulness"
     summary = corpus_run(
         data,
-        lens if engine == "local" else str(model),
+        lens if engine == "local" else model,
         folder,
         measures=["faithfulness"],
         scopes=["weights"],
@@ -151,7 +152,7 @@ def _facts(
 
 
 def _command(
-    model: str | Path | Analyzer,
+    model: str | Path | ModelSource | Analyzer,
     lens: Analyzer,
     data: str,
     out: str | Path,
@@ -162,7 +163,7 @@ def _command(
 ) -> str:
     plain = Settings()
     options: list[tuple[str, Any]] = [
-        ("--data", data),
+        *model_options(model, lens),
         ("--format", format),
         *(("--reader", f"{key}={typed(value)}") for key, value in reader.items()),
         *(("--method", method) for method in settings.methods),
@@ -174,7 +175,7 @@ def _command(
         ("--limit", limit),
         ("--out", out),
     ]
-    parts = ["normscope", "faithfulness", "--model", model_option(model, lens)]
+    parts = ["normscope", "faithfulness", data]
     return shlex.join([*parts, *(str(part) for pair in options if pair[1] is not None for part in pair)])
 
 

@@ -18,6 +18,7 @@ from normscope.corpus.running import run as corpus_run
 from normscope.corpus.store import open as open_run
 from normscope.corpus.store import read_manifest
 from normscope.errors import NormscopeError
+from normscope.model_source import ModelSource, analyzer_of
 from normscope.papers import facts, published
 from normscope.papers.readings import describe, parse
 from normscope.papers.report import Report, Section, write
@@ -34,7 +35,7 @@ PAPERS = {  # name -> module; the last two are studies of our own
     "layers": "across_layers",
     "shapley": "shapley",
 }
-NO_DATA = "It reads a corpus: give one with --data."
+NO_DATA = "It reads a corpus: give DATA."
 PEEK = 1000  # entries that tell which annotations a corpus has
 Progress = Callable[[str, int, int], None]  # what is counted (the name of a run, or "sections"), done, in all
 
@@ -133,7 +134,7 @@ def find(name: str) -> Paper:
 
 def reproduce(
     paper: Paper,
-    model: str | Path | Analyzer,
+    model: str | Path | ModelSource | Analyzer,
     data: str | Path | None,
     out: str | Path,
     *,
@@ -163,9 +164,9 @@ def reproduce(
             raise NormscopeError(f"Reports need {package}: pip install 'normscope[{extra}]'.")
     chosen = _named(paper, experiments)
     using = parse(paper.readings, readings)
-    if engine == "ray" and not isinstance(model, str | Path):
+    if engine == "ray" and not isinstance(model, str | Path | ModelSource):
         raise NormscopeError("The engine 'ray' loads the model in each worker: give its name or path.")
-    lens = lens_of(model)
+    lens = analyzer_of(model, engine)
     if verify and published.model_key(lens) not in published.models(paper.name):
         known = ", ".join(published.models(paper.name)) or "none"
         raise NormscopeError(f"{lens.model_name} is not one of the models with published numbers: {known}.")
@@ -190,7 +191,7 @@ def reproduce(
             setting,
             wanted,
             folder,
-            lens if engine == "local" else str(model),
+            lens if engine == "local" else model,
             None if progress is None else partial(progress, plan.name),
             engine=engine,
             workers=workers,
@@ -281,7 +282,7 @@ def _run(
     setting: Setting,
     plan: RunPlan,
     folder: Path,
-    model: Analyzer | str,
+    model: str | Path | ModelSource | Analyzer,
     progress: Callable[[int, int], None] | None,
     **options: Any,
 ) -> Run:
@@ -333,13 +334,6 @@ def _able(
         reasons = " ".join(dict.fromkeys(f"{title}: {why}" for title, why in skipped))
         raise NormscopeError(f"No experiment of {paper.name} can run here. {reasons}")
     return able, skipped
-
-
-def lens_of(model: str | Path | Analyzer) -> Analyzer:
-    """The Analyzer that is given, or that of a name or path."""
-    from normscope.analyzer import Analyzer
-
-    return model if isinstance(model, Analyzer) else Analyzer.from_pretrained(str(model))
 
 
 def _read(

@@ -12,6 +12,7 @@ import transformers
 
 from normscope import default_model
 from normscope._version import __version__
+from normscope.model_source import ModelSource
 
 if TYPE_CHECKING:
     from normscope.analyzer import Analyzer
@@ -81,7 +82,7 @@ def _layers(lens: Analyzer) -> str:
 
 def command_line(
     paper: str,
-    model: str | Path | Analyzer,
+    model: str | Path | ModelSource | Analyzer,
     setting: Setting,
     out: str | Path,
     readings: Sequence[str],
@@ -89,9 +90,9 @@ def command_line(
     batch_size: int,
 ) -> str:
     """The command that makes this report."""
-    parts = ["normscope", "paper", paper, "--model", model_option(model, setting.lens)]
+    parts = ["normscope", "paper", paper, *([setting.data] if setting.data else [])]
     options: list[tuple[str, Any]] = [
-        ("--data", setting.data or None),
+        *model_options(model, setting.lens),
         ("--format", setting.format),
         *(("--reader", f"{key}={typed(value)}") for key, value in setting.reader.items()),
         *(("--experiment", entry) for entry in experiments or ()),
@@ -107,10 +108,11 @@ def command_line(
     return shlex.join(parts)
 
 
-def model_option(model: str | Path | Analyzer, lens: Analyzer) -> str:
-    """A model as the command line names it."""
-    name = str(model) if isinstance(model, str | Path) else lens.model_name
-    return "default" if default_model.is_in(name) else name
+def model_options(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
+    """A model as the command line names it, with what its numbers depend on."""
+    source = ModelSource.of(model) if isinstance(model, str | Path | ModelSource) else ModelSource(lens.model_name)
+    name = "default" if default_model.is_in(source.name) else source.name
+    return [("--model", name), ("--dtype", source.dtype), ("--revision", source.revision)]
 
 
 def typed(value: Any) -> str:

@@ -71,7 +71,7 @@ def _no_example(setting: Setting) -> str | None:
     if setting.lens.tokenizer is None:
         return "It draws maps of a text, but there is no tokenizer to read one with."
     return (
-        None if setting.example is not None or setting.entries else "It draws maps of a text: give --example or --data."
+        None if setting.example is not None or setting.entries else "It draws maps of a text: give DATA or --example."
     )
 
 

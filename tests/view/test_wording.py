@@ -26,6 +26,10 @@ from normscope.view.wording import COMMAND_LINE, VIEWER
             "There is no row -8: there are the rows 1 to 6 (or -6 to -1).",
         ),
         ("of something else: model.dtype: was 'a', is 'b'", "of something else: --dtype: was 'a', is 'b'"),
+        (
+            "options.layers: was [0, 5], is None; options.x: was 1, is 2.",
+            "--layer: was [1, 6], is None; options.x: was 1, is 2.",
+        ),
         ("options.unheard_of: was 1, is 2", "options.unheard_of: was 1, is 2"),
         ("nothing to reword", "nothing to reword"),
     ],

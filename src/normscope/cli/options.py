@@ -50,7 +50,7 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     Precision | None,
-    typer.Option("--dtype", help="Precision of the computation (default: float32).", show_default=False),
+    typer.Option("--dtype", help="Compute in float32 or float64 (default: float32).", show_default=False),
 ]
 Revision = Annotated[
     str | None,

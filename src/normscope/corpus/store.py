@@ -269,10 +269,11 @@ def _sound(path: Path, checksum: str) -> bool:
 def _refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     changed = []
     for part in ("model", "data", "options"):
-        for key in sorted({*old[part], *new[part]}):
-            before, now = old[part].get(key), new[part].get(key)
-            if json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True):
-                changed.append(f"{part}.{key}: was {before!r}, is {now!r}")
+        now = json.loads(json.dumps(new[part]))  # as it will be read again: lists, not tuples
+        keys = [key for key in sorted({*old[part], *now}) if old[part].get(key) != now.get(key)]
+        if part == "model" and len(keys) > 1:  # another model, precision or revision has other weights
+            keys = [key for key in keys if key != "fingerprint"]
+        changed += [f"{part}.{key}: was {old[part].get(key)!r}, is {now.get(key)!r}" for key in keys]
     if changed:
         raise NormscopeError(
             "This folder holds a run of something else: "

@@ -22,6 +22,8 @@ class Wording:
 
     def reword(self, message: str) -> str:
         """The message in these words."""
+        if self.from_one:
+            message = _count_from_one(message)
         for there, here in self.phrases.items():
             message = message.replace(there, here)
         if self.arguments:
@@ -29,7 +31,7 @@ class Wording:
             message = re.sub(rf"(?<![\w.-])({names})=(?:{VALUE}|(?!\w))", self._option, message)
         if self.differences:
             message = re.sub(r"\b(\w+\.\w+)(?=: was )", lambda m: self.differences.get(m[1], m[1]), message)
-        return _count_from_one(message) if self.from_one else message
+        return message
 
     def _option(self, match: re.Match[str]) -> str:
         """`gate='ig'` -> `--gate ig`, `heads=True` -> `--heads`, `rows=[...]` -> `--row`."""
@@ -38,6 +40,7 @@ class Wording:
 
 
 VALUE = r"'(?P<text>[^']*)'|torch\.(?P<dtype>\w+)|\[[^\]]*\]|True\b"
+LAYERS = re.compile(r"options\.layers: was [^;.]*")  # of a run's manifest
 INDEX = re.compile(r"There is no (layer|row|position) (-?\d+)(?: in the logits)?: valid are 0 to (\d+)")
 
 COMMAND_LINE = Wording(
@@ -53,8 +56,9 @@ COMMAND_LINE = Wording(
         "leave the masking out": "leave --mask out",
         "Load the model in float32 (or float64: dtype=torch.float64)": "Use --dtype float64",
         "Load the model with dtype=": "Use dtype=",
-        "Load the model with another head, such as AutoModelForCausalLM or AutoModelForSequenceClassification": "Choose a "
-        "--model that has one, such as a classifier or a language model",
+        "Load the model with another head, such as AutoModelForCausalLM or AutoModelForSequenceClassification": (
+            "Choose a --model that has one, such as a classifier or a language model"
+        ),
         "Say notation=": "Say --reader notation=NAME",
         "Unknown value_bias": "Unknown --value-bias",
         "analyze()": "`normscope analyze`",
@@ -92,7 +96,7 @@ COMMAND_LINE = Wording(
         "options.measures": "--measures",
         "options.maps": "--maps",
         "options.scopes": "--scope",
-        "options.layers": "--layer (here counted from 0)",
+        "options.layers": "--layer",
         "options.truncation": "--truncate",
         "options.mask_seed": "--mask",
         "options.batch_size": "--batch-size",
@@ -114,10 +118,10 @@ def no_layer(layer: int, depth: int) -> str:
 
 
 def _count_from_one(message: str) -> str:
-    """The refusal of a layer, row or position, which the library counts from 0, as it was typed."""
+    """Layers, rows and positions, which the library counts from 0, as they were typed."""
     match = INDEX.match(message)
     if match is None:
-        return message
+        return LAYERS.sub(lambda found: re.sub(r"\d+", lambda number: str(int(number[0]) + 1), found[0]), message)
     what, index, size = match[1], int(match[2]), int(match[3]) + 1
     typed = index + 1 if index >= 0 else index
     if what == "layer":

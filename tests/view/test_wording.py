@@ -1,8 +1,14 @@
 """Messages of the library in the words of the command line and of the viewer."""
 
+import inspect
+import re
+from pathlib import Path
+
 import pytest
 
-from normscope.view.wording import COMMAND_LINE, VIEWER
+import normscope
+from normscope import Analyzer, corpus
+from normscope.view.wording import COMMAND_LINE, VIEWER, Wording
 
 
 @pytest.mark.parametrize(
@@ -42,3 +48,19 @@ def test_the_viewer_leaves_out_what_it_cannot_do() -> None:
     assert VIEWER.reword("Shorten it, or ask for truncation=True.") == "Shorten it."
     assert VIEWER.reword("say at which, position=, or mask one") == "say at which token, or mask one"
     assert VIEWER.reword("There is no layer 7: valid are 0 to 5") == "There is no layer 7: valid are 0 to 5"
+
+
+@pytest.mark.parametrize("wording", [COMMAND_LINE, VIEWER], ids=["command line", "viewer"])
+def test_phrases_are_those_of_the_library(wording: Wording) -> None:
+    """A message that is changed takes its wording here with it."""
+    files = [path for path in Path(normscope.__file__).parent.rglob("*.py") if path.name != "wording.py"]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    joined = re.sub(r"\"\s*\n\s*f?\"", "", source)  # strings over several lines
+    general = {"flow()", "analyze()"}  # how messages name the functions
+    assert not [phrase for phrase in wording.phrases if phrase not in joined and phrase not in general]
+
+
+def test_arguments_are_those_of_the_library() -> None:
+    called = (Analyzer.analyze, Analyzer.flow, Analyzer.from_pretrained, corpus.run)
+    known = {name for function in called for name in inspect.signature(function).parameters}
+    assert set(COMMAND_LINE.arguments) <= known

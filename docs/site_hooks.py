@@ -142,7 +142,11 @@ def command_line() -> str:
         "",
         _tidy(group.help),
         "",
-        "`normscope COMMAND --help` says the same in the terminal.",
+        "`normscope COMMAND --help` says the same in the terminal. `normscope --install-completion` teaches your shell "
+        "to complete commands, options and names.",
+        "",
+        "The exit code is 0 when all went well, 1 when something was refused or a check failed, 2 when options are "
+        "wrong, 3 when a corpus run could not analyse some entries, and 130 when it was stopped with Ctrl-C.",
         "",
     ]
     for name in group.list_commands(None):

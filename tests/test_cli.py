@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import normscope
 from normscope import Analysis, Analyzer, NormscopeError, NormscopeWarning, __version__, checking, cli, default_model
 from normscope.analysis import EncoderDecoderAnalysis
-from normscope.view.export import SUFFIXES
+from normscope.view.formats import SUFFIXES
 from tests.tiny_layers import ENCODER_DECODER, FAMILIES, inputs, tiny
 from tests.view.fake import SENTENCE, fake
 
@@ -73,13 +73,13 @@ class Lens:
 @pytest.fixture
 def lens(monkeypatch: pytest.MonkeyPatch) -> Lens:
     stand_in = Lens()
-    monkeypatch.setattr(cli.shared, "load", lambda *_: stand_in)
+    monkeypatch.setattr(cli.loading, "load", lambda *_: stand_in)
     return stand_in
 
 
 def test_help_of_every_command_has_an_example() -> None:
     assert run("--help").exit_code == 0
-    for command in ("demo", "analyze", "check", "models"):
+    for command in ("demo", "analyze", "flow", "serve", "corpus", "paper", "faithfulness", "check", "models"):
         result = run(command, "--help")
         assert result.exit_code == 0
         assert f"Example: normscope {command}" in result.output
@@ -421,7 +421,7 @@ class Tiny:
 @pytest.fixture
 def translator(monkeypatch: pytest.MonkeyPatch) -> Tiny:
     stand_in = Tiny()
-    monkeypatch.setattr(cli.shared, "load", lambda *_: stand_in)
+    monkeypatch.setattr(cli.loading, "load", lambda *_: stand_in)
     return stand_in
 
 
@@ -495,7 +495,7 @@ def test_a_causal_model_shows_the_first_token(monkeypatch: pytest.MonkeyPatch) -
     found = tiny_lens.analyze(inputs("llama", model))
     monkeypatch.setattr(tiny_lens, "estimate", lambda *_, **__: Estimate(0.1))
     monkeypatch.setattr(tiny_lens, "analyze", lambda *_, **__: found)
-    monkeypatch.setattr(cli.shared, "load", lambda *_: tiny_lens)
+    monkeypatch.setattr(cli.loading, "load", lambda *_: tiny_lens)
     result = run("analyze", "x")
     assert "First token" in result.output
     share = 100 * float(found.first_token_share("ATTN-W")[1, 1:].mean())

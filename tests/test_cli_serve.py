@@ -40,7 +40,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             found["address"] = sockets[0].getsockname()
 
     monkeypatch.setattr("uvicorn.Server", Server)
-    monkeypatch.setattr(cli.shared, "load", lambda name: {"default": toy_lens, "other": speaker}[name]())
+    monkeypatch.setattr(cli.loading, "load", lambda source: speaker() if source.name == "other" else toy_lens())
     monkeypatch.setattr("threading.Thread.start", lambda self: self.run())
     monkeypatch.setattr("webbrowser.open", lambda address: found["opened"].append(address))
     return found

@@ -72,6 +72,7 @@ class Analyzer:
         self.calls: list[tuple[nn.Module, ...]] = []
         self._uneven = False  # heads
         self.model_name = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
+        self.revision: str | None = None  # of the hub, where one was asked for
         self.dtype = _dtype(dtype, self.base.dtype)
         self.memory_budget = _budget(memory_budget)
         self._free: list[Scratch] = []  # working memory of finished runs
@@ -86,15 +87,20 @@ class Analyzer:
         *,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
+        revision: str | None = None,
         memory_budget: int | None = None,
     ) -> Analyzer:
-        """Load a model and its tokenizer by hub name or local path. No remote code is run, no pickle is read."""
+        """Load a model and its tokenizer by hub name or local path. No remote code is run, no pickle is read.
+
+        `revision` is a branch, tag or commit of a model of the hub.
+        """
         name = str(name)
         _dtype(dtype, torch.float32)
         _budget(memory_budget)
-        model, tokenizer = loading.load(name, device, dtype)
+        model, tokenizer = loading.load(name, device, dtype, revision)
         lens = cls(model, tokenizer, dtype=dtype, memory_budget=memory_budget)
         lens.model_name = default_model.NAME if default_model.is_in(name) else name
+        lens.revision = revision
         return lens
 
     @property

@@ -18,6 +18,24 @@ def check_suffix(path: str | os.PathLike[str], *known: str) -> None:
         raise NormscopeError(f"Cannot write {path}: its name must end in {' or '.join(known)}.")
 
 
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that cannot be read."""
+    if not Path(path).is_file():
+        reason = "it is a folder. Give a file" if Path(path).is_dir() else "No such file or directory"
+        raise NormscopeError(f"Cannot read {path}: {reason}.")
+
+
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Refuse a folder that cannot be made or written to."""
+    above = Path(path)
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    if not above.is_dir():
+        raise NormscopeError(f"Cannot write to the folder {path}: {above} is a file.")
+    if not os.access(above, os.W_OK):
+        raise NormscopeError(f"Cannot write to the folder {path}: {above} is not writable.")
+
+
 @contextmanager
 def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends without an exception."""

@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from normscope import packages
 from normscope.errors import NormscopeError, NormscopeWarning
+from normscope.model_source import EXPECTED, check_folder
 from normscope.models import families
 
 HALVES = (torch.float16, torch.bfloat16)
-EXPECTED = "Give a hub name or the path of a folder with config.json, model.safetensors and a tokenizer."
 # Heads come along, for flows to their logits, losses and generation; analyses use the base model inside.
 HEADS = {"causal": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM", "audio": "AutoModelForSpeechSeq2Seq"}
 TASKS = {
@@ -31,19 +31,21 @@ TASKS = {
 }
 
 
-def load(name: str, device: str | torch.device | None, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Any]:
+def load(
+    name: str, device: str | torch.device | None, dtype: torch.dtype | None, revision: str | None = None
+) -> tuple[PreTrainedModel, Any]:
     """A model and its tokenizer (or image processor), in float32 unless said otherwise. No remote code is run, no
     pickle is read."""
-    if (Path(name).is_absolute() or name.startswith(".")) and not Path(name).exists():
-        raise NormscopeError(f"Cannot load a model from {name!r}: there is no such folder. {EXPECTED}")
+    check_folder(name)
     _refuse_gguf(Path(name))
+    hub = {} if revision is None else {"revision": revision}
     with _explained(name):
-        config = AutoConfig.from_pretrained(name)
-        model, missing = _loaded(name, config, _auto_class(config), dtype)
+        config = AutoConfig.from_pretrained(name, **hub)
+        model, missing = _loaded(name, config, _auto_class(config), dtype, hub)
         if missing and type(model).base_model_prefix and model.base_model is not model:
-            model, missing = _loaded(name, config, "AutoModel", dtype)  # the head may be what is not there
+            model, missing = _loaded(name, config, "AutoModel", dtype, hub)  # the head may be what is not there
     with _explained(name, config):
-        tokenizer = _processor(name, config)
+        tokenizer = _processor(name, config, hub)
     if missing:
         raise NormscopeError(
             f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}: they would "
@@ -89,10 +91,10 @@ def _refuse_gguf(path: Path) -> None:
         )
 
 
-def _loaded(name: str, config: Any, auto: str, dtype: torch.dtype | None) -> tuple[Any, list[str]]:
+def _loaded(name: str, config: Any, auto: str, dtype: torch.dtype | None, hub: dict[str, str]) -> tuple[Any, list[str]]:
     """The model, and what the checkpoint lacks of it, the pooler aside."""
     model, loading = getattr(transformers, auto).from_pretrained(
-        name, config=config, dtype=dtype or torch.float32, use_safetensors=True, output_loading_info=True
+        name, config=config, dtype=dtype or torch.float32, use_safetensors=True, output_loading_info=True, **hub
     )
     return model, sorted(key for key in loading["missing_keys"] if "pooler." not in key)
 
@@ -117,10 +119,10 @@ def _input(config: Any) -> str:
     return next((family.input for family in families() if config.model_type in family.model_types), "text")
 
 
-def _processor(name: str, config: Any) -> Any:
+def _processor(name: str, config: Any, hub: dict[str, str]) -> Any:
     if _input(config) == "image":
-        return transformers.AutoImageProcessor.from_pretrained(name)
-    return AutoTokenizer.from_pretrained(name)
+        return transformers.AutoImageProcessor.from_pretrained(name, **hub)
+    return AutoTokenizer.from_pretrained(name, **hub)
 
 
 def bare(model: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from normscope import Analyzer, NormscopeError, cli, corpus
-from normscope.cli.runs import reader_options
+from normscope.cli.options import reader_options
 from normscope.corpus import read
 from tests.corpus.files import good
 from tests.corpus.test_text import write

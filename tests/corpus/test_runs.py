@@ -397,7 +397,7 @@ def test_command_line(data: Path, folder: Path, tmp_path: Path) -> None:
     assert "were done before" in call(str(data), *options, "-o", str(tmp_path / "run")).output
     refused = call(str(data), *options, "--batch-size", "2", "-o", str(tmp_path / "run"))
     assert refused.exit_code == 1
-    assert "batch_size" in refused.output
+    assert "--batch-size: was 16, is 2" in refused.output
     with data.open("a") as file:
         file.write(" ".join(WORDS * 4) + "\n")
     faulty = call(str(data), *options, "-o", str(tmp_path / "other"))

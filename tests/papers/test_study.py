@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 pytest.importorskip("matplotlib")
 
 from normscope import Analyzer, NormscopeError, default_model
-from normscope.cli import Commands, shared
+from normscope.cli import Commands, progress
 from normscope.cli.paper import paper as paper_command
 from normscope.corpus import Run
 from normscope.papers import published, runs, study
@@ -231,7 +231,7 @@ def test_without_data(folder: Path, tmp_path: Path) -> None:
     assert [section.name for section in report.sections] == ["weights"]
     assert [why for _, why in report.skipped] == [study.NO_DATA] * 3
     assert not (tmp_path / "out/runs").exists()
-    with pytest.raises(NormscopeError, match="'mixing' cannot run here: It reads a corpus: give one with --data"):
+    with pytest.raises(NormscopeError, match="'mixing' cannot run here: It reads a corpus: give DATA"):
         made(None, folder, tmp_path / "out", experiments=["mixing"])
 
 
@@ -346,7 +346,7 @@ def test_the_command_of_a_report(folder: Path) -> None:
     )
     line = study.command_line("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
     assert line == (
-        "normscope paper ff --model some/model --data 'my data.txt' --format pairs --reader header=true "
+        "normscope paper ff 'my data.txt' --model some/model --format pairs --reader header=true "
         "--reader text=a --experiment mixing --reading mask_seed=1 --frequencies ranks.txt --limit 7 --batch-size 4 "
         "--out out"
     )
@@ -371,7 +371,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
 
 def test_command(run: Callable[..., Result], data: Path, folder: Path, tmp_path: Path) -> None:
-    found = run("emnlp2021", "--model", folder, "--data", data, "-o", tmp_path / "out", "--reading", "percent=false")
+    found = run("emnlp2021", data, "--model", folder, "-o", tmp_path / "out", "--reading", "percent=false")
     assert found.exit_code == 0, found.output
     assert f"{tmp_path / 'out/report.html'}: 3 experiments. 1 of 1 claims holds here." in found.output
     assert "not run: Named entities: The corpus has no named entities." in found.stderr
@@ -416,12 +416,12 @@ def test_command_says_when_it_was_stopped(
     monkeypatch.setattr(study, "reproduce", stopped)
     found = run("emnlp2021", "--model", folder, "-o", tmp_path / "out")
     assert found.exit_code == 130
-    assert "The same command goes on from here" in found.stderr
+    assert "The same command resumes" in found.stderr
 
 
 def test_bars_count_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "Console", lambda **options: Console(force_terminal=True, **options))
-    with shared.bars() as show:
+    monkeypatch.setattr(progress, "Console", lambda **options: Console(force_terminal=True, **options))
+    with progress.bars() as show:
         assert show is not None
         show("masked", 1, 3)
         show("masked", 3, 3)

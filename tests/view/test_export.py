@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
-from normscope.view.export import SUFFIXES, as_dict, check_path, export
+from normscope.view.export import as_dict, export
+from normscope.view.formats import SUFFIXES, check_path
 from tests.view.fake import NASTY, SCOPES, fake, fake_translation
 from tests.view.models import result_of
 

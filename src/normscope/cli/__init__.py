@@ -1,6 +1,7 @@
 """The command line: parse, call, print. Layers are counted from 1 here, and the output says so.
 
-torch, transformers and matplotlib are imported inside the commands: --help must not wait for them.
+torch, transformers, polars and matplotlib are imported inside the commands, after paths have been checked: neither
+--help nor the refusal of a wrong path may wait for them.
 """
 
 from __future__ import annotations
@@ -10,21 +11,40 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from normscope._version import __version__
-from normscope.cli import analyze, check, corpus, demo, faithfulness, models, paper, serve
+from normscope.cli import analyze, check, corpus, demo, faithfulness, flow, models, paper, serve
 from normscope.errors import NormscopeError
+from normscope.view.wording import COMMAND_LINE
+
+
+def _show_flags(parameters: list[Any]) -> list[Any]:
+    """Options that take no value show none in the help."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
+
+
+class Command(TyperCommand):
+    """One command."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _show_flags(super().get_params(ctx))
 
 
 class Commands(TyperGroup):
     """Turns a refusal into one line and exit code 1, and Ctrl-C into exit code 130."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _show_flags(super().get_params(ctx))
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except NormscopeError as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            typer.echo(f"error: {COMMAND_LINE.reword(' '.join(str(error).split()))}", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
@@ -33,22 +53,23 @@ class Commands(TyperGroup):
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="How much each input token contributes to each output vector inside a Transformer layer.",
+    help="How much each input token contributes to each output vector inside a Transformer.",
+    epilog='Example: normscope analyze "Colin Fleming plays tennis."',
 )
 
 for command in (
     demo.demo,
     analyze.analyze,
-    check.check,
-    models.models,
+    flow.flow,
+    serve.serve,
     corpus.corpus,
     paper.paper,
     faithfulness.faithfulness,
-    serve.serve,
+    check.check,
+    models.models,
 ):
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 def _version(wanted: bool) -> None:
@@ -60,7 +81,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     pass

@@ -1,8 +1,7 @@
-"""`normscope analyze`: one text, its maps in the terminal or in files; with a target, the scores of its tokens."""
+"""`normscope analyze`: one text, its maps in the terminal or in files."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from normscope.cli import shared
-from normscope.cli.explain import aim_of, check_options, check_path, explain
-from normscope.cli.shared import DEFAULT, Dtype, Model
+from normscope.cli import completion, loading, options, texts
+from normscope.cli.progress import quiet
 from normscope.errors import NormscopeError
+from normscope.view.formats import FIGURES, check_path
+from normscope.view.wording import no_layer
 
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
@@ -34,154 +34,75 @@ def _row(rows: list[int] | None) -> list[int] | None:
     return rows
 
 
-def _place(position: int | None) -> int | None:
-    if position == 0:
-        raise typer.BadParameter("positions are counted from 1, or from -1 at the end: there is no position 0.")
-    return position
-
-
 def analyze(
-    text: Annotated[
-        str,
-        typer.Argument(
-            metavar="TEXT",
-            help="The text; - reads it from standard input. For a vision model the path of a picture.",
-            show_default=False,
-        ),
-    ],
-    pair: Annotated[
-        str | None,
-        typer.Option(
-            "--pair",
-            metavar="TEXT2",
-            help="A second text: both as a pair. Of an encoder-decoder what it writes; default: what it would write.",
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            metavar="T",
-            help="Explain a logit by the input tokens: a class, a token, or 'top', what the model predicts.",
-        ),
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option("--against", metavar="T", help="A second target: explain the difference of the two logits."),
-    ] = None,
-    position: Annotated[
-        int | None,
-        typer.Option(
-            "--position",
-            metavar="P",
-            callback=_place,
-            help="Where the logit is read, from 1, or from -1 at the end. Default: the last token, or the mask.",
-        ),
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option("--method", metavar="NAME", help="How a target is explained: exact, decompx, alti, rollout, ..."),
-    ] = "exact",
-    generate: Annotated[
-        int | None, typer.Option("--generate", metavar="N", min=1, help="Go on with N tokens of the model's own.")
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="TEXT is a user's message: put it through the model's chat template.")
-    ] = False,
-    model: Model = DEFAULT,
-    scope: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--scope", "-s", metavar="S", help="A scope, such as ATTNRESLN-N or layer; repeatable. Default: all."
-        ),
-    ] = None,
-    layer: Annotated[
-        list[int] | None,
-        typer.Option("--layer", "-l", metavar="L", min=1, help="A layer, counted from 1; repeatable. Default: all."),
-    ] = None,
+    text: options.Text,
+    pair: options.Pair = None,
+    generate: options.Generate = None,
+    chat: options.Chat = False,
+    scope: options.Scopes = None,
+    layer: options.Layers = None,
     row: Annotated[
         list[int] | None,
         typer.Option(
             "--row",
             metavar="R",
             callback=_row,
-            help="An output token, counted from 1, or from -1 at the end; repeatable. Default: all.",
+            help="Output token, counted from 1, or from -1 at the end (default: all). Repeatable.",
         ),
     ] = None,
     side: Annotated[
         Side | None,
         typer.Option(
             "--side",
-            help="One side of an encoder-decoder. Default: the decoder is shown, files hold both.",
+            help="One side of an encoder-decoder (default: print the decoder, write both to files).",
             show_default=False,
         ),
     ] = None,
-    heads: Annotated[bool, typer.Option("--heads", help="Also the maps of every attention head, for files.")] = False,
+    heads: Annotated[
+        bool, typer.Option("--heads", help="Also write the maps of every attention head to files.")
+    ] = False,
     gate: Annotated[
         str,
         typer.Option(
             "--gate",
             metavar="NAME",
-            help="How the feed-forward's activation is split: ig, shapley (slow), frozen, or tangent (inexact).",
+            help="How the activation is split over tokens: ig, shapley (slow), frozen or tangent (inexact).",
+            autocompletion=completion.complete_gate,
         ),
     ] = "ig",
     value_bias: Annotated[
         str,
-        typer.Option("--value-bias", metavar="WHERE", help="Where the value bias counts: token, or remainder."),
-    ] = "token",
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
-    dtype: Dtype = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="D", help="cpu, cuda, cuda:1, mps ...")] = None,
-    out: Annotated[
-        list[Path] | None,
         typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Write .html .svg .pdf .png .json .npz or .safetensors instead of printing; repeatable.",
+            "--value-bias",
+            metavar="WHERE",
+            help="Count the value bias to the token or to the remainder.",
+            autocompletion=completion.complete_value_bias,
         ),
-    ] = None,
+    ] = "token",
+    truncate: options.Truncate = False,
+    out: options.Files = None,
+    model: options.Model = options.DEFAULT,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    revision: options.Revision = None,
 ) -> None:
-    """Analyse a text: its last scope and layer as a map in the terminal, or everything in files. With --target, how
-    much each token adds to a logit.
+    """Show how much each input token contributes to each output of every layer.
+
+    Prints the map of the last scope and layer. Writes .html, .svg, .pdf, .png, .json, .npz and .safetensors.
 
     Example: normscope analyze "Colin Fleming plays tennis." --layer 6 --scope attention-block -o map.svg
     """
-    from normscope.view import export, terminal
-
-    aim = aim_of(target, against, position, method)
-    if aim is not None:
-        bias = value_bias != "token"
-        check_options(
-            {"--scope": scope, "--layer": layer, "--row": row, "--side": side, "--heads": heads, "--value-bias": bias}
-        )
     for path in out or []:
-        export.check_path(path)
-        if aim is not None:
-            check_path(path)
-    text = _read(text)
-    with shared.quiet():
-        lens = shared.load(model, dtype, device)
+        check_path(path)
+    source = loading.source_of(model, device, dtype, revision)
+    text = texts.read_text(text)
+    with quiet():
+        lens = loading.load(source)
         _check_side(lens, side, row)
-        if chat and pair is not None and (aim is not None or not lens.two_sided):
-            raise NormscopeError("--chat puts one message through the chat template: leave --pair or --chat out.")
-        given: dict[str, Any] = {"text": None if chat else text if pair is None or lens.two_sided else (text, pair)}
-        if chat:
-            given["chat"] = [{"role": "user", "content": text}]
-        if generate is not None:
-            given["generate"] = generate
-        if aim is not None:
-            if pair is not None:
-                given["text"] = (text, pair)
-            explain(lens, given, aim, out or [], truncate, gate)
-            return
         layers = None if not layer else _from_zero(layer, lens.depth)
-        result: Any = shared.analyzed(
+        result: Any = texts.analyze_shown(
             lens,
-            given.pop("text"),
-            **given,
-            **({"target": pair} if pair is not None and lens.two_sided else {}),
+            **texts.arguments(lens, text, pair, chat, generate),
             scopes=scope or None,
             layers=layers and sorted(set(layers)),
             rows=None if not row else [r - 1 if r > 0 else r for r in row],
@@ -192,15 +113,20 @@ def analyze(
         )
         if side is not None:
             result = result.side(side.value)
-        shown = shared.main_side(result, scope)
+        shown = texts.main_side(result, scope)
         written = [_export(result, shown, path, text) for path in out or []]
     if written:
         typer.echo(_one_line(result, written))
         return
-    last = layers[-1] if layers and layers[-1] in shown.layers else None
-    views = [terminal.heat_map(shown, scope[-1] if scope else None, last)]
-    if not scope and shown.has("XATTN-N"):
-        views.append(terminal.heat_map(shown, "XATTN-N", last))
+    _print(shown, scope, layers[-1] if layers and layers[-1] in shown.layers else None)
+
+
+def _print(shown: Analysis, scopes: Sequence[str] | None, layer: int | None) -> None:
+    from normscope.view import terminal
+
+    views = [terminal.heat_map(shown, scopes[-1] if scopes else None, layer)]
+    if not scopes and shown.has("XATTN-N"):
+        views.append(terminal.heat_map(shown, "XATTN-N", layer))
     console = Console(highlight=False)
     for view in views:
         console.print(view, "", sep="\n")
@@ -218,26 +144,17 @@ def _export(result: Analysis | EncoderDecoderAnalysis, shown: Analysis, path: Pa
     """Write a file; a figure is of the one scope and layer that were asked for, or of all of them."""
     from normscope.view import export
 
-    figure = path.suffix.lower() in export.FIGURES
+    figure = path.suffix.lower() in FIGURES
     scope = shown.scopes[0] if len(shown.scopes) == 1 else None
     layer = shown.layers[0] if len(shown.layers) == 1 else None
     picture = text if "grid" in shown.info else None
     return export.export(shown if figure else result, path, scope, layer, image=picture)
 
 
-def _read(text: str) -> str:
-    if text != "-":
-        return text
-    try:
-        return sys.stdin.buffer.read().decode("utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise NormscopeError("The text on standard input is not UTF-8.") from error
-
-
 def _from_zero(layers: Sequence[int], depth: int) -> list[int]:
     for layer in layers:
         if layer > depth:
-            raise shared.no_layer(layer, depth)
+            raise NormscopeError(no_layer(layer, depth))
     return [layer - 1 for layer in layers]
 
 

@@ -1,4 +1,4 @@
-"""`normscope check`: does a model decompose exactly?"""
+"""`normscope check`: whether a model decomposes exactly."""
 
 from __future__ import annotations
 
@@ -11,29 +11,37 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from normscope.cli import shared
-from normscope.cli.shared import MODEL_HELP, Dtype
+from normscope.cli import completion, loading, options
+from normscope.cli.progress import bars, quiet
 
 
 def check(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False),
+        typer.Argument(
+            metavar="MODEL",
+            help=options.MODEL_HELP,
+            show_default=False,
+            autocompletion=completion.complete_model,
+        ),
     ],
-    dtype: Dtype = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    revision: options.Revision = None,
 ) -> None:
-    """Prove that a model decomposes exactly: every scope and layer, padded and not. Exit code 1 if it does not.
+    """Check that a model decomposes exactly: every scope and layer, padded and not. Exit code 1 if it does not.
 
-    Of an encoder-decoder both sides; a vision or speech model is given noise.
+    Checks both sides of an encoder-decoder; vision and speech models get random input.
 
     Example: normscope check bert-base-uncased --dtype float64
     """
-    with shared.quiet():
-        lens = shared.load(model, dtype)
+    source = loading.source_of(model, device, dtype, revision)
+    with quiet():
+        lens = loading.load(source)
         from normscope import checking
         from normscope.proving import CLOSE
 
-        with shared.bars() as show:
+        with bars() as show:
             report = checking.check(lens, progress=None if show is None else partial(show, "inputs"))
     table = Table(
         title=Text(f"{lens.model_name}: worst errors over {report.inputs} inputs (limit)"), title_justify="left"

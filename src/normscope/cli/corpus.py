@@ -8,81 +8,91 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli.runs import (
-    Address,
-    BatchSize,
-    Engine,
-    Format,
-    Limit,
-    Reader,
-    Threads,
-    Where,
-    Workers,
-    reader_options,
-)
-from normscope.cli.shared import DEFAULT, Model, bars, counted, model_path, quiet
+from normscope.cli import completion, loading, options
+from normscope.cli.progress import bars, quiet
+from normscope.corpus import readers
+from normscope.corpus.store import check_folder
 from normscope.errors import NormscopeError
 
 FAULTY = 3  # exit code of a run that finished, but not with every entry
 
 
 def corpus(
-    data: Annotated[
-        str | None, typer.Argument(metavar="DATA", help="A file, or the name of a Hugging Face dataset.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of the run.")] = None,
-    model: Model = DEFAULT,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help=options.DATA_HELP, show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the tables.")] = None,
     measures: Annotated[
-        str, typer.Option("--measures", metavar="NAMES", help="Measures, with commas between them; 'list' lists them.")
+        str,
+        typer.Option(
+            "--measures",
+            metavar="NAMES",
+            help="Measures, separated by commas; 'list' lists them.",
+            autocompletion=completion.complete_measures,
+        ),
     ] = "mixing",
     maps: Annotated[
-        list[str] | None, typer.Option("--maps", metavar="SCOPE", help="Keep the maps of this scope; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--maps",
+            metavar="SCOPE",
+            help="Also keep the maps of this scope. Repeatable.",
+            autocompletion=completion.complete_scope,
+        ),
     ] = None,
-    scope: Annotated[
-        list[str] | None, typer.Option("--scope", "-s", metavar="S", help="Compute this scope only; repeatable.")
-    ] = None,
-    layer: Annotated[
-        list[int] | None, typer.Option("--layer", "-l", metavar="L", min=1, help="This layer only, from 1; repeatable.")
-    ] = None,
-    format: Format = None,
-    reader: Reader = None,
+    scope: options.Scopes = None,
+    layer: options.Layers = None,
+    format: options.Format = None,
+    reader: options.Reader = None,
     mask: Annotated[
-        int | None, typer.Option("--mask", metavar="SEED", help="Mask 12 % of the tokens, as in the papers.")
+        int | None,
+        typer.Option(
+            "--mask", metavar="SEED", help="Mask 12 % of the tokens, as the papers do, with this random seed."
+        ),
     ] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut entries that are too long.")] = False,
-    batch_size: BatchSize = 16,
-    shard_size: Annotated[int, typer.Option("--shard-size", min=1, help="Entries that are written together.")] = 128,
-    engine: Where = Engine.local,
-    workers: Workers = 2,
-    threads: Threads = 1,
-    address: Address = None,
-    limit: Limit = None,
+    truncate: options.Truncate = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first entry that cannot be analysed.")] = False,
+    limit: options.Limit = None,
+    batch_size: options.BatchSize = 16,
+    shard_size: Annotated[
+        int, typer.Option("--shard-size", metavar="N", min=1, help="Entries that are written together.")
+    ] = 128,
+    engine: options.Where = options.Engine.local,
+    workers: options.Workers = 2,
+    threads: options.Threads = 1,
+    address: options.Address = None,
+    model: options.Model = options.DEFAULT,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    revision: options.Revision = None,
 ) -> None:
-    """Measure every entry of a corpus, into tables that polars, pandas and DuckDB read. The same command resumes.
+    """Measure every entry of a corpus and write tables for polars, pandas or DuckDB. The same command resumes.
 
     Example: normscope corpus wiki.txt --format pairs --mask 0 --measures mixing,similarity -o run
     """
-    from normscope.corpus.measuring import known
-    from normscope.corpus.running import run
-
     if measures == "list":
+        from normscope.corpus.measuring import known
+
         for name, about in known().items():
             typer.echo(f"{name:14} {about}")
         return
     if data is None or out is None:
-        raise NormscopeError("Say what is to be measured and where the tables go: normscope corpus DATA --out DIR.")
-    with quiet(), bars() as show, counted():
+        raise NormscopeError("Say what to measure and where the tables go: normscope corpus DATA --out DIR.")
+    given = options.reader_options(reader)
+    readers.check(data, format, **given)
+    check_folder(out)
+    source = loading.source_of(model, device, dtype, revision)
+    with quiet(), bars() as show:
+        from normscope.corpus.running import run
+
         summary = run(
             data,
-            model_path(model),
+            source,
             out,
             measures=[name.strip() for name in measures.split(",") if name.strip()],
             maps=maps or (),
             scopes=scope or None,
             layers=[number - 1 for number in layer] if layer else None,
             format=format,
-            reader=reader_options(reader or []),
+            reader=given,
             mask_seed=mask,
             truncation=truncate,
             batch_size=batch_size,
@@ -97,7 +107,7 @@ def corpus(
         )
     typer.echo(str(summary))
     if not summary.finished:
-        typer.echo("stopped; the same command goes on from here", err=True)
+        typer.echo("stopped; the same command resumes", err=True)
         raise typer.Exit(130)
     if summary.faults:
         raise typer.Exit(FAULTY)

@@ -9,34 +9,39 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from normscope.cli import shared
-from normscope.cli.shared import DEFAULT, Model
+from normscope.cli import loading, options, texts
+from normscope.cli.progress import quiet
 from normscope.errors import NormscopeError
+from normscope.view.formats import check_path
 
 EXAMPLE = "Colin Fleming played the highway tiny soap opera."
 
 
 def demo(
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the files; made if missing.")
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the files; created if missing.")
     ] = Path("normscope-demo"),
-    model: Model = DEFAULT,
+    model: options.Model = options.DEFAULT,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    revision: options.Revision = None,
 ) -> None:
-    """Analyse an example sentence: a summary and a map here, a page and figures in a folder.
+    """Analyse an example sentence: print a summary and a map, and write a page and figures.
 
     Example: normscope demo -o normscope-demo
     """
-    from normscope.view import export, terminal
-
+    source = loading.source_of(model, device, dtype, revision)
     _make_folder(out)
     figures = find_spec("matplotlib") is not None
     names = ["demo.html", *(["demo.svg", "demo.png"] if figures else [])]
     for name in names:
-        export.check_path(out / name)
-    with shared.quiet():
-        analysis = shared.analyzed(shared.load(model), EXAMPLE)
+        check_path(out / name)
+    with quiet():
+        from normscope.view import export, terminal
+
+        analysis = texts.analyze_shown(loading.load(source), EXAMPLE)
         written = [export.export(analysis, out / name) for name in names]
-        shown = shared.main_side(analysis)
+        shown = texts.main_side(analysis)
         if figures:
             written.append(
                 export.export(shown, out / "demo-map.png", shown.resolve("attention-block"), shown.layers[-1])
@@ -47,7 +52,7 @@ def demo(
     for path in written:
         typer.echo(f"wrote {path}")
     if not figures:
-        typer.echo("no figures: they need matplotlib, pip install 'normscope[plot]'")
+        typer.echo("no figures: these need matplotlib, pip install 'normscope[plot]'")
 
 
 def _make_folder(folder: Path) -> None:

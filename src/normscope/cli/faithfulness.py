@@ -1,4 +1,4 @@
-"""`normscope faithfulness`: methods compared from the command line."""
+"""`normscope faithfulness`: attribution methods compared."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from normscope.cli.runs import Address, Engine, Format, Limit, Reader, Threads, Where, Workers, reader_options
-from normscope.cli.shared import bars, model_path, quiet
+from normscope.cli import completion, loading, options
+from normscope.cli.progress import bars, quiet
+from normscope.corpus import readers
+from normscope.files import check_folder
 
 if TYPE_CHECKING:
     from normscope.reports.report import Report
@@ -26,67 +28,79 @@ class Target(StrEnum):
 
 
 class Erasure(StrEnum):
-    """How tokens are taken away."""
+    """How tokens are removed."""
 
     mask = "mask"
     delete = "delete"
 
 
 def faithfulness(
-    data: Annotated[
-        str,
-        typer.Option(
-            "--data", metavar="DATA", help="A file, or the name of a Hugging Face dataset.", show_default=False
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the report.", show_default=False)],
+    data: Annotated[str, typer.Argument(metavar="DATA", help=options.DATA_HELP, show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the report.", show_default=False)],
     model: Annotated[
         str,
         typer.Option(
             "--model",
             "-m",
-            metavar="M",
-            help="A classifier or a language model: hub name or folder.",
+            metavar="MODEL",
+            help="Hub name or folder of a classifier or a language model.",
             show_default=False,
         ),
     ],
     method: Annotated[
         list[str] | None,
         typer.Option(
-            "--method", metavar="NAME", help="This method only, such as decompx or rollout:layer; repeatable."
+            "--method",
+            metavar="NAME",
+            help="Compare only this method, such as decompx or rollout:layer. Repeatable.",
+            autocompletion=completion.complete_method,
         ),
     ] = None,
     target: Annotated[
-        Target, typer.Option("--target", help="What the model predicts itself, or the label or token that is given.")
+        Target, typer.Option("--target", help="Explain the model's prediction, or the given label or token.")
     ] = Target.top,
     positions: Annotated[
         int,
         typer.Option(
-            "--positions", metavar="N", min=0, help="Positions of each text, of a language model; 0: the last one."
+            "--positions",
+            metavar="N",
+            min=0,
+            help="Random positions per text to explain, for language models; 0 explains the last.",
         ),
     ] = 0,
     by: Annotated[
-        list[Erasure] | None, typer.Option("--by", help="How tokens are taken away; default: both.", show_default=False)
+        list[Erasure] | None,
+        typer.Option("--by", help="How tokens are removed (default: both). Repeatable.", show_default=False),
     ] = None,
     replacement: Annotated[
         str | None,
         typer.Option(
-            "--replacement", metavar="TOKEN", help="What takes a token's place; default: [MASK], <unk> or alike."
+            "--replacement", metavar="TOKEN", help="Token that masks another (default: [MASK], <unk> or the like)."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of positions and random scores.")] = 0,
-    format: Format = None,
-    reader: Reader = None,
-    limit: Limit = None,
-    engine: Where = Engine.local,
-    workers: Workers = 2,
-    threads: Threads = 1,
-    address: Address = None,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", metavar="SEED", help="Random seed for sampled positions and the random baseline."),
+    ] = 0,
+    format: options.Format = None,
+    reader: options.Reader = None,
+    limit: options.Limit = None,
+    engine: options.Where = options.Engine.local,
+    workers: options.Workers = 2,
+    threads: options.Threads = 1,
+    address: options.Address = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    revision: options.Revision = None,
 ) -> None:
-    """Compare every attribution method by what predictions lose without the tokens it names. The same command resumes.
+    """Compare attribution methods by what predictions lose without the tokens they name. The same command resumes.
 
-    Example: normscope faithfulness --model ./classifier --data sst2.tsv --reader label=label -o report
+    Example: normscope faithfulness sst2.tsv --reader label=label --model ./classifier -o report
     """
+    given = options.reader_options(reader)
+    readers.check(data, format, **given)
+    check_folder(out)
+    source = loading.source_of(model, device, dtype, revision)
     from normscope.papers.faithfulness.comparison import compare
     from normscope.papers.faithfulness.settings import ERASURES, Settings
     from normscope.papers.runs import StoppedError
@@ -102,12 +116,12 @@ def faithfulness(
     try:
         with quiet(), bars() as progress:
             report, path = compare(
-                model_path(model),
+                source,
                 data,
                 out,
                 settings=settings,
                 format=format,
-                reader=reader_options(reader or []),
+                reader=given,
                 limit=limit,
                 engine=engine.value,
                 workers=workers,
@@ -116,7 +130,7 @@ def faithfulness(
                 progress=progress,
             )
     except StoppedError as stopped:
-        typer.echo(f"{stopped} The same command goes on from here.", err=True)
+        typer.echo(f"{stopped} The same command resumes.", err=True)
         raise typer.Exit(130) from stopped
     print_result(report, path, settings.erasures)
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from normscope.cli import completion
 from normscope.errors import NormscopeError, nearest
 
 if TYPE_CHECKING:
@@ -20,12 +21,17 @@ if TYPE_CHECKING:
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="FAMILY", help="A family or model type, such as Llama: its scopes.", show_default=False),
+        typer.Argument(
+            metavar="FAMILY",
+            help="Show the scopes of this family or model type, such as Llama.",
+            show_default=False,
+            autocompletion=completion.complete_family,
+        ),
     ] = None,
-    scopes: Annotated[bool, typer.Option("--scopes", help="Also the scopes of every kind of layer.")] = False,
+    scopes: Annotated[bool, typer.Option("--scopes", help="Also list the scopes of every kind of layer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the supported model families and what is special about each.
+    """List the supported model families, and what is special about each.
 
     Example: normscope models Llama
     """
@@ -42,7 +48,10 @@ def models(
     if name is None:
         lines = _overview(entries, console.width if console.is_terminal else None)
         if not scopes:
-            lines += ["", "normscope models FAMILY: its scopes and their aliases; --scopes: those of all."]
+            lines += [
+                "",
+                "`normscope models FAMILY` shows the scopes of a family and their aliases; --scopes those of all.",
+            ]
     if scopes:
         kinds = {stack["order"]: stack["scopes"] for entry in entries for stack in entry["stacks"]}
         lines += [f"\nScopes of {order}:\n{' '.join(listed)}" for order, listed in kinds.items()]

@@ -11,23 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from normscope.cli.runs import (
-    Address,
-    BatchSize,
-    Engine,
-    Format,
-    Limit,
-    Reader,
-    Threads,
-    Where,
-    Workers,
-    reader_options,
-)
-from normscope.cli.shared import DEFAULT, Model, bars, model_path, quiet
+from normscope.cli import loading, options
+from normscope.cli.progress import bars, quiet
+from normscope.corpus import readers
 from normscope.errors import NormscopeError
+from normscope.files import check_file, check_folder
 
 if TYPE_CHECKING:
-    from normscope.papers.study import Paper
     from normscope.reports.report import Check, Report
 
 
@@ -46,63 +36,80 @@ def paper(
         Name,
         typer.Argument(
             metavar="NAME",
-            help="emnlp2020, emnlp2021 or ff; studies of our own: layers (across layers), shapley (against IG).",
+            help="emnlp2020, emnlp2021 or ff; or one of our own studies: layers (flow across layers), shapley (Shapley "
+            "values against integrated gradients).",
             show_default=False,
+            show_choices=False,
         ),
     ],
-    model: Model = DEFAULT,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="DATA", help="A file, or the name of a Hugging Face dataset.")
+        str | None,
+        typer.Argument(metavar="DATA", help=f"{options.DATA_HELP} Some experiments need none.", show_default=False),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of the report.")] = None,
-    format: Format = None,
-    reader: Reader = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the report.")] = None,
+    format: options.Format = None,
+    reader: options.Reader = None,
     reading: Annotated[
         list[str] | None,
-        typer.Option("--reading", metavar="KEY=VALUE", help="How to read what the paper leaves open; repeatable."),
+        typer.Option(
+            "--reading", metavar="KEY=VALUE", help="Choice that the paper leaves open; see --list. Repeatable."
+        ),
     ] = None,
     experiment: Annotated[
-        list[str] | None, typer.Option("--experiment", metavar="NAME", help="This experiment only; repeatable.")
+        list[str] | None,
+        typer.Option("--experiment", metavar="NAME", help="Run only this experiment; see --list. Repeatable."),
     ] = None,
     frequencies: Annotated[
-        Path | None, typer.Option("--frequencies", metavar="FILE", help="Word frequencies; else counted in the data.")
+        Path | None,
+        typer.Option("--frequencies", metavar="FILE", help="File of word frequencies (default: counted in the data)."),
     ] = None,
     example: Annotated[
-        str | None, typer.Option("--example", metavar="TEXT", help="A text whose maps are drawn.", show_default=False)
+        str | None,
+        typer.Option("--example", metavar="TEXT", help="Text whose maps are drawn (default: from the data)."),
     ] = None,
-    limit: Limit = None,
-    batch_size: BatchSize = 16,
-    engine: Where = Engine.local,
-    workers: Workers = 2,
-    threads: Threads = 1,
-    address: Address = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare with the published numbers; exit code 1 if one is off.")
+        bool, typer.Option("--verify", help="Compare with the published numbers; exit code 1 if one differs.")
     ] = False,
     listing: Annotated[bool, typer.Option("--list", help="List the paper's experiments and readings.")] = False,
+    limit: options.Limit = None,
+    batch_size: options.BatchSize = 16,
+    engine: options.Where = options.Engine.local,
+    workers: options.Workers = 2,
+    threads: options.Threads = 1,
+    address: options.Address = None,
+    model: options.Model = options.DEFAULT,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    revision: options.Revision = None,
 ) -> None:
     """Run a paper's experiments on a model and a corpus, and write one report. The same command resumes.
 
-    Example: normscope paper emnlp2021 --data wiki.txt --format pairs -o report
+    Example: normscope paper emnlp2021 wiki.txt --format pairs -o report
     """
-    from normscope.papers.runs import StoppedError
-    from normscope.papers.study import find, reproduce
-
-    chosen = find(name.value)
     if listing:
-        print_list(chosen)
+        print_list(name.value)
         return
     if out is None:
         raise NormscopeError("Say where the report goes: --out DIR.")
+    given = options.reader_options(reader)
+    if data is not None:
+        readers.check(data, format, **given)
+    if frequencies is not None:
+        check_file(frequencies)
+    check_folder(out)
+    source = loading.source_of(model, device, dtype, revision)
+    from normscope.papers.runs import StoppedError
+    from normscope.papers.study import find, reproduce
+
     try:
         with quiet(), bars() as progress:
             report, path = reproduce(
-                chosen,
-                model_path(model),
+                find(name.value),
+                source,
                 data,
                 out,
                 format=format,
-                reader=reader_options(reader or []),
+                reader=given,
                 readings=reading or (),
                 experiments=experiment or None,
                 frequencies=frequencies,
@@ -117,17 +124,19 @@ def paper(
                 progress=progress,
             )
     except StoppedError as stopped:
-        typer.echo(f"{stopped} The same command goes on from here.", err=True)
+        typer.echo(f"{stopped} The same command resumes.", err=True)
         raise typer.Exit(130) from stopped
     print_result(report, path)
     if verify and not print_checks(report.checks):
         raise typer.Exit(1)
 
 
-def print_list(chosen: Paper) -> None:
-    """The paper's experiments with what they need, and its readings with their defaults."""
+def print_list(name: str) -> None:
+    """A paper's experiments with what they need, and its readings with their defaults."""
     from normscope.papers.readings import describe
+    from normscope.papers.study import find
 
+    chosen = find(name)
     console = Console(highlight=False)
     console.print(Text(f"{chosen.title}\n{chosen.citation}\n"), soft_wrap=True)
     experiments = _plain_table("experiment", "", "needs")
@@ -154,7 +163,7 @@ def print_checks(checks: tuple[Check, ...]) -> bool:
     """The published numbers beside ours; whether none is off."""
     from normscope.reports.report import failures, format_cell
 
-    table = Table(title="published against ours", title_justify="left")
+    table = Table(title="published numbers and ours", title_justify="left")
     for column in ("number", "published", "ours", "tolerance", ""):
         table.add_column(column, justify="left" if column in ("number", "") else "right", no_wrap=True)
     styles = {True: "green", False: "bold red", None: ""}
@@ -164,7 +173,7 @@ def print_checks(checks: tuple[Check, ...]) -> bool:
     console = Console(highlight=False)
     console.print(table)
     failed, counted = failures(checks), sum(check.passed is not None for check in checks)
-    console.print(f"{counted - failed} of {counted} within tolerance, {len(checks) - counted} more do not count.")
+    console.print(f"{counted - failed} of {counted} within tolerance, {len(checks) - counted} more are not counted.")
     return failed == 0
 
 

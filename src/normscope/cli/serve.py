@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import webbrowser
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli import shared
-from normscope.cli.shared import DEFAULT, MODEL_HELP
+from normscope.cli import completion, loading, options
+from normscope.cli.progress import quiet
 from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
     from normscope import Analyzer
+    from normscope.model_source import ModelSource
 
 PORT = 8642
 MISSING = "`normscope serve` needs FastAPI and uvicorn: pip install 'normscope[serve]'."
@@ -22,17 +24,32 @@ MISSING = "`normscope serve` needs FastAPI and uvicorn: pip install 'normscope[s
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", metavar="M", help=f"{MODEL_HELP} Repeatable.", show_default=DEFAULT),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help=f"{options.MODEL_HELP} Repeatable.",
+            show_default=False,
+            autocompletion=completion.complete_model,
+        ),
     ] = None,
     port: Annotated[
-        int, typer.Option("--port", "-p", metavar="P", min=0, max=65535, help="Port on 127.0.0.1; 0 is any free one.")
+        int,
+        typer.Option("--port", "-p", metavar="PORT", min=0, max=65535, help="Port on 127.0.0.1; 0 takes any free one."),
     ] = PORT,
     browse: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    revision: options.Revision = None,
 ) -> None:
-    """Show the viewer in a browser: type a sentence and see its maps. Stop it with Ctrl-C.
+    """Open the viewer in a browser: type a sentence and see its maps. Ctrl-C stops it.
 
     Example: normscope serve --model default --model ./my-model
     """
+    names = model or [options.DEFAULT]
+    if revision is not None and len(names) > 1:
+        raise NormscopeError("--revision is of one model: leave it out, or serve that model alone.")
+    sources = [loading.source_of(name, device, dtype, revision) for name in names]
     try:
         import uvicorn
         from fastapi import FastAPI  # noqa: F401
@@ -46,7 +63,7 @@ def serve(
         from normscope.view.server.app import create_app
 
         bound = int(listener.getsockname()[1])
-        app = create_app(served.by_name(_loaded(model or [DEFAULT])), bound)
+        app = create_app(served.by_name(_load(names, sources)), bound)
         server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
         _when_up(server, f"http://{HOST}:{bound}/", browse)
         server.run(sockets=[listener])
@@ -54,12 +71,12 @@ def serve(
         listener.close()
 
 
-def _loaded(names: list[str]) -> list[Analyzer]:
+def _load(names: Sequence[str], sources: Sequence[ModelSource]) -> list[Analyzer]:
     lenses = []
-    with shared.quiet():
-        for name in names:
+    with quiet():
+        for name, source in zip(names, sources, strict=True):
             typer.echo(f"loading {name}", err=True)
-            lenses.append(shared.load(name))
+            lenses.append(loading.load(source))
     return lenses
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from normscope.corpus.items import Entity, Entry, Fault, TokenSpan, strict, subword_spans
 from normscope.corpus.masking import mask, masked_positions, papers_masking
 from normscope.corpus.readers import FORMATS, read
+from normscope.model_source import ModelSource
 
 if TYPE_CHECKING:
     from normscope.corpus.measuring import known as measures
@@ -20,6 +21,7 @@ __all__ = [
     "Entity",
     "Entry",
     "Fault",
+    "ModelSource",
     "Run",
     "Summary",
     "TokenSpan",

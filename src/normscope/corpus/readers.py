@@ -69,19 +69,28 @@ def read(path_or_name: str | os.PathLike[str], format: str | None = None, **opti
     wrong as a whole (missing, binary, empty, without the column) is a NormscopeError at once. The suffix tells the
     format; `format` names it otherwise, one of FORMATS. The options are those of the format's reader.
     """
-    format = format or _guess(path_or_name)
-    if format not in FORMATS:
-        raise NormscopeError(f"Unknown format {format!r}. Known: {', '.join(FORMATS)}.")
-    reader = FORMATS[format]
-    _check_options(reader, format, options)
-    given = os.fspath(path_or_name) if format == "huggingface" else Path(path_or_name)
-    if isinstance(given, Path) and given.is_dir():
-        raise NormscopeError(f"Cannot read {given}: it is a folder. Give a file.")
-    entries = reader(given, **options)
+    format, given = check(path_or_name, format, **options)
+    entries = FORMATS[format](given, **options)
     first = next(entries, None)  # opens the file, so that a wrong one is refused here and not at its first use
     if first is None:
         raise NormscopeError(f"{given}: There is no entry in it (read as {format}).")
     return _following(first, entries)
+
+
+def check(path_or_name: str | os.PathLike[str], format: str | None = None, **options: Any) -> tuple[str, str | Path]:
+    """The format of a corpus and its path or name. Refuses wrong options and paths without reading anything."""
+    format = format or _guess(path_or_name)
+    if format not in FORMATS:
+        raise NormscopeError(f"Unknown format {format!r}. Known: {', '.join(FORMATS)}.")
+    _check_options(FORMATS[format], format, options)
+    if format == "huggingface":
+        return format, os.fspath(path_or_name)
+    given = Path(path_or_name)
+    if given.is_dir():
+        raise NormscopeError(f"Cannot read {given}: it is a folder. Give a file.")
+    if not given.exists():
+        raise NormscopeError(f"Cannot read {given}: No such file or directory.")
+    return format, given
 
 
 def _guess(path_or_name: str | os.PathLike[str]) -> str:

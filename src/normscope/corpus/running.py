@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from normscope.corpus.readers import read
 from normscope.corpus.shards import Plan, split, wanted_scopes
 from normscope.corpus.store import FORMAT, Store, fingerprint
 from normscope.errors import NormscopeError
+from normscope.model_source import ModelSource, analyzer_of
 from normscope.request import integers
 from normscope.scopes import aliases_of
 
@@ -59,7 +59,7 @@ class Summary:
 
 def run(
     data: str | Path,
-    model: str | Path | Analyzer,
+    model: str | Path | ModelSource | Analyzer,
     out: str | Path,
     *,
     measures: Iterable[str] | str = ("mixing",),
@@ -88,7 +88,8 @@ def run(
     The same call goes on where an earlier one stopped, and does nothing when all is done; with another model, data or
     option it is refused. Entries that cannot be analysed go to the table of errors, or with `strict` stop the run.
     `reader` are options of the format's reader; `limit` takes the first entries only; `settings` are for measures that
-    have any; of an engine "ray", each of `workers` has `threads` of its own.
+    have any; of an engine "ray", each of `workers` has `threads` of its own. `ModelSource` names a model with its
+    device, dtype and revision; the run remembers the last two.
     """
     if engine not in ("local", "ray"):
         raise NormscopeError(f"Unknown engine {engine!r}. Known: local, ray.")
@@ -115,7 +116,7 @@ def run(
         shard_size,
         dict(settings or {}),
     )
-    lens = model if isinstance(model, Analyzer) else Analyzer.from_pretrained(str(model))
+    lens = analyzer_of(model, engine)
     if mask_seed is not None and (lens.two_sided or getattr(lens.tokenizer, "mask_token_id", None) is None):
         raise NormscopeError(f"{lens.family.name} here has no mask token to put into a text: leave the masking out.")
     chosen = measures_of(plan.measures)
@@ -142,8 +143,7 @@ def run(
     else:
         if isinstance(model, Analyzer):
             raise NormscopeError("The engine 'ray' loads the model in each worker: give its name or path.")
-        load = partial(Analyzer.from_pretrained, str(model))
-        results = engines.on_ray(load, plan, missing, workers, threads, address)
+        results = engines.on_ray(ModelSource.of(model).load, plan, missing, workers, threads, address)
     with _interruptible() as stopped:
         for shard in results if finished < total else ():
             if strict and shard.faults:
@@ -197,7 +197,8 @@ def _manifest(
             "family": lens.family.name,
             "dtype": str(lens.dtype).removeprefix("torch."),
             "fingerprint": model_fingerprint(lens),
-        },
+        }
+        | ({} if lens.revision is None else {"revision": lens.revision}),
         "data": {
             "path": str(data),
             "format": format,

@@ -20,13 +20,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from normscope.errors import NormscopeError, nearest
 from normscope.files import atomic
 
 if TYPE_CHECKING:
     import polars
+    from torch import Tensor
 
 FORMAT = "normscope-corpus-1"
 
@@ -53,10 +52,7 @@ class Store:
         if path.is_file():
             _refuse_difference(read_manifest(self.folder), manifest)
             return
-        if self.folder.exists() and not self.folder.is_dir():
-            raise NormscopeError(f"{self.folder} is a file. Name a folder for the run.")
-        if self.folder.exists() and any(self.folder.iterdir()):
-            raise NormscopeError(f"{self.folder} is not empty and holds no corpus run. Choose another folder.")
+        check_folder(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -173,6 +169,14 @@ class Run:
         return index
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else than a run."""
+    if folder.exists() and not folder.is_dir():
+        raise NormscopeError(f"{folder} is a file. Name a folder for the run.")
+    if folder.exists() and not (folder / "manifest.json").is_file() and any(folder.iterdir()):
+        raise NormscopeError(f"{folder} is not empty and holds no corpus run. Choose another folder.")
+
+
 def open(folder: str | Path) -> Run:
     """A corpus run, finished or not, to be queried."""
     return Run(folder)
@@ -265,10 +269,11 @@ def _sound(path: Path, checksum: str) -> bool:
 def _refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     changed = []
     for part in ("model", "data", "options"):
-        for key in sorted({*old[part], *new[part]}):
-            before, now = old[part].get(key), new[part].get(key)
-            if json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True):
-                changed.append(f"{part}.{key}: was {before!r}, is {now!r}")
+        now = json.loads(json.dumps(new[part]))  # as it will be read again: lists, not tuples
+        keys = [key for key in sorted({*old[part], *now}) if old[part].get(key) != now.get(key)]
+        if part == "model" and len(keys) > 1:  # another model, precision or revision has other weights
+            keys = [key for key in keys if key != "fingerprint"]
+        changed += [f"{part}.{key}: was {old[part].get(key)!r}, is {now.get(key)!r}" for key in keys]
     if changed:
         raise NormscopeError(
             "This folder holds a run of something else: "

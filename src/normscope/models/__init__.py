@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from transformers import PreTrainedConfig, PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from normscope.errors import NormscopeError
 from normscope.models import causal, encoder_decoders, encoders, vision
 from normscope.models.spec import Attention, Experts, Family, FeedForward, Stack
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 __all__ = [
     "FAMILIES",
@@ -75,6 +76,8 @@ def _check_stack(family: Family, stack: Stack) -> None:
 
 def family_of(model: Any) -> Family:
     """The family of a Hugging Face model (base or with a task head), or a refusal that says why there is none."""
+    from transformers import PreTrainedModel  # here: the command line lists families without waiting for it
+
     if not isinstance(model, PreTrainedModel):
         raise NormscopeError(
             f"Expected a Hugging Face model (transformers.PreTrainedModel), got {type(model).__name__}. "

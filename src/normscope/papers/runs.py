@@ -14,6 +14,7 @@ from normscope.corpus.running import run as corpus_run
 from normscope.corpus.store import Run, read_manifest
 from normscope.corpus.store import open as open_run
 from normscope.errors import NormscopeError
+from normscope.model_source import ModelSource, analyzer_of
 
 
 class StoppedError(NormscopeError):
@@ -40,16 +41,15 @@ class RunPlan:
     masked: bool = False  # 12 % masked if the model has a mask token (readings.mask_seed)
 
 
-def load(model: str | Path | Analyzer, engine: EngineOptions) -> Analyzer:
+def load(model: str | Path | ModelSource | Analyzer, engine: EngineOptions) -> Analyzer:
     """The Analyzer itself, or that of a name or path, which the engine "ray" needs."""
-    if not isinstance(model, Analyzer):
-        return Analyzer.from_pretrained(str(model))
-    if engine.get("engine") == "ray":
+    where = engine.get("engine", "local")
+    if where == "ray" and isinstance(model, Analyzer):
         raise NormscopeError("The engine 'ray' loads the model in each worker: give its name or path.")
-    return model
+    return analyzer_of(model, where)
 
 
-def run_corpus(data: str, model: Analyzer | str, folder: Path, name: str = "", **options: Any) -> Run:
+def run_corpus(data: str, model: str | Path | ModelSource | Analyzer, folder: Path, name: str = "", **options: Any) -> Run:
     """A finished corpus run; an interrupted one, or one without any result, is an error."""
     summary = corpus_run(data, model, folder, **options)
     if not summary.finished:

@@ -16,6 +16,7 @@ from normscope.corpus.items import Entry, Fault
 from normscope.corpus.readers import read
 from normscope.corpus.store import Run
 from normscope.errors import NormscopeError
+from normscope.model_source import ModelSource
 from normscope.papers import published
 from normscope.papers.readings import describe, parse
 from normscope.papers.runs import EngineOptions, RunPlan, find_run, load, merge, run_corpus
@@ -31,7 +32,7 @@ PAPERS = {  # name -> module; the last two are studies of our own
     "layers": "across_layers",
     "shapley": "shapley",
 }
-NO_DATA = "It reads a corpus: give one with --data."
+NO_DATA = "It reads a corpus: give DATA."
 PEEK = 1000  # entries that show which annotations a corpus has
 Progress = Callable[[str, int, int], None]  # what is counted (the name of a run, or "sections"), done, total
 Runs = Mapping[str, Run]  # finished corpus runs by name
@@ -145,7 +146,7 @@ def find(name: str) -> Paper:
 
 def reproduce(
     paper: Paper,
-    model: str | Path | Analyzer,
+    model: str | Path | ModelSource | Analyzer,
     data: str | Path | None,
     out: str | Path,
     *,
@@ -179,7 +180,7 @@ def reproduce(
     file = None if frequencies is None else Path(frequencies)
     setting = _peek(Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit))
     able, skipped = _select(paper, chosen, setting, strict=experiments is not None)
-    source = lens if engine.get("engine", "local") == "local" else str(model)
+    source = model if engine.get("engine") == "ray" else lens
     runs = _runs(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
     sections = _sections(setting, able, runs, progress)
     lengths = facts.sequence_lengths(next(iter(runs.values()))) if runs else []
@@ -206,7 +207,7 @@ def reproduce(
 
 def command_line(
     paper: str,
-    model: str | Path | Analyzer,
+    model: str | Path | ModelSource | Analyzer,
     setting: Setting,
     out: str | Path,
     readings: Sequence[str],
@@ -215,8 +216,7 @@ def command_line(
 ) -> str:
     """The command that makes this report."""
     options: list[tuple[str, Any]] = [
-        ("--model", facts.model_option(model, setting.lens)),
-        ("--data", setting.data or None),
+        *facts.model_options(model, setting.lens),
         ("--format", setting.format),
         *facts.reader_options(setting.reader),
         *(("--experiment", entry) for entry in experiments or ()),
@@ -227,7 +227,7 @@ def command_line(
         ("--batch-size", None if batch_size == 16 else batch_size),
         ("--out", out),
     ]
-    return facts.command_line(("paper", paper), options)
+    return facts.command_line(("paper", paper, *([setting.data] if setting.data else [])), options)
 
 
 def _check_packages() -> None:

@@ -14,6 +14,7 @@ from normscope import default_model
 from normscope._version import __version__
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
+from normscope.model_source import ModelSource
 
 
 def sequence_lengths(run: Run) -> list[int]:
@@ -64,10 +65,11 @@ def command_line(command: Sequence[str], options: Iterable[tuple[str, Any]]) -> 
     return shlex.join(["normscope", *command, *parts])
 
 
-def model_option(model: str | Path | Analyzer, lens: Analyzer) -> str:
-    """A model as the command line names it."""
-    name = lens.model_name if isinstance(model, Analyzer) else str(model)
-    return "default" if default_model.is_in(name) else name
+def model_options(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
+    """A model as the command line names it, with the options its numbers depend on."""
+    source = ModelSource(lens.model_name) if isinstance(model, Analyzer) else ModelSource.of(model)
+    name = "default" if default_model.is_in(source.name) else source.name
+    return [("--model", name), ("--dtype", source.dtype), ("--revision", source.revision)]
 
 
 def reader_options(reader: Mapping[str, Any]) -> list[tuple[str, str]]:

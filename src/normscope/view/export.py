@@ -20,7 +20,6 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +28,12 @@ import torch
 from torch import Tensor
 
 from normscope.analysis import Analysis, EncoderDecoderAnalysis, Label
-from normscope.errors import NormscopeError
 from normscope.files import atomic
 from normscope.view import figure, page
+from normscope.view.formats import FIGURES, check_path
 
 Result = Analysis | EncoderDecoderAnalysis
-FIGURES = tuple(f".{name}" for name in figure.FORMATS)
-SUFFIXES = (".html", *FIGURES, ".json", ".npz", ".safetensors")
 FORMAT = "normscope-json-1"
-
-
-def check_path(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that `export` could not write, before anything is computed."""
-    target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise NormscopeError(f"Cannot write {target}: its name must end in one of {', '.join(SUFFIXES)}.")
-    if target.is_dir():
-        raise NormscopeError(f"Cannot write {target}: it is a folder. Give a file name.")
-    if not target.parent.is_dir():
-        raise NormscopeError(f"Cannot write {target}: the folder {target.parent} does not exist. Create it first.")
-    if not os.access(target.parent, os.W_OK):
-        raise NormscopeError(f"Cannot write {target}: the folder {target.parent} is not writable.")
-    if target.suffix.lower() in FIGURES and find_spec("matplotlib") is None:
-        raise NormscopeError(figure.MISSING)
 
 
 def export(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
 from normscope.files import atomic
+from normscope.view.formats import FIGURES, NO_MATPLOTLIB
 from normscope.view.labels import (
     BEYOND,
     Labelled,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
 
-FORMATS = ("svg", "pdf", "png")
-MISSING = "Figures need matplotlib: pip install 'normscope[plot]'."
 SANS = ("Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans")
 # Scripts that the text fonts lack: matplotlib takes each missing glyph from the first font that has it.
 SCRIPTS = (
@@ -105,8 +104,8 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure as .svg, .pdf or .png."""
     target = Path(path)
     kind = target.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        known = ", ".join(f".{name}" for name in FORMATS)
+    if f".{kind}" not in FIGURES:
+        known = ", ".join(FIGURES)
         raise NormscopeError(f"Cannot write a figure to {target}: known formats are {known}.")
     # Without dates the same figure gives the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
@@ -329,7 +328,7 @@ def style() -> Iterator[None]:
         import matplotlib
         from matplotlib.font_manager import fontManager
     except ImportError as error:
-        raise NormscopeError(MISSING) from error
+        raise NormscopeError(NO_MATPLOTLIB) from error
     installed = set(fontManager.get_font_names())
     text = next((name for name in SANS if name in installed), "DejaVu Sans")
     family = list(dict.fromkeys([text, *(name for name in SCRIPTS if name in installed)]))

@@ -1,19 +1,21 @@
-"""Scores of a flow in the terminal: the text with its tokens tinted, and a bar for each."""
+"""A flow in the terminal: its map, or for a target the text with its tokens tinted, and a bar for each."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from normscope.analysis import Label
 from normscope.flow.result import Flow
-from normscope.view.labels import shorten, spans_of, visible
+from normscope.view.labels import Values, shorten, spans_of, visible
+from normscope.view.terminal import draw_cells
 
 ORANGE, BLUE = (217, 119, 6), (37, 99, 235)  # tokens that add to the target, and that take from it
 LISTED = 40  # tokens in the table; of more, those of the largest scores
@@ -38,6 +40,31 @@ def equation(flow: Flow) -> str:
         f"{target_of(flow)} = {to.value:.4g} = {total:.4g} of the tokens {sign} {abs(to.remainder):.4g} of biases "
         f"(completeness {to.completeness:.0e})"
     )
+
+
+@dataclass(frozen=True)
+class FlowMap:
+    """How much of each last hidden state comes from each input token, for a rich console."""
+
+    flow: Flow
+    values: Values
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        flow = self.flow
+        yield Text.assemble(("From the input to the last hidden states", "bold"), f": contribution  [{flow.method}]")
+        yield from draw_cells(flow, self.values, console, options)
+        if told := completeness(flow):
+            yield Text(told, style="dim")
+
+
+def map_of(flow: Flow) -> FlowMap:
+    """The map of a flow without a target."""
+    return FlowMap(flow, flow.map.detach().cpu().double().numpy())
+
+
+def completeness(flow: Flow) -> str:
+    """`worst completeness error 2e-07`; empty for a method that does not decompose vectors."""
+    return "" if flow.completeness is None else f"worst completeness error {float(flow.completeness.max()):.1e}"
 
 
 def scores(flow: Flow) -> RenderableType:

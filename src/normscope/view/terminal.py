@@ -19,8 +19,10 @@ from normscope.view import patches
 from normscope.view.labels import (
     BEYOND,
     CIVIDIS,
+    Labelled,
     Scale,
     Span,
+    Values,
     contributing,
     glyphs_of,
     model_label,
@@ -55,42 +57,43 @@ class HeatMap:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         scope = self.analysis.resolve(self.scope)
         analysis = contributing(self.analysis, scope)
-        values = values_of(analysis, scope, self.layer)
-        own = own_cells(analysis)
         yield Text.assemble((f"{scope}, layer {self.layer + 1}", "bold"), f" (counted from 1): {quantity(scope)}")
+        yield from draw_cells(analysis, values_of(analysis, scope, self.layer), console, options)
 
-        rows = [visible(label.token) for label in analysis.rows]
-        columns = [visible(label.token) for label in analysis.columns]
-        gutter = min(max(map(cell_len, rows)), LABEL) + 1
-        spans = spans_of(analysis.columns)
-        seams = [span.start for span in spans[1:]]
-        frame = gutter + len(seams)
-        room = (options.max_width - frame) // len(columns)
-        if room < 2:
-            needed = frame + 2 * len(columns)
-            yield Text(
-                f"The map of {len(columns)} columns needs a terminal {needed} characters wide; this one has "
-                f"{options.max_width}."
-            )
-            yield strongest(analysis, scope, self.layer)
-            return
 
-        scale = scale_of([values], own)
-        paint = _Paint(scale, _colours(console), options.ascii_only)
-        if room >= _Paint.WRITTEN:
-            width = min(room, max(_Paint.WRITTEN, min(max(map(cell_len, columns)) + 1, 10)))
-            heads = [[_fit(shorten(token, width - 1), width - 1, "right") + " " for token in columns]]
-        else:
-            width = 2
-            heads = _upright([shorten(token, UPRIGHT) for token in columns])
-        if seams:
-            yield _titles(spans, width, gutter)
-        for head in heads:
-            yield _row("", head, gutter, seams)
-        for token, line in zip(rows, values, strict=True):
-            yield _row(shorten(token, LABEL), [paint.cell(value, width) for value in line], gutter, seams)
-        yield from paint.legend(written=width >= _Paint.WRITTEN)
-        yield Text("rows: outputs, columns: inputs" + sides_note(analysis), style="dim")
+def draw_cells(labelled: Labelled, values: Values, console: Console, options: ConsoleOptions) -> RenderResult:
+    """A map (rows, columns) as cells, or its strongest ones where the terminal is too narrow."""
+    rows = [visible(label.token) for label in labelled.rows]
+    columns = [visible(label.token) for label in labelled.columns]
+    gutter = min(max(map(cell_len, rows)), LABEL) + 1
+    spans = spans_of(labelled.columns)
+    seams = [span.start for span in spans[1:]]
+    frame = gutter + len(seams)
+    room = (options.max_width - frame) // len(columns)
+    if room < 2:
+        needed = frame + 2 * len(columns)
+        yield Text(
+            f"The map of {len(columns)} columns needs a terminal {needed} characters wide; this one has "
+            f"{options.max_width}."
+        )
+        yield _strongest_cells(labelled, values)
+        return
+
+    paint = _Paint(scale_of([values], own_cells(labelled)), _colours(console), options.ascii_only)
+    if room >= _Paint.WRITTEN:
+        width = min(room, max(_Paint.WRITTEN, min(max(map(cell_len, columns)) + 1, 10)))
+        heads = [[_fit(shorten(token, width - 1), width - 1, "right") + " " for token in columns]]
+    else:
+        width = 2
+        heads = _upright([shorten(token, UPRIGHT) for token in columns])
+    if seams:
+        yield _titles(spans, width, gutter)
+    for head in heads:
+        yield _row("", head, gutter, seams)
+    for token, line in zip(rows, values, strict=True):
+        yield _row(shorten(token, LABEL), [paint.cell(value, width) for value in line], gutter, seams)
+    yield from paint.legend(written=width >= _Paint.WRITTEN)
+    yield Text("rows: outputs, columns: inputs" + sides_note(labelled), style="dim")
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,12 @@ def strongest(analysis: Analysis, scope: str, layer: int) -> Group:
     """The largest cells of a map between different tokens, for maps that do not fit."""
     scope = analysis.resolve(scope)
     analysis = contributing(analysis, scope)
-    two_sided = len(spans_of(analysis.columns)) > 1
-    values = values_of(analysis, scope, layer)
-    between = np.where(own_cells(analysis) | ~np.isfinite(values), -np.inf, values)
+    return _strongest_cells(analysis, values_of(analysis, scope, layer))
+
+
+def _strongest_cells(labelled: Labelled, values: Values) -> Group:
+    two_sided = len(spans_of(labelled.columns)) > 1
+    between = np.where(own_cells(labelled) | ~np.isfinite(values), -np.inf, values)
     order = np.argsort(-between, axis=None, kind="stable")[:STRONGEST]
     table = _table()
     for title in ("output", "input"):
@@ -150,7 +156,7 @@ def strongest(analysis: Analysis, scope: str, layer: int) -> Group:
         i, j = np.unravel_index(place, values.shape)
         if np.isneginf(between[i, j]):
             break
-        row, column = analysis.rows[i], analysis.columns[j]
+        row, column = labelled.rows[i], labelled.columns[j]
         total = float(np.nansum(values[i]))
         table.add_row(
             str(row.position + 1),

@@ -113,7 +113,7 @@ def test_the_command(tmp_path: Path) -> None:
     toy_tokenizer().save_pretrained(folder)
     app = typer.Typer()
     app.command()(faithfulness)
-    given = ["--model", str(folder), "--data", str(corpus_file(tmp_path)), "--reader", "text=text"]
+    given = [str(corpus_file(tmp_path)), "--model", str(folder), "--reader", "text=text"]
     given += ["--reader", "label=label", "--method", "exact", "--method", "alti", "--by", "mask", "--limit", "4"]
     result = CliRunner().invoke(app, [*given, "-o", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output

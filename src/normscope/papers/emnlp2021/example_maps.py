@@ -59,7 +59,7 @@ def missing_example(setting: Setting) -> str | None:
     if setting.lens.tokenizer is None:
         return "It draws maps of a text, but there is no tokenizer to read one with."
     given = setting.example is not None or setting.entries
-    return None if given else "It draws maps of a text: give --example or --data."
+    return None if given else "It draws maps of a text: give DATA or --example."
 
 
 def example(setting: Setting) -> dict[str, list[int]]:

@@ -11,6 +11,7 @@ import torch
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run, fingerprint
 from normscope.errors import NormscopeError
+from normscope.model_source import ModelSource
 from normscope.papers.faithfulness import results, sections
 from normscope.papers.faithfulness.contexts import task_of
 from normscope.papers.faithfulness.predictions import replacement_token
@@ -36,7 +37,7 @@ CITATION = (
 
 
 def compare(
-    model: str | Path | Analyzer,
+    model: str | Path | ModelSource | Analyzer,
     data: str | Path,
     out: str | Path,
     *,
@@ -62,7 +63,7 @@ def compare(
             raise NormscopeError(refusal(lens, method))
     run = run_corpus(
         str(data),
-        lens if engine.get("engine", "local") == "local" else str(model),
+        model if engine.get("engine") == "ray" else lens,
         Path(out) / "runs" / "faithfulness",
         measures=["faithfulness"],
         scopes=["weights"],
@@ -84,7 +85,7 @@ def compare(
         readings=(),
         sections=tuple(section for section in made if section is not None),
         skipped=tuple(found.refused.items()),
-        command=_command(facts.model_option(model, lens), str(data), out, chosen, format, reader or {}, limit),
+        command=_command(facts.model_options(model, lens), str(data), out, chosen, format, reader or {}, limit),
     )
     return report, write_report(report, out)
 
@@ -116,7 +117,7 @@ def _facts(
 
 
 def _command(
-    model: str,
+    model: list[tuple[str, str | None]],
     data: str,
     out: str | Path,
     settings: Settings,
@@ -127,8 +128,7 @@ def _command(
     default = Settings()
     erasures = settings.erasures if settings.erasures != default.erasures else ()
     options: list[tuple[str, Any]] = [
-        ("--model", model),
-        ("--data", data),
+        *model,
         ("--format", format),
         *facts.reader_options(reader),
         *(("--method", method) for method in settings.methods),
@@ -140,7 +140,7 @@ def _command(
         ("--limit", limit),
         ("--out", out),
     ]
-    return facts.command_line(("faithfulness",), options)
+    return facts.command_line(("faithfulness", data), options)
 
 
 def _fingerprint_head(lens: Analyzer) -> str:

@@ -20,12 +20,9 @@ from normscope.view.document import Result
 from normscope.view.server.jobs import Report
 from normscope.view.server.pictures import decoded
 from normscope.view.server.schemas import AnalysisRequest, FlowRequest, Kind, ModelInfo, Targets
+from normscope.view.wording import VIEWER
 
 FLOW = 4  # layers that are decomposed in the time in which a flow passes one
-WORDED = {  # options that a request has not, or not by that name
-    ", or ask for truncation=True": "",
-    "say at which, position=, or mask": "say at which token, or mask",
-}
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,7 @@ def analysed(lens: Analyzer, request: AnalysisRequest, report: Report[Shown]) ->
         result: Result = lens.run([item], requests, progress, first)[0]
         flow = None if request.flow is None else flowing(lens, item, request.flow)
     except NormscopeError as error:
-        raise NormscopeError(worded(str(error))) from error
+        raise NormscopeError(VIEWER.reword(str(error))) from error
     return shown(result, flow)
 
 
@@ -177,10 +174,3 @@ def _followed(progress: Callable[[int, int], None]) -> Callable[[int, int], None
 def flowing(lens: Analyzer, item: Item, asked: FlowRequest) -> Flow:
     target = asked.target if asked.against is None else (asked.target, asked.against)
     return flow_of(lens, item, asked.method, target, asked.position, "ig")
-
-
-def worded(refusal: str) -> str:
-    """For people who ask through the API or the page, and not in Python."""
-    for there, here in WORDED.items():
-        refusal = refusal.replace(there, here)
-    return refusal

@@ -1,4 +1,4 @@
-"""`normscope analyze --target`: a logit by input token, in the terminal and in files."""
+"""`normscope flow`: the last hidden states or a logit by input token, in the terminal and in files."""
 
 import io
 import json
@@ -22,8 +22,8 @@ TEXT = "the cat sat on a"
 
 
 def run(lens: Analyzer, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> Result:
-    monkeypatch.setattr(cli.shared, "load", lambda *_: lens)
-    return CliRunner().invoke(cli.app, ["analyze", *arguments])
+    monkeypatch.setattr(cli.loading, "load", lambda *_: lens)
+    return CliRunner().invoke(cli.app, ["flow", *arguments])
 
 
 def test_the_scores_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +58,8 @@ def test_a_gate_for_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{first:+.4g}" in result.output
     assert f"{first:+.4g}" != f"{lens.flow(TEXT, target='mat').scores[0].item():+.4g}"
     assert "Shapley" in run(lens, TEXT, "-t", "mat", "--gate", "shapley", monkeypatch=monkeypatch).output
-    refused = run(lens, TEXT, "-t", "mat", "--value-bias", "remainder", monkeypatch=monkeypatch)
-    assert (refused.exit_code, "--value-bias" in refused.output) == (1, True)
+    refused = run(lens, TEXT, "-t", "mat", "--gate", "shapley", monkeypatch=monkeypatch)
+    assert (refused.exit_code, "--gate ig" in refused.stderr) == (1, True)
 
 
 def shown(flow: Flow) -> str:
@@ -150,12 +150,51 @@ def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         said = f"error: There is no position {position}: there are the positions 1 to 6 (or -6 to -1).\n"
         assert refusal(speaker(), TEXT, "-t", "top", "--position", position) == said
     assert "Unknown method" in refusal(speaker(), TEXT, "-t", "top", "--method", "magic")
-    for option in (("--against", "cat"), ("--position", "1"), ("--method", "alti")):
-        assert f"{option[0]} says how a target is explained" in refusal(speaker(), TEXT, *option)
-    assert "use .html" in refusal(speaker(), TEXT, "-t", "top", "-o", str(tmp_path / "x.npz"))
+    for option in (("--against", "cat"), ("--position", "1")):
+        assert f"{option[0]} needs a target: add --target" in refusal(speaker(), TEXT, *option)
+    assert "--target top" in refusal(speaker(), TEXT, "--method", "gradient_x_input")
+    assert "with --position, or mask" in refusal(masked(), "the cat", "-t", "top")
+    assert "use --truncate" in refusal(toy_lens(), "the cat " * 99)
+    for suffix in ("npz", "safetensors"):
+        assert "must end in one of .html" in refusal(speaker(), TEXT, "-t", "top", "-o", str(tmp_path / f"x.{suffix}"))
+    assert "a page shows the scores of a target" in refusal(speaker(), TEXT, "-o", str(tmp_path / "x.html"))
+    for options in ((), ("-t", "top")):
+        assert "leave --pair or --chat out" in refusal(speaker(), TEXT, "--pair", "a cat", "--chat", *options)
+    assert "chat template" in refusal(translator(), TEXT, "--pair", "a cat", "--chat", "-t", "top")
     for option in (("--scope", "layer"), ("--layer", "1"), ("--row", "1"), ("--side", "decoder"), ("--heads",)):
-        assert f"{option[0]} chooses among maps" in refusal(translator(), SOURCE, "-t", "top", *option)
-    for lens, options in ((speaker(), ()), (speaker(), ("-t", "top")), (translator(), ("-t", "top"))):
-        assert "leave --pair or --chat out" in refusal(lens, TEXT, "--pair", "a cat", "--chat", *options)
+        assert run(translator(), SOURCE, "-t", "top", *option, monkeypatch=monkeypatch).exit_code == 2
     zero = run(speaker(), TEXT, "-t", "top", "--position", "0", monkeypatch=monkeypatch)
     assert zero.exit_code == 2
+
+
+def test_the_last_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a target, the map of the last layer: the library's numbers."""
+    lens = speaker()
+    result = run(lens, TEXT, monkeypatch=monkeypatch)
+    assert result.exit_code == 0, result.output
+    assert "From the input to the last hidden states: contribution  [exact]" in result.output
+    assert "worst completeness error" in result.output
+    found = lens.flow(TEXT)
+    lines = result.output.splitlines()[2 : 2 + len(found.rows)]
+    assert [line.split()[1:] for line in lines] == [[f"{cell:.1f}" for cell in row] for row in found.map.tolist()]
+    assert "completeness" not in run(lens, TEXT, "--method", "rollout", monkeypatch=monkeypatch).output
+    two = run(translator(), SOURCE, "--pair", TARGET, monkeypatch=monkeypatch)
+    assert "(decoder | encoder tokens)" in two.output
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf", "json"])
+def test_files_of_the_last_hidden_states(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / f"flow.{suffix}"
+    result = run(speaker(), TEXT, "-o", str(path), monkeypatch=monkeypatch)
+    assert result.exit_code == 0, result.output
+    assert re.match(r"6 tokens, \d+ layers \[exact\], worst completeness error .*: wrote ", result.output)
+    assert path.stat().st_size > 500
+    if suffix == "json":
+        content = json.loads(path.read_text(encoding="utf-8"))
+        maps = speaker().flow(TEXT).maps
+        assert torch.allclose(torch.tensor(content["maps"], dtype=maps.dtype), maps, rtol=1e-6)
+
+
+def test_a_narrow_terminal_lists_the_strongest_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "12")
+    assert "Strongest" in run(speaker(), TEXT, monkeypatch=monkeypatch).output

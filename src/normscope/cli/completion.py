@@ -1,0 +1,88 @@
+"""Names that a shell completes. Tab must answer at once, so torch is never imported: names that live in modules that
+need it are listed here, and a test compares the lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+METHODS = (
+    "exact",
+    "decompx",
+    "rollout",
+    "rollout-raw",
+    "globenc",
+    "alti",
+    "alti+",
+    "alti_logit",
+    "value_zeroing",
+    "gradient_x_input",
+    "integrated_gradients",
+)
+GATES = ("ig", "frozen", "tangent", "shapley", "shapley-exact", "shapley-sampled", "shapley-gaussian")
+FLOW_GATES = GATES[:3]  # linear in the input
+VALUE_BIASES = ("token", "remainder")
+MEASURES = ("mixing", "similarity", "category_sums", "value_norms", "vector_norms")
+
+
+def complete_model(incomplete: str) -> list[str]:
+    return _starting(incomplete, ["default"])
+
+
+def complete_device(incomplete: str) -> list[str]:
+    return _starting(incomplete, ["cpu", "cuda", "mps"])
+
+
+def complete_method(incomplete: str) -> list[str]:
+    return _starting(incomplete, METHODS)
+
+
+def complete_gate(incomplete: str) -> list[str]:
+    return _starting(incomplete, GATES)
+
+
+def complete_flow_gate(incomplete: str) -> list[str]:
+    return _starting(incomplete, FLOW_GATES)
+
+
+def complete_value_bias(incomplete: str) -> list[str]:
+    return _starting(incomplete, VALUE_BIASES)
+
+
+def complete_measures(incomplete: str) -> list[str]:
+    """The last of several names with commas between them."""
+    before, comma, last = incomplete.rpartition(",")
+    chosen = before.split(",")
+    names = [name for name in (*MEASURES, *(() if comma else ("list",))) if name not in chosen]
+    return [f"{before}{comma}{name}" for name in _starting(last, names)]
+
+
+def complete_format(incomplete: str) -> list[str]:
+    from normscope.corpus.readers import FORMATS
+
+    return _starting(incomplete, FORMATS)
+
+
+def complete_family(incomplete: str) -> list[str]:
+    from normscope.models import families
+
+    return _in_case(incomplete, (name for one in families() for name in (one.name, *one.model_types)))
+
+
+def complete_scope(incomplete: str) -> list[str]:
+    """Aliases first: they name the scopes of every model."""
+    from normscope.models import families
+    from normscope.scopes import aliases_of, names_of
+
+    stacks = [stack.blocks for family in families() for stack in family.stacks]
+    aliases = [alias for blocks in stacks for alias in aliases_of(blocks)]
+    return _in_case(incomplete, [*aliases, *(name for blocks in stacks for name in names_of(blocks))])
+
+
+def _starting(incomplete: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _in_case(incomplete: str, names: Iterable[str]) -> list[str]:
+    """Names that are accepted in any case, in the case in which they were begun: a shell drops any other."""
+    forms = ([form for form in (name, name.lower(), name.upper()) if form.startswith(incomplete)] for name in names)
+    return list(dict.fromkeys(some[0] for some in forms if some))

@@ -1,0 +1,159 @@
+"""The options that several commands have, so that each is spelled, explained and completed alike."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from normscope import default_model
+from normscope.cli import completion
+from normscope.corpus.readers import FORMATS
+from normscope.errors import NormscopeError
+
+DEFAULT = "default"
+MODEL_HELP = f"Hub name or folder of the model; '{DEFAULT}' is {default_model.NAME}."
+LISTS = ("pair", "header")  # options of readers that hold several names
+
+
+class Precision(StrEnum):
+    """Number formats of an analysis."""
+
+    float32 = "float32"
+    float64 = "float64"
+
+
+class Engine(StrEnum):
+    """Where a corpus is computed."""
+
+    local = "local"
+    ray = "ray"
+
+
+# The model.
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP, autocompletion=completion.complete_model)
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="Device to compute on, such as cuda, cuda:1 or mps (default: cpu).",
+        autocompletion=completion.complete_device,
+        show_default=False,
+    ),
+]
+Dtype = Annotated[
+    Precision | None,
+    typer.Option("--dtype", help="Compute in float32 or float64 (default: float32).", show_default=False),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a model on the Hugging Face hub."),
+]
+
+# A text.
+
+Text = Annotated[
+    str,
+    typer.Argument(
+        metavar="TEXT",
+        help="Text to analyse; - reads it from standard input. For vision models, the path of a picture.",
+        show_default=False,
+    ),
+]
+Pair = Annotated[
+    str | None,
+    typer.Option(
+        "--pair",
+        metavar="TEXT2",
+        help="Second text of a pair; for encoder-decoders, the target text (default: generated).",
+    ),
+]
+Generate = Annotated[
+    int | None,
+    typer.Option("--generate", metavar="N", min=1, help="Generate N tokens and analyse the continuation too."),
+]
+Chat = Annotated[bool, typer.Option("--chat", help="Treat TEXT as a user's message and apply the chat template.")]
+Truncate = Annotated[bool, typer.Option("--truncate", help="Cut inputs that are too long for the model.")]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="Write a file instead of printing; the suffix chooses the format. Repeatable.",
+    ),
+]
+
+# Scopes and layers.
+
+Scopes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scope",
+        "-s",
+        metavar="SCOPE",
+        help="Scope to compute, such as ATTNRESLN-N or layer (default: all). Repeatable.",
+        autocompletion=completion.complete_scope,
+    ),
+]
+Layers = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--layer", "-l", metavar="L", min=1, help="Layer to compute, counted from 1 (default: all). Repeatable."
+    ),
+]
+
+# A corpus, and where it is computed.
+
+DATA_HELP = "File with the corpus, or name of a Hugging Face dataset."
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help=f"Format of DATA: {', '.join(FORMATS)} (default: by its suffix).",
+        autocompletion=completion.complete_format,
+    ),
+]
+Reader = Annotated[
+    list[str] | None,
+    typer.Option("--reader", metavar="KEY=VALUE", help="Option of the reader, such as text=sentence. Repeatable."),
+]
+Limit = Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Read only the first N entries.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Entries per forward pass.")]
+Where = Annotated[Engine, typer.Option("--engine", help="Compute in this process or on Ray.")]
+Workers = Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Ray workers; each loads the model.")]
+Threads = Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Threads per Ray worker.")]
+Address = Annotated[
+    str | None,
+    typer.Option("--address", metavar="ADDRESS", help="Address of a running Ray cluster (default: start one)."),
+]
+
+
+def reader_options(given: list[str] | None) -> dict[str, Any]:
+    """KEY=VALUE as options of a reader. Numbers, true, false and none become values; lists of names are separated by
+    commas."""
+    found: dict[str, Any] = {}
+    for entry in given or []:
+        key, equals, value = entry.partition("=")
+        if not equals or not key:
+            raise NormscopeError(f"--reader takes KEY=VALUE, not {entry!r}.")
+        found[key] = _plain(key, value)
+    return found
+
+
+def _plain(key: str, value: str) -> Any:
+    if value.lower() == "none":
+        return None
+    if key in LISTS:
+        return tuple(value.split(","))
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return int(value) if re.fullmatch("-?[0-9]+", value) else value

@@ -1,0 +1,129 @@
+"""Refusals and warnings as people read them who do not call the library from Python.
+
+The library speaks of its own arguments (`truncation=True`) and counts layers and positions from 0. A `Wording` says the
+same in the words of the command line, or of the viewer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How messages are told to one kind of reader."""
+
+    phrases: Mapping[str, str]  # replaced as they stand, before anything else
+    arguments: Mapping[str, str] = field(default_factory=dict)  # argument in Python -> option
+    differences: Mapping[str, str] = field(default_factory=dict)  # part of a run's manifest -> what it comes from
+    from_one: bool = False  # layers, rows and positions are counted from 1
+
+    def reword(self, message: str) -> str:
+        """The message in these words."""
+        if self.from_one:
+            message = _count_from_one(message)
+        for there, here in self.phrases.items():
+            message = message.replace(there, here)
+        if self.arguments:
+            names = "|".join(self.arguments)
+            message = re.sub(rf"(?<![\w.-])({names})=(?:{VALUE}|(?!\w))", self._option, message)
+        if self.differences:
+            message = re.sub(r"\b(\w+\.\w+)(?=: was )", lambda m: self.differences.get(m[1], m[1]), message)
+        return message
+
+    def _option(self, match: re.Match[str]) -> str:
+        """`gate='ig'` -> `--gate ig`, `heads=True` -> `--heads`, `rows=[...]` -> `--row`."""
+        value = match["text"] or match["dtype"]
+        return self.arguments[match[1]] + (f" {value}" if value else "")
+
+
+VALUE = r"'(?P<text>[^']*)'|torch\.(?P<dtype>\w+)|\[[^\]]*\]|True\b"
+LAYERS = re.compile(r"options\.layers: was [^;.]*")  # of a run's manifest
+INDEX = re.compile(r"There is no (layer|row|position) (-?\d+)(?: in the logits)?: valid are 0 to (\d+)")
+
+COMMAND_LINE = Wording(
+    phrases={
+        "heads=False": "no --heads",
+        "a smaller batch_size": "a smaller --batch-size",
+        " (truncation=True), or a larger memory_budget": " (--truncate), or a machine with more memory",
+        "or ask for truncation=True": "or use --truncate",
+        "say at which, position=, or mask": "say at which with --position, or mask",
+        "give a target, such as 'top'": "give one with --target, such as --target top",
+        "leave the target out": "leave --target out",
+        "Leave the target out": "Leave --target out",
+        "leave the masking out": "leave --mask out",
+        "Load the model in float32 (or float64: dtype=torch.float64)": "Use --dtype float64",
+        "Load the model with dtype=": "Use dtype=",
+        "Load the model with another head, such as AutoModelForCausalLM or AutoModelForSequenceClassification": (
+            "Choose a --model that has one, such as a classifier or a language model"
+        ),
+        "Say notation=": "Say --reader notation=NAME",
+        "Unknown value_bias": "Unknown --value-bias",
+        "analyze()": "`normscope analyze`",
+        "flow()": "`normscope flow`",
+    },
+    arguments={
+        "batch_size": "--batch-size",
+        "device": "--device",
+        "dtype": "--dtype",
+        "format": "--format",
+        "gate": "--gate",
+        "generate": "--generate",
+        "heads": "--heads",
+        "layers": "--layer",
+        "method": "--method",
+        "position": "--position",
+        "revision": "--revision",
+        "rows": "--row",
+        "scopes": "--scope",
+        "target": "--target",
+        "truncation": "--truncate",
+        "value_bias": "--value-bias",
+    },
+    differences={
+        "model.name": "--model",
+        "model.dtype": "--dtype",
+        "model.revision": "--revision",
+        "model.fingerprint": "checksum of the model's weights",
+        "data.path": "DATA",
+        "data.fingerprint": "checksum of DATA",
+        "data.entries": "entries in DATA",
+        "data.format": "--format",
+        "data.options": "--reader",
+        "data.limit": "--limit",
+        "options.measures": "--measures",
+        "options.maps": "--maps",
+        "options.scopes": "--scope",
+        "options.layers": "--layer",
+        "options.truncation": "--truncate",
+        "options.mask_seed": "--mask",
+        "options.batch_size": "--batch-size",
+        "options.shard_size": "--shard-size",
+    },
+    from_one=True,
+)
+VIEWER = Wording(
+    phrases={  # a request has no such option, or not by that name
+        ", or ask for truncation=True": "",
+        "say at which, position=, or mask": "say at which token, or mask",
+    }
+)
+
+
+def no_layer(layer: int, depth: int) -> str:
+    """The refusal of a layer, counted from 1."""
+    return f"There is no layer {layer}: this model has the layers 1 to {depth}."
+
+
+def _count_from_one(message: str) -> str:
+    """Layers, rows and positions, which the library counts from 0, as they were typed."""
+    match = INDEX.match(message)
+    if match is None:
+        return LAYERS.sub(lambda found: re.sub(r"\d+", lambda number: str(int(number[0]) + 1), found[0]), message)
+    what, index, size = match[1], int(match[2]), int(match[3]) + 1
+    typed = index + 1 if index >= 0 else index
+    if what == "layer":
+        return no_layer(typed, size)
+    return f"There is no {what} {typed}: there are the {what}s 1 to {size} (or -{size} to -1)."

@@ -1,0 +1,155 @@
+"""Models by name with device, dtype and revision: passed on from every command, to workers, and kept with a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+from normscope import Analyzer, NormscopeError, cli, corpus
+from normscope.corpus import ModelSource, engines
+from normscope.model_source import analyzer_of
+from tests.test_inputs import toy_tokenizer
+from tests.tiny import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = tmp_path_factory.mktemp("model")
+    tiny("bert", dtype=torch.float32).save_pretrained(made)
+    toy_tokenizer().save_pretrained(made)
+    return str(made)
+
+
+def test_loading(folder: str) -> None:
+    lens = ModelSource(folder, device="cpu", dtype="float64").load(device="nonsense")  # its own device comes first
+    assert (lens.dtype, lens.base.dtype, lens.revision) == (torch.float64, torch.float64, None)
+    assert ModelSource(folder).load().dtype == torch.float32
+    assert analyzer_of(lens) is lens
+    assert analyzer_of(Path(folder)).model_name == folder
+    with pytest.raises(NormscopeError, match="Cannot use the device 'nonsense'"):
+        ModelSource(folder, device="nonsense").load()
+    with pytest.raises(NormscopeError, match="Cannot use the device 'nonsense'"):
+        ModelSource(folder).load(device="nonsense")
+    with pytest.raises(NormscopeError, match="dtype is one of float32, float64, not 'int8'"):
+        ModelSource(folder, dtype="int8")
+    with pytest.raises(NormscopeError, match="is a folder"):
+        ModelSource(folder, revision="main").check()
+
+
+def test_a_device_is_for_the_workers(folder: str) -> None:
+    """With Ray, the process that starts the run needs no such device."""
+    source = ModelSource(folder, device="nonsense", dtype="float64")
+    assert analyzer_of(source, "ray").dtype == torch.float64
+    with pytest.raises(NormscopeError, match="nonsense"):
+        analyzer_of(source, "local")
+
+
+def test_a_revision_reaches_every_file(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    for auto in (transformers.AutoConfig, transformers.AutoModel, transformers.AutoTokenizer):
+
+        def record(*given: Any, _plain: Any = auto.from_pretrained, **options: Any) -> Any:
+            asked.append(options.get("revision"))
+            return _plain(*given, **options)
+
+        monkeypatch.setattr(auto, "from_pretrained", record)
+    assert Analyzer.from_pretrained(folder, revision="v1").revision == "v1"
+    assert len(asked) >= 3  # config, weights, tokenizer
+    assert set(asked) == {"v1"}
+    asked.clear()
+    assert Analyzer.from_pretrained(folder).revision is None
+    assert set(asked) == {None}
+
+
+def test_a_run_keeps_dtype_and_revision(folder: str, tmp_path: Path) -> None:
+    data, out = tmp_path / "data.txt", tmp_path / "run"
+    data.write_text("a cat\nthe dog\n")
+    corpus.run(data, ModelSource(folder, device="cpu"), out, limit=2)
+    path = out / "manifest.json"
+    assert "revision" not in json.loads(path.read_text())["model"]  # as in runs of earlier versions, which resume
+    assert corpus.run(data, folder, out, limit=2).computed == 0
+    with pytest.raises(NormscopeError, match=r"model\.dtype: was 'float32', is 'float64'"):
+        corpus.run(data, ModelSource(folder, dtype="float64"), out, limit=2)
+    lens = Analyzer.from_pretrained(folder, revision="v1")
+    with pytest.raises(NormscopeError, match=r"model\.revision: was None, is 'v1'"):
+        corpus.run(data, lens, out, limit=2)
+    corpus.run(data, lens, tmp_path / "v1", limit=2)
+    assert corpus.open(tmp_path / "v1").manifest["model"]["revision"] == "v1"
+    with pytest.raises(NormscopeError, match=r"model\.revision: was 'v1', is None"):
+        corpus.run(data, folder, tmp_path / "v1", limit=2)
+
+
+def test_what_a_worker_is_sent(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data.txt"
+    data.write_text("a cat\n")
+    sent: list[Any] = []
+
+    def on_ray(load: Any, *given: Any) -> Any:
+        sent.append(load)
+        return iter(())
+
+    monkeypatch.setattr(engines, "on_ray", on_ray)
+    source = ModelSource(folder, device="cpu", dtype="float64")
+    corpus.run(data, source, tmp_path / "run", engine="ray")
+    assert sent[0].__self__ == source
+    with pytest.raises(NormscopeError, match="give its name or path"):
+        corpus.run(data, source.load(), tmp_path / "run", engine="ray")
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("analyze x --model MODEL", "normscope.cli.loading.load"),
+        ("flow x --model MODEL", "normscope.cli.loading.load"),
+        ("demo --model MODEL -o OUT", "normscope.cli.loading.load"),
+        ("check MODEL", "normscope.cli.loading.load"),
+        ("serve --no-open --port 0 --model MODEL", "normscope.cli.loading.load"),
+        ("corpus DATA -o OUT --model MODEL", "normscope.corpus.running.run"),
+        ("paper ff DATA -o OUT --model MODEL", "normscope.papers.experiments.reproduce"),
+        ("faithfulness DATA -o OUT --model MODEL", "normscope.faithfulness.running.compare"),
+    ],
+)
+def test_every_command_passes_them_on(line: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data.txt"
+    data.write_text("a cat\n")
+    found: list[Any] = []
+
+    def stop(*given: Any, **options: Any) -> Any:
+        found.extend(one for one in given if isinstance(one, ModelSource))
+        raise StoppedError
+
+    monkeypatch.setattr(place, stop)
+    words = line.replace("MODEL", "some/model").replace("DATA", str(data)).replace("OUT", str(tmp_path / "out")).split()
+    result = CliRunner().invoke(cli.app, [*words, "--device", "cuda:1", "--dtype", "float64", "--revision", "v1"])
+    assert isinstance(result.exception, StoppedError), result.output
+    assert found == [ModelSource("some/model", "cuda:1", "float64", "v1")]
+
+
+def test_a_command_line_that_is_refused_to_resume(folder: str, tmp_path: Path) -> None:
+    data = tmp_path / "data.txt"
+    data.write_text("a cat\n")
+    given = ["corpus", str(data), "--model", folder, "-o", str(tmp_path / "run")]
+    assert CliRunner().invoke(cli.app, given).exit_code == 0
+    result = CliRunner().invoke(cli.app, [*given, "--dtype", "float64"])
+    assert result.exit_code == 1
+    assert "--dtype: was 'float32', is 'float64'" in result.stderr
+
+
+def test_the_command_of_a_report(folder: str) -> None:
+    from normscope.papers.facts import model_options
+
+    lens: Any = None
+    assert model_options(ModelSource("a/b", "cuda", "float64", "v1"), lens) == [
+        ("--model", "a/b"),
+        ("--dtype", "float64"),
+        ("--revision", "v1"),
+    ]
+    assert model_options("a/b", lens) == [("--model", "a/b"), ("--dtype", None), ("--revision", None)]

@@ -113,8 +113,8 @@ class StoppedError(Exception):
         ("check MODEL", "normscope.cli.loading.load"),
         ("serve --no-open --port 0 --model MODEL", "normscope.cli.loading.load"),
         ("corpus DATA -o OUT --model MODEL", "normscope.corpus.running.run"),
-        ("paper ff DATA -o OUT --model MODEL", "normscope.papers.experiments.reproduce"),
-        ("faithfulness DATA -o OUT --model MODEL", "normscope.faithfulness.running.compare"),
+        ("paper ff DATA -o OUT --model MODEL", "normscope.papers.study.reproduce"),
+        ("faithfulness DATA -o OUT --model MODEL", "normscope.papers.faithfulness.comparison.compare"),
     ],
 )
 def test_every_command_passes_them_on(line: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_a_command_line_that_is_refused_to_resume(folder: str, tmp_path: Path) -
 
 
 def test_the_command_of_a_report(folder: str) -> None:
-    from normscope.papers.facts import model_options
+    from normscope.reports.facts import model_options
 
     lens: Any = None
     assert model_options(ModelSource("a/b", "cuda", "float64", "v1"), lens) == [

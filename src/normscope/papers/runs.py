@@ -49,7 +49,9 @@ def load(model: str | Path | ModelSource | Analyzer, engine: EngineOptions) -> A
     return analyzer_of(model, where)
 
 
-def run_corpus(data: str, model: str | Path | ModelSource | Analyzer, folder: Path, name: str = "", **options: Any) -> Run:
+def run_corpus(
+    data: str, model: str | Path | ModelSource | Analyzer, folder: Path, name: str = "", **options: Any
+) -> Run:
     """A finished corpus run; an interrupted one, or one without any result, is an error."""
     summary = corpus_run(data, model, folder, **options)
     if not summary.finished:

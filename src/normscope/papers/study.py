@@ -279,7 +279,7 @@ def _plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]
 def _runs(
     setting: Setting,
     experiments: Iterable[Experiment],
-    model: Analyzer | str,
+    model: str | Path | ModelSource | Analyzer,
     root: Path,
     progress: Progress | None,
     **options: Any,

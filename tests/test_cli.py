@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import normscope
 from normscope import Analysis, Analyzer, NormscopeError, NormscopeWarning, __version__, checking, cli, default_model
-from normscope.analysis import EncoderDecoderAnalysis
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.view.export import SUFFIXES
 from tests.tiny_layers import ENCODER_DECODER, FAMILIES, inputs, tiny
 from tests.view.fake import SENTENCE, fake

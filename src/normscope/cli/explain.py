@@ -84,4 +84,4 @@ def _write(lens: Analyzer, flow: Flow, given: Mapping[str, Any], path: Path) -> 
             text, options["target"] = text
         shared.analyzed(lens, text, **options).to_html(path, flow=flow)
     else:
-        figure.save(flow.plot(), path)
+        figure.save(figure.figure_of(flow.plot()), path)

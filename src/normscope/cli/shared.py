@@ -30,7 +30,7 @@ from normscope.errors import NormscopeError, NormscopeWarning
 
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
-    from normscope.analysis import EncoderDecoderAnalysis
+    from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 
 DEFAULT = "default"
 MODEL_HELP = f"Hub name or folder of a model; '{DEFAULT}' is {default_model.NAME}."
@@ -114,7 +114,7 @@ def no_layer(layer: int, depth: int) -> NormscopeError:
 
 def main_side(result: Analysis | EncoderDecoderAnalysis, scopes: Sequence[str] | None = None) -> Analysis:
     """What the terminal shows: of an encoder-decoder the side with the last scope asked for, the decoder first."""
-    from normscope.analysis import EncoderDecoderAnalysis
+    from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 
     if not isinstance(result, EncoderDecoderAnalysis):
         return result

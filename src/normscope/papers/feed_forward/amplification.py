@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from normscope.analysis import Analysis
 from normscope.measures.amplification import amplification as ff_amp_of
 from normscope.papers import map_charts
 from normscope.papers.feed_forward.maps import Texts, Values, ff_amp, texts
@@ -126,7 +127,7 @@ def _matrix(setting: Setting, run: Run, scopes: Layout, given: Texts) -> Picture
     axis = setting.readings.axis
     if setting.example is not None:
         found = setting.lens.analyze(setting.example, scopes=[scopes.input, scopes.ff])
-        side = found if not setting.lens.two_sided else found.side(scopes.side)
+        side = found if isinstance(found, Analysis) else found.side(scopes.side)
         tokens = list(side.tokens)
         values = ff_amp_of(side[scopes.input], side[scopes.ff], axis).numpy()
     else:

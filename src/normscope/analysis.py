@@ -351,13 +351,16 @@ class Analysis(ResultBase):
             raise NormscopeError("This is no analysis of a picture: to_html() takes no image for it.")
         return write(self, path, image=image, flow=flow)
 
-    def __repr__(self) -> str:
-        shape = f"{len(self.rows)} x {len(self.columns)} {self.info.get('level', 'tokens')}"
+    @property
+    def summary(self) -> str:
+        """What was computed, and how exact it is, in one line."""
         worst = max((float(one.completeness.nan_to_num(inf).max()) for one in self.measured.values()), default=0.0)
-        return (
-            f"Analysis(model={self.info.get('model', '')!r}, {_count(len(self), 'scope')}, "
-            f"{_count(len(self.layers), 'layer')}, {shape}, completeness error {worst:.1e})"
-        )
+        cells = f"{len(self.rows)} x {len(self.columns)} {self.info.get('level', 'tokens')}"
+        counts = f"{_count(len(self), 'scope')}, {_count(len(self.layers), 'layer')}"
+        return f"{counts}, {cells}, completeness error {worst:.1e}"
+
+    def __repr__(self) -> str:
+        return f"Analysis(model={self.info.get('model', '')!r}, {self.summary})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_recompute": None}  # the model is not part of a pickle

@@ -174,8 +174,8 @@ class EncoderDecoderAnalysis(ResultBase):
         return write(self, path, flow=flow)
 
     def __repr__(self) -> str:
-        sides = ", ".join(f"{side}={analysis!r}" for side, analysis in self.sides.items())
-        return f"EncoderDecoderAnalysis({sides})"
+        sides = "; ".join(f"{side}: {analysis.summary}" for side, analysis in self.sides.items())
+        return f"EncoderDecoderAnalysis(model={self.main.info.get('model', '')!r}, {sides})"
 
     def _agree(self, key: str, value: Any) -> bool:
         return key != "side" and all(key in one.info and one.info[key] == value for one in self.sides.values())

@@ -12,9 +12,14 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
-from normscope.view.figure import draw, save
+from normscope.view.figure import figure_of, save
 from tests.view.fake import NASTY, SCOPES, SENTENCE, fake, fake_picture
+
+
+def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> Figure:
+    return figure_of(analysis.plot(scope, layer))
 
 
 def labels(figure: Figure, axis: str, place: int = 0) -> list[str]:

@@ -80,11 +80,6 @@ GREY = "#555555"
 OTHER = "#0b57a4"  # labels of the other side: the encoder's among a decoder's columns
 
 
-def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> Figure:
-    """The figure of `plot`."""
-    return figure_of(plot(analysis, scope, layer))
-
-
 def figure_of(axes: Axes | AxesGrid) -> Figure:
     """The figure that axes of `plot` are in."""
     return cast("Figure", axes.figure)

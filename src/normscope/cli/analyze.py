@@ -181,7 +181,7 @@ def analyze(
             lens,
             given.pop("text"),
             **given,
-            **({"target": pair} if pair is not None and lens.two_sided else {}),
+            **({"text_target": pair} if pair is not None and lens.two_sided else {}),
             scopes=scope or None,
             layers=layers and sorted(set(layers)),
             rows=None if not row else [r - 1 if r > 0 else r for r in row],

@@ -81,7 +81,7 @@ def _write(lens: Analyzer, flow: Flow, given: Mapping[str, Any], path: Path) -> 
         options = dict(given)
         text = options.pop("text")
         if lens.two_sided and isinstance(text, tuple):
-            text, options["target"] = text
+            text, options["text_target"] = text
         shared.analyzed(lens, text, **options).to_html(path, flow=flow)
     else:
         figure.save(figure.figure_of(flow.plot()), path)

@@ -75,7 +75,7 @@ def model_path(model: str) -> str:
 
 def analyzed(lens: Analyzer, given: Any, **options: Any) -> Analysis | EncoderDecoderAnalysis:
     """Run the analysis, with an estimate first when it will take long, and a bar over its layers."""
-    writes = "generate" in options or (lens.two_sided and "target" not in options)  # tokens that are not known yet
+    writes = "generate" in options or (lens.two_sided and "text_target" not in options)  # tokens that are not known yet
     if not writes:
         estimate = lens.estimate(given, **options)
         if estimate.seconds > LONG:

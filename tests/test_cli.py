@@ -407,10 +407,10 @@ class Tiny:
         self.lens, self.encoding = Analyzer(model), inputs("marian", model)
         self.depth, self.two_sided = self.lens.depth, True
 
-    def estimate(self, given: Any, target: Any = None, **options: Any) -> Estimate:
+    def estimate(self, given: Any, text_target: Any = None, **options: Any) -> Estimate:
         return Estimate(0.1)
 
-    def analyze(self, given: Any, target: Any = None, progress: Any = None, **options: Any) -> Any:
+    def analyze(self, given: Any, text_target: Any = None, progress: Any = None, **options: Any) -> Any:
         return self.lens.analyze(self.encoding, **options)
 
 

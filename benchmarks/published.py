@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks import models
-from normscope import Analyzer
+from normscope import Analysis, Analyzer
 
 Maps = dict[str, Tensor]  # scope -> (batch, n, n), "<scope> mixing" -> (batch, n), "<scope> heads" -> (batch, h, n, n)
 
@@ -121,7 +121,8 @@ def verify(tolerance: float = 1e-5) -> float:
     inputs = models.encoding(2, 9)
     expected = Published(model, feed_forward=True, heads=True)(inputs)
     worst = 0.0
-    for number, found in enumerate(Analyzer(model).stream(inputs, heads=True)):
+    lens: Analyzer[Analysis] = Analyzer(model)
+    for number, found in enumerate(lens.stream(inputs, heads=True)):
         assert found.value_norms is not None
         ours = {scope: found[scope] for scope in found.scopes}
         ours |= {f"{scope} mixing": found.mixing_ratio(scope) for scope in found.scopes if scope.endswith("-N")}

@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from normscope import Analysis, Analyzer, NormscopeError
-from normscope.analysis import EncoderDecoderAnalysis, Label
+from normscope.analysis import Label
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.saved import FORMAT, UNCHECKED, checksum
 from tests.test_inputs import SCOPES, TEXT, assert_close, some_ids, toy_lens
 from tests.tiny_layers import inputs, tiny
@@ -622,9 +623,9 @@ def test_info_of_both_sides_is_what_they_share() -> None:
 
 def test_plot_and_page_of_both_sides(tmp_path: Path) -> None:
     result = both()
-    assert result.plot("XATTN-N", 1).axes[0].get_title() == "XATTN-N, layer 2"
-    assert len(result.plot(side="encoder", scope="layer", layer=0).axes[0].get_xticklabels()) == 9
-    assert len(result.plot("layer", 0).axes[0].get_xticklabels()) == 15
+    assert result.plot("XATTN-N", 1).get_title() == "XATTN-N, layer 2"
+    assert len(result.plot(side="encoder", scope="layer", layer=0).get_xticklabels()) == 9
+    assert len(result.plot("layer", 0).get_xticklabels()) == 15
     with pytest.raises(NormscopeError, match="No scope"):
         result.plot("XATTN-N", 1, side="encoder")
     assert "decoder" in result.to_html(tmp_path / "x.html").read_text()

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import normscope
 from normscope import Analysis, Analyzer, NormscopeError, NormscopeWarning, __version__, checking, cli, default_model
-from normscope.analysis import EncoderDecoderAnalysis
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.view.formats import SUFFIXES
 from tests.tiny_layers import ENCODER_DECODER, FAMILIES, inputs, tiny
 from tests.view.fake import SENTENCE, fake
@@ -411,10 +411,10 @@ class Tiny:
         self.lens, self.encoding = Analyzer(model), inputs("marian", model)
         self.depth, self.two_sided = self.lens.depth, True
 
-    def estimate(self, given: Any, target: Any = None, **options: Any) -> Estimate:
+    def estimate(self, given: Any, text_target: Any = None, **options: Any) -> Estimate:
         return Estimate(0.1)
 
-    def analyze(self, given: Any, target: Any = None, progress: Any = None, **options: Any) -> Any:
+    def analyze(self, given: Any, text_target: Any = None, progress: Any = None, **options: Any) -> Any:
         return self.lens.analyze(self.encoding, **options)
 
 

@@ -328,9 +328,9 @@ def test_config_attribute_that_no_one_has_checked(monkeypatch: pytest.MonkeyPatc
 
 def test_family_whose_config_has_no_such_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normscope.models, "_registered", [])
-    normscope.models.register(replace(BERT, name="Mine", positions="n_places"))
+    normscope.models.register_family(replace(BERT, name="Mine", positions="n_places"))
     refused(lambda: Analyzer(tiny("bert")), "BertConfig", "n_places", "Mine", "positions=None")
-    normscope.models.register(replace(BERT, name="Mine", positions=None))
+    normscope.models.register_family(replace(BERT, name="Mine", positions=None))
     assert Analyzer(tiny("bert")).limits.positions is None
 
 

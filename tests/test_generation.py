@@ -233,11 +233,11 @@ def test_teacher_forcing(name: str) -> None:
         *((token, "encoder") for token in result.encoder.tokens),
     ]
     for other in (
-        lens.analyze(SOURCE, target=TARGET, heads=True),
+        lens.analyze(SOURCE, text_target=TARGET, heads=True),
         lens.analyze(by_hand, heads=True),
         lens.analyze(by_hand | {"decoder_attention_mask": [1] * 6}, heads=True),
-        lens.analyze(SOURCE, target={"input_ids": by_hand["decoder_input_ids"]}, heads=True),
-        lens.analyze(words=SOURCE.split(), target=TARGET, heads=True),
+        lens.analyze(SOURCE, text_target={"input_ids": by_hand["decoder_input_ids"]}, heads=True),
+        lens.analyze(words=SOURCE.split(), text_target=TARGET, heads=True),
     ):
         same(other, result, 1e-12)
     assert result.cross("layer").shape == (2, 6, 4)
@@ -311,12 +311,12 @@ def test_wrong_sources_and_targets() -> None:
     refused(lambda: lens.analyze((SOURCE, 5)), "target")
     refused(lambda: lens.analyze(("", TARGET)), "empty")
     refused(lambda: lens.analyze((SOURCE, TARGET, TARGET)), "3 texts", "(a, b)", "words=[...]")
-    refused(lambda: lens.analyze((SOURCE,), target=TARGET), "one text", "(a, b)", "words=[...]")
-    refused(lambda: lens.analyze(SOURCE, target=TARGET, generate=3), "target", "generate")
+    refused(lambda: lens.analyze((SOURCE,), text_target=TARGET), "one text", "(a, b)", "words=[...]")
+    refused(lambda: lens.analyze(SOURCE, text_target=TARGET, generate=3), "target", "generate")
     refused(lambda: lens.analyze((SOURCE, " ".join(["chat"] * 50))), "51 tokens", "40")
     assert len(lens.analyze((SOURCE, " ".join(["chat"] * 50)), truncation=True, scopes="weights").decoder.rows) == 40
     refused(lambda: lens.analyze(SOURCE, generate=0), "generate")
-    refused(lambda: Analyzer(lens.model).analyze({"input_ids": [5, 6]}, target=TARGET), "tokenizer")
+    refused(lambda: Analyzer(lens.model).analyze({"input_ids": [5, 6]}, text_target=TARGET), "tokenizer")
 
 
 def test_target_and_number_of_tokens_in_one_encoding() -> None:
@@ -328,7 +328,7 @@ def test_target_and_number_of_tokens_in_one_encoding() -> None:
 @pytest.mark.parametrize("name", ["llama", "modernbert"])
 def test_target_for_a_model_of_one_side(name: str) -> None:
     lens = Analyzer(tiny(name), toy_tokenizer())
-    refused(lambda: lens.analyze(TEXT, target=TARGET), "target", "encoder-decoder")
+    refused(lambda: lens.analyze(TEXT, text_target=TARGET), "target", "encoder-decoder")
     refused(lambda: lens.analyze({"input_ids": [5], "decoder_input_ids": [1]}), "decoder_input_ids")
 
 
@@ -442,7 +442,7 @@ def test_a_vision_model_without_a_processor() -> None:
 
 def test_a_vision_model_writes_and_reads_no_text() -> None:
     refused(lambda: seer().analyze(picture(), generate=2), "vision model")
-    refused(lambda: seer().analyze(picture(), target="a cat"), "target")
+    refused(lambda: seer().analyze(picture(), text_target="a cat"), "target")
     refused(lambda: seer().analyze(words=["a", "cat"]), "vision model")
 
 

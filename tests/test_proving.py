@@ -468,7 +468,7 @@ def test_another_description_is_proved_anew(monkeypatch: pytest.MonkeyPatch) -> 
     Analyzer(model)
     blocks = BERT.stacks[0].blocks
     wrong = (replace(blocks[0], after=replace(blocks[0].after, kind="rms")), blocks[1])  # type: ignore[type-var]
-    normscope.register(replace(BERT, stacks=(replace(BERT.stacks[0], blocks=wrong),)))
+    normscope.register_family(replace(BERT, stacks=(replace(BERT.stacks[0], blocks=wrong),)))
     refused(model, "attention.output.LayerNorm")
 
 

@@ -19,7 +19,7 @@ from tests.test_errors import refused
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(normscope.models, "_registered", [])
-    return normscope.models.register
+    return normscope.models.register_family
 
 
 def complete(found: Any, accuracy: float) -> bool:

@@ -9,26 +9,33 @@ from normscope._version import __version__
 from normscope.errors import NormscopeError, NormscopeWarning
 
 if TYPE_CHECKING:
-    from normscope.analysis import Analysis, EncoderDecoderAnalysis
+    from normscope.analysis import Analysis
     from normscope.analyzer import Analyzer
-    from normscope.models import register
+    from normscope.corpus.measuring import register_measure
+    from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
+    from normscope.flow.result import Flow
+    from normscope.models import register_family
 
 __all__ = [
     "Analysis",
     "Analyzer",
     "EncoderDecoderAnalysis",
+    "Flow",
     "NormscopeError",
     "NormscopeWarning",
     "__version__",
-    "register",
+    "register_family",
+    "register_measure",
 ]
 
 # Loaded on first use: torch and transformers take seconds, which `normscope --help` need not wait for.
 _LAZY = {
     "Analysis": "normscope.analysis",
     "Analyzer": "normscope.analyzer",
-    "EncoderDecoderAnalysis": "normscope.analysis",
-    "register": "normscope.models",
+    "EncoderDecoderAnalysis": "normscope.encoder_decoder_analysis",
+    "Flow": "normscope.flow.result",
+    "register_family": "normscope.models",
+    "register_measure": "normscope.corpus.measuring",
 }
 
 
@@ -36,3 +43,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'normscope' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

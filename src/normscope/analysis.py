@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,12 +14,24 @@ from torch import Tensor
 
 from normscope.errors import NormscopeError, nearest
 from normscope.measures import sinks
+from normscope.result_base import ResultBase
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import xarray
+    from matplotlib.axes import Axes
 
     from normscope.decompose.walk import Vectors
+    from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
     from normscope.flow.result import Flow
+    from normscope.view.axes import AxesGrid
+
+Receive = Callable[[str, int, int, "Vectors"], None]  # scope, layer, number of the block, its vectors
+# Runs the model again and hands over the vectors of some scopes and layers, for blocks of rows.
+Recompute = Callable[[Sequence[str], Sequence[int], Sequence[Sequence[int]], Receive], None]
+NO_MODEL = (
+    "Contribution vectors are computed on demand and need the model. This analysis has none: it was loaded from a "
+    "file, unpickled or made by words(). Run Analyzer.analyze(...) on the input again."
+)
 
 
 class Label(NamedTuple):
@@ -45,18 +59,33 @@ class HeadMaps(dict[str, Tensor]):
         super().__init__(maps)
         self.aliases = aliases
 
+    def __contains__(self, scope: object) -> bool:
+        return isinstance(scope, str) and super().__contains__(self._name(scope))
+
     def __missing__(self, scope: str) -> Tensor:
-        name = self.aliases.get(str(scope).lower(), str(scope).upper())
-        if name in self:
-            return self[name]
+        if scope in self:
+            return self[self._name(scope)]
         if not self:
             raise NormscopeError("This analysis holds no head-level maps: ask for them with heads=True.")
         raise NormscopeError(f"No head-level map of {scope!r}; there are: {', '.join(self)}.")
 
+    def get(self, scope: str, default: Any = None) -> Any:
+        """The map of a scope, given in any case or as an alias; `default` where there is none."""
+        return super().get(self._name(scope), default)
 
-@dataclass(frozen=True, eq=False)  # tensors have no truth value: two analyses are equal if they are the same
-class Analysis:
-    """One input's attribution maps. Layers, heads and positions are 0-based."""
+    def _name(self, scope: str) -> str:
+        return self.aliases.get(str(scope).strip().lower(), str(scope).strip().upper())
+
+
+@dataclass(frozen=True, eq=False, repr=False)  # identity comparison: tensor == is elementwise
+class Analysis(ResultBase):
+    """The maps of one input, with its tokens, measures and completeness errors.
+
+    Read it like a dict: ``result[scope]`` is the map of a scope, ``scope in result`` says whether there is one (in any
+    case, or by its alias), ``for scope in result``, ``len(result)`` and ``result.keys()`` go by the scopes. Layers,
+    heads and positions are counted from 0. An analysis can be copied and pickled; a pickle leaves the model out, so
+    that `vectors` and `words` refuse after it, as after `load`.
+    """
 
     measured: Mapping[str, Measured]
     rows: tuple[Label, ...]
@@ -68,7 +97,7 @@ class Analysis:
     head_indices: tuple[int, ...] = ()
     word_ids: tuple[int | None, ...] | None = None  # the word of each column, None for special tokens
     info: Mapping[str, Any] = field(default_factory=dict)  # model, family, dtype, options, versions
-    _parts: Callable[[str, int, Sequence[int] | None], Vectors] | None = field(default=None, repr=False, compare=False)
+    _recompute: Recompute | None = field(default=None, repr=False, compare=False)
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -93,7 +122,22 @@ class Analysis:
 
     def __getitem__(self, scope: str) -> Tensor:
         """The map of a scope: (layers, rows, columns), row = output i, column = input j."""
-        return self._at(scope).map
+        return self._measured(scope).map
+
+    def at(self, scope: str, layer: int) -> Tensor:
+        """The map of a scope at one layer of the model, also where only some layers were asked for.
+
+        Args:
+            scope: A scope, in any case, or its alias.
+            layer: The model's layer index, one of `layers`.
+
+        Returns:
+            (rows, columns): row = output i, column = input j.
+
+        Raises:
+            NormscopeError: If the scope or the layer is not in this analysis.
+        """
+        return self[scope][self.layer_position(layer)]
 
     @property
     def mixing_scopes(self) -> tuple[str, ...]:
@@ -103,7 +147,7 @@ class Analysis:
     def mixing_ratio(self, scope: str) -> Tensor:
         """(layers, rows): the share of the other tokens in each output vector. Cross-attention alone (`XATTN-W`,
         `XATTN-N`) has none: it reads the encoder's tokens only."""
-        found = self._at(scope).mixing
+        found = self._measured(scope).mixing
         if found is None:
             residual = self.aliases.get("attention-residual", "attention-residual")
             raise NormscopeError(
@@ -114,7 +158,7 @@ class Analysis:
 
     def remainder(self, scope: str) -> Tensor:
         """(layers, rows): norm of the bias part that is attributed to no token."""
-        return self._at(scope).remainder
+        return self._measured(scope).remainder
 
     def first_token_share(self, scope: str) -> Tensor:
         """(layers, rows): the share of the first token, the attention sink of causal models, in each output.
@@ -128,9 +172,19 @@ class Analysis:
         return sinks.without_first(self[scope], renormalise)
 
     def vectors(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Tensor:
-        """The contribution vectors (rows, columns, d) of a model layer, by running the model again on this input.
+        """The contribution vectors themselves, by running the model again on this input.
 
-        `layer` is the model's layer index (one of `layers`), `rows` positions among this analysis' rows.
+        Args:
+            scope: An -N scope, in any case, or its alias.
+            layer: The model's layer index, one of `layers`.
+            rows: Places among this analysis' rows (negative from the end); by default all. The result takes
+                rows x columns x d numbers.
+
+        Returns:
+            (rows, columns, d).
+
+        Raises:
+            NormscopeError: If the scope has no vectors (-W), or this analysis has no model.
         """
         return self.parts(scope, layer, rows).contributions
 
@@ -140,12 +194,43 @@ class Analysis:
         if scope.endswith("-W"):
             raise NormscopeError(f"{scope} reads attention weights: it has no contribution vectors. Use an -N scope.")
         self.layer_position(layer)
-        if self._parts is None:
-            raise NormscopeError(
-                "Contribution vectors are computed on demand and need the model: this analysis was loaded from a file. "
-                "Run Analyzer.analyze(...) on the input again."
-            )
-        return self._parts(scope, layer, rows)
+        if self._recompute is None:
+            raise NormscopeError(NO_MODEL)
+        found: list[Vectors] = []
+        chosen = range(len(self.rows)) if rows is None else rows
+        self._recompute([scope], [layer], [chosen], lambda scope, layer, block, vectors: found.append(vectors))
+        return found[0]
+
+    def words(
+        self,
+        scopes: Iterable[str] | str | None = None,
+        layers: Iterable[int] | int | None = None,
+        *,
+        word_ids: Sequence[int | None] | None = None,
+    ) -> Analysis:
+        """The maps between words instead of tokens, by running the model again on this input.
+
+        The contribution of a word W to an output token i is the norm of a sum of vectors, ``||sum_{j in W} c_ij||``,
+        not a sum of norms: subwords that point in opposite directions cancel. The row of a word is the mean of the rows
+        of its tokens (of those in this analysis), as are its mixing ratio, where all tokens of the word count as its
+        own, and its remainder. Weights (-W scopes) are added over the tokens of W and averaged over rows, and need no
+        model. Special tokens stay by themselves. Vectors are held for a block of rows at a time.
+
+        Args:
+            scopes: Which of the scopes here; by default all.
+            layers: Which of the model's layers here; by default all.
+            word_ids: The word of each column, None for a token by itself; by default the tokenizer's, `word_ids`. Equal
+                neighbours of one side are one word.
+
+        Returns:
+            An Analysis whose rows and columns are words. It has no head-level maps and no model.
+
+        Raises:
+            NormscopeError: If there are no word ids (a slow tokenizer, an encoding), or there is no model.
+        """
+        from normscope.word_level import words
+
+        return words(self, scopes, layers, word_ids)
 
     def resolve(self, scope: str) -> str:
         """The name of a scope of this analysis, given in any case or as an alias."""
@@ -169,15 +254,19 @@ class Analysis:
             )
         return self.layers.index(layer)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write everything but the model to a safetensors file."""
-        from normscope.saved import save
-
-        return save(path, self)
-
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Any:
-        """Read what `save` wrote, an Analysis or an EncoderDecoderAnalysis; a damaged or foreign file is refused."""
+    def load(path: str | os.PathLike[str]) -> Analysis | EncoderDecoderAnalysis:
+        """Read what `save` wrote.
+
+        Args:
+            path: A safetensors file.
+
+        Returns:
+            The Analysis or EncoderDecoderAnalysis that was saved, without its model. ``isinstance`` tells which.
+
+        Raises:
+            NormscopeError: If the file is damaged (its checksum does not match) or was not written by `save`.
+        """
         from normscope.saved import load
 
         return load(path)
@@ -189,158 +278,113 @@ class Analysis:
         *,
         token: str | int | None = None,
         image: Any = None,
-    ) -> Figure:
-        """One map as a figure; without a layer or scope, small multiples of all layers x scopes.
+        ax: Axes | None = None,
+        cmap: Any = None,
+        normalize: bool = False,
+        annotate: bool = False,
+    ) -> Axes | AxesGrid:
+        """Draw one map; without a layer or a scope, small multiples of all layers or scopes.
 
-        Of a picture, one output's row on the grid of patches, by default [CLS] in the last scope and layer: `token` is
-        another one, by its label ("3,7") or its place among the rows, and `image` (a path, a PIL image or an array) the
-        picture to draw it over.
+        For a vision model, draw one row on the grid of patches, by default that of [CLS] in the last scope and layer.
+
+        Args:
+            scope: The scope to draw; by default all.
+            layer: The model's layer index; by default all layers.
+            token: For a vision model, the output to draw, by its label ("3,7") or its place among the rows.
+            image: For a vision model, the picture to draw it over: a path, a PIL image or an array.
+            ax: Axes to draw into, for one map; by default those of a new figure.
+            cmap: A colour map of matplotlib or its name; by default cividis.
+            normalize: Divide each row by its sum, so that cells are shares.
+            annotate: Write the value into each cell, for one map.
+
+        Returns:
+            The axes of one map, or the array of axes of several (row by row). Both have the figure as `.figure`:
+            ``result.plot().figure.savefig("maps.pdf")``.
+
+        Raises:
+            NormscopeError: If matplotlib is not installed (``pip install 'normscope[plot]'``), there is no such scope
+                or layer, or `ax` or `annotate` is given for several maps.
         """
-        from normscope.view.figure import draw
-        from normscope.view.patches import draw_patches, grid_of
+        from normscope.view.figure import plot
+        from normscope.view.look import Look
+        from normscope.view.patches import grid_of, plot_patches
 
+        look = Look(cmap, normalize, annotate)
         if grid_of(self) is not None:
-            return draw_patches(self, scope, layer, token=token, image=image)
+            return plot_patches(self, scope, layer, token=token, image=image, ax=ax, look=look)
         if token is not None or image is not None:
             raise NormscopeError("This is no analysis of a picture: plot() takes no token and no image for it.")
-        return draw(self, scope, layer)
+        return plot(self, scope, layer, ax=ax, look=look)
+
+    def to_xarray(self) -> xarray.Dataset:
+        """The maps as an xarray Dataset.
+
+        Returns:
+            A Dataset with one variable for each scope and the dimensions `layer` (the model's layer index), `output`
+            and `input` (positions of tokens on their side, counted from 0), with the coordinates `output_token`,
+            `input_token`, `output_side` and `input_side`. `attrs` says what was run.
+
+        Raises:
+            NormscopeError: If xarray is not installed (``pip install 'normscope[frames]'``).
+        """
+        from normscope.frames import to_xarray
+
+        return to_xarray(self)
 
     def to_html(self, path: str | os.PathLike[str], *, image: Any = None, flow: Flow | None = None) -> Path:
-        """A self-contained page with every map: the viewer and its data in one file, cells in 16 bits (the page says
-        how exact they are). `image` (a path, a PIL image or an array) is the picture under a vision model's patches,
-        `flow` that of the same input to a target, from `Analyzer.flow`."""
+        """Write a self-contained page: the viewer and every map in one file, cells in 16 bits (the page says how exact
+        they are).
+
+        Args:
+            path: The file, ending in `.html` or `.htm`, or without a suffix.
+            image: For a vision model, the picture under the patches: a path, a PIL image or an array.
+            flow: A flow of the same input to a target, from `Analyzer.flow`.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            NormscopeError: If the file cannot be written, or `flow` is of another input or has no target.
+        """
         from normscope.view.page import write
 
         if image is not None and "grid" not in self.info:
             raise NormscopeError("This is no analysis of a picture: to_html() takes no image for it.")
         return write(self, path, image=image, flow=flow)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        """What a notebook shows: the viewer, a static picture where scripts are off, or a line of text."""
-        from normscope.view.widget import mimebundle
+    @property
+    def summary(self) -> str:
+        """What was computed, and how exact it is, in one line."""
+        worst = max((float(one.completeness.nan_to_num(inf).max()) for one in self.measured.values()), default=0.0)
+        cells = f"{len(self.rows)} x {len(self.columns)} {self.info.get('level', 'tokens')}"
+        counts = f"{_count(len(self), 'scope')}, {_count(len(self.layers), 'layer')}"
+        return f"{counts}, {cells}, completeness error {worst:.1e}"
 
-        return mimebundle(self, include, exclude)
+    def __repr__(self) -> str:
+        return f"Analysis(model={self.info.get('model', '')!r}, {self.summary})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_recompute": None}  # the model is not part of a pickle
+
+    def __copy__(self) -> Analysis:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Analysis:
+        copied = {one.name: deepcopy(getattr(self, one.name), memo) for one in fields(self) if one.name != "_recompute"}
+        return Analysis(**copied, _recompute=self._recompute)  # of the same model
+
+    @property
+    def _by_side(self) -> dict[str, Analysis]:
+        return {self.rows[0].side: self}
 
     def _name(self, scope: str) -> str:
         if not isinstance(scope, str):
             raise NormscopeError(f"A scope is a name such as 'ATTNRESLN-N', not {type(scope).__name__} {scope!r}.")
         return self.aliases.get(scope.strip().lower(), scope.strip().upper())
 
-    def _at(self, scope: str) -> Measured:
+    def _measured(self, scope: str) -> Measured:
         return self.measured[self.resolve(scope)]
 
 
-@dataclass(frozen=True, eq=False)
-class EncoderDecoderAnalysis:
-    """The analyses of both sides of an encoder-decoder. The decoder's columns are its own tokens, then the encoder's.
-    A side without any of the scopes that were asked for is None.
-
-    A scope is looked up in the decoder first, and in the encoder where the decoder lacks it: `result["ATTN-N"]` is the
-    decoder's, `result.encoder["ATTN-N"]` the encoder's.
-    """
-
-    encoder: Analysis | None = None
-    decoder: Analysis | None = None
-
-    def __post_init__(self) -> None:
-        if not self.sides:
-            raise NormscopeError("An analysis of an encoder-decoder has an encoder or a decoder, or both.")
-
-    @property
-    def sides(self) -> dict[str, Analysis]:
-        """The sides that were analysed, by name."""
-        pairs = (("encoder", self.encoder), ("decoder", self.decoder))
-        return {side: analysis for side, analysis in pairs if analysis is not None}
-
-    @property
-    def main(self) -> Analysis:
-        """The decoder; the encoder where the decoder was not analysed."""
-        return list(self.sides.values())[-1]
-
-    @property
-    def scopes(self) -> tuple[str, ...]:
-        """The decoder's scopes, then those that only the encoder has."""
-        return tuple(dict.fromkeys(scope for one in reversed(self.sides.values()) for scope in one.scopes))
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """What both sides have in common: model, family, dtype, options, versions."""
-        return {key: value for key, value in self.main.info.items() if self._agree(key, value)}
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What to know before believing the maps of either side."""
-        return tuple(dict.fromkeys(text for one in self.sides.values() for text in one.warnings))
-
-    @property
-    def completeness(self) -> dict[str, dict[str, Tensor]]:
-        """side -> scope -> (layers,)."""
-        return {side: analysis.completeness for side, analysis in self.sides.items()}
-
-    def side(self, name: str) -> Analysis:
-        """The analysis of `"encoder"` or `"decoder"`."""
-        if name not in ("encoder", "decoder"):
-            raise NormscopeError(f"A side is 'encoder' or 'decoder', not {name!r}.")
-        if name not in self.sides:
-            raise NormscopeError(f"The {name} was not analysed: ask for one of its scopes.")
-        return self.sides[name]
-
-    def side_with(self, scope: str) -> Analysis:
-        """The side that has a scope, the decoder if both have it."""
-        for analysis in reversed(self.sides.values()):
-            if analysis.has(scope):
-                return analysis
-        known = (f"{side}: {', '.join(analysis.scopes)}" for side, analysis in self.sides.items())
-        raise NormscopeError(
-            f"No scope {scope!r} in this analysis.{nearest(scope, self.scopes)} It holds: {'; '.join(known)}."
-        )
-
-    def __getitem__(self, scope: str) -> Tensor:
-        """The map of a scope of the decoder, or of the encoder where the decoder lacks it: (layers, rows, columns)."""
-        return self.side_with(scope)[scope]
-
-    def mixing_ratio(self, scope: str) -> Tensor:
-        """(layers, rows), of the side with the scope, the decoder first."""
-        return self.side_with(scope).mixing_ratio(scope)
-
-    def remainder(self, scope: str) -> Tensor:
-        """(layers, rows), of the side with the scope, the decoder first."""
-        return self.side_with(scope).remainder(scope)
-
-    def vectors(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Tensor:
-        """The contribution vectors (rows, columns, d), of the side with the scope, the decoder first."""
-        return self.side_with(scope).vectors(scope, layer, rows)
-
-    def cross(self, scope: str) -> Tensor:
-        """(layers, rows, encoder tokens): a decoder map without the decoder's own columns."""
-        decoder = self.side("decoder")
-        return decoder[scope][..., [label.side == "encoder" for label in decoder.columns]]
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write both sides, everything but the model, to one safetensors file, for `Analysis.load`."""
-        from normscope.saved import save
-
-        return save(path, self)
-
-    load = staticmethod(Analysis.load)
-
-    def plot(self, scope: str | None = None, layer: int | None = None, *, side: str | None = None) -> Figure:
-        """As `Analysis.plot` of one side: by default the one with the scope, the decoder first."""
-        if side is not None:
-            return self.side(side).plot(scope, layer)
-        return (self.main if scope is None else self.side_with(scope)).plot(scope, layer)
-
-    def to_html(self, path: str | os.PathLike[str], *, flow: Flow | None = None) -> Path:
-        """A self-contained page with every map of both sides, as `Analysis.to_html`."""
-        from normscope.view.page import write
-
-        return write(self, path, flow=flow)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        """What a notebook shows: the viewer, a static picture where scripts are off, or a line of text."""
-        from normscope.view.widget import mimebundle
-
-        return mimebundle(self, include, exclude)
-
-    def _agree(self, key: str, value: Any) -> bool:
-        return key != "side" and all(key in one.info and one.info[key] == value for one in self.sides.values())
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

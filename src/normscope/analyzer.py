@@ -10,11 +10,12 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from typing_extensions import TypeVar
 
 from normscope import default_model, generation, inputs, loading, proving, reading, versions
 from normscope.batch import BatchRun
@@ -38,17 +39,28 @@ if TYPE_CHECKING:
     from normscope.flow.result import Flow
 
 Progress = Callable[[int, int], None]
+ResultT = TypeVar("ResultT", bound=Result, default=Result, covariant=True)
 PROOF_TOKENS = 4  # of the short input that a model is proved with
 PROOF_HOLES = 40  # of the longer one for an attention that is not transformers' own
 KEPT_SCRATCH = 64 * 2**20  # working memory kept between runs at the most
 
 
-class Analyzer:
+class Analyzer(Generic[ResultT]):
     """Norm-based analysis of one model, which is left exactly as it was found.
 
-    `tokenizer` may be None: inputs are then encodings and tokens their ids; a vision model has its image processor
-    there. `dtype` is that of the decomposition (default: the model's, at least float32: a model in half precision is
-    copied); `memory_budget` in bytes bounds what an analysis may take.
+    Results are an Analysis, or for an encoder-decoder an EncoderDecoderAnalysis. A type checker cannot know which;
+    tell it with ``lens: Analyzer[Analysis] = Analyzer.from_pretrained(...)``, or ask with ``isinstance``.
+
+    Args:
+        model: A model of transformers, of a supported family, in evaluation mode; adapters of peft are kept in place.
+        tokenizer: Its tokenizer, or the image processor of a vision model. Without one, inputs are encodings and tokens
+            their ids.
+        dtype: The precision of the decomposition, torch.float32 or torch.float64; by default the model's, at least
+            float32. A model in half precision is copied.
+        memory_budget: The bytes that an analysis may take; by default most of what is free.
+
+    Raises:
+        NormscopeError: If the model's family is not supported, or the model does not compute what its family says.
     """
 
     def __init__(
@@ -87,17 +99,40 @@ class Analyzer:
         *,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
-        revision: str | None = None,
         memory_budget: int | None = None,
-    ) -> Analyzer:
+        revision: str | None = None,
+        token: str | bool | None = None,
+        subfolder: str | None = None,
+        gguf_file: str | None = None,
+        **options: Any,
+    ) -> Analyzer[ResultT]:
         """Load a model and its tokenizer by hub name or local path. No remote code is run, no pickle is read.
 
-        `revision` is a branch, tag or commit of a model of the hub.
+        Args:
+            name: A name on the hub, or the path of a folder.
+            device: Where the model goes, such as "cuda"; by default the CPU.
+            dtype: The precision of the model and of the decomposition; by default torch.float32.
+            memory_budget: The bytes that an analysis may take; by default most of what is free.
+            revision: The branch, tag or commit on the hub.
+            token: The access token for the hub, or True for the one that is stored.
+            subfolder: The folder inside the repository that holds the model.
+            gguf_file: A GGUF file inside the folder or repository, which transformers unpacks.
+            **options: Anything else that `from_pretrained` of transformers takes. `cache_dir`, `force_download`,
+                `local_files_only` and `proxies` go to config, model and tokenizer; `use_fast` to the tokenizer; the
+                rest to the model. `trust_remote_code=True` and `use_safetensors=False` are refused.
+
+        Returns:
+            An Analyzer of the model.
+
+        Raises:
+            NormscopeError: If the model cannot be loaded, or is not supported.
         """
         name = str(name)
         _dtype(dtype, torch.float32)
         _budget(memory_budget)
-        model, tokenizer = loading.load(name, device, dtype, revision)
+        hub = {"revision": revision, "token": token, "subfolder": subfolder, "gguf_file": gguf_file}
+        given = {key: value for key, value in hub.items() if value is not None}
+        model, tokenizer = loading.load(name, device, dtype, **given, **options)
         lens = cls(model, tokenizer, dtype=dtype, memory_budget=memory_budget)
         lens.model_name = default_model.NAME if default_model.is_in(name) else name
         lens.revision = revision
@@ -164,7 +199,7 @@ class Analyzer:
         *,
         words: Sequence[str] | None = None,
         chat: Sequence[Mapping[str, str]] | None = None,
-        target: Input | None = None,
+        text_target: Input | None = None,
         generate: int | None = None,
         scopes: Iterable[str] | str | None = None,
         layers: Iterable[int] | int | None = None,
@@ -174,24 +209,44 @@ class Analyzer:
         gate: str = "ig",
         value_bias: str = "token",
         progress: Progress | None = None,
-    ) -> Any:
-        """The maps of one input: a text, a pair ``(a, b)``, ``words=[...]`` or a dict of input_ids, attention_mask, ...
+        target: None = None,
+    ) -> ResultT:
+        """The maps of one input. `scopes`, `layers`, `heads` and `rows` limit what is computed.
 
-        For a causal language model also ``chat=[{"role": ..., "content": ...}]``, and `generate`: the input is followed
-        by so many tokens of the model's own. An encoder-decoder reads `target` (teacher forcing), or translates the
-        text itself, with at most `generate` tokens; its result has an `encoder` and a `decoder`. A vision model takes a
-        path, a PIL image or an array.
+        Args:
+            text: The input: a text, a pair ``(a, b)`` (of an encoder-decoder, source and target text), or a dict of
+                input_ids, attention_mask and so on. A vision model takes a path, a PIL image or an array.
+            words: The input as a list of words, instead of `text`.
+            chat: The input as a conversation, ``[{"role": ..., "content": ...}]``, for causal language models with a
+                chat template.
+            text_target: The text that an encoder-decoder writes (teacher forcing), or a dict with its input_ids.
+                Without it the model translates the text itself.
+            generate: How many tokens a causal language model adds to the input before it is analysed; for an
+                encoder-decoder without `text_target`, the most that it writes.
+            scopes: The scopes to compute, in any case, or their aliases; by default all of the model's.
+            layers: The layers to compute, counted from 0 (negative from the end); by default all.
+            heads: True for head-level maps of all heads, or the heads to keep.
+            rows: The output positions to compute, counted from 0 (negative from the end); by default all.
+            truncation: Cut an input that is too long instead of refusing it.
+            gate: How the feed-forward's activation is shared out among the tokens: "ig" (integrated gradients),
+                "frozen" (the gate held as it is), "tangent" (the slope, which does not add up) or "shapley" (slower;
+                "shapley-exact", "shapley-sampled" and "shapley-gaussian" choose how).
+            value_bias: Whether value biases and the beta of a norm before the attention count as the token's
+                ("token", as in the papers) or go to the remainder ("remainder").
+            progress: A function that is called with the number of layers done and of all layers.
+            target: Refused here: a logit as `target` is for `flow`, the text of a decoder is `text_target`.
 
-        `scopes`, `layers` and `rows` (output positions, negative from the end) limit what is computed; `heads` adds
-        head-level maps, of all heads or of those listed. `truncation` cuts an input that is too long.
+        Returns:
+            An Analysis, or for an encoder-decoder an EncoderDecoderAnalysis with an `encoder` and a `decoder`.
 
-        `gate` says how the feed-forward's activation is shared out among the tokens: by integrated gradients ("ig"),
-        with a gate held as it is ("frozen"), by the slope ("tangent", which does not add up), or by Shapley values
-        ("shapley", slower; "shapley-exact", "shapley-sampled", "shapley-gaussian" choose how).
+        Raises:
+            NormscopeError: If the input cannot be read, there is no such scope, layer, head or row, the memory budget
+                is too small, or the contributions do not add up to the model's own vectors.
         """
+        _refuse_target(target)
         requests = self.requests(scopes=scopes, layers=layers, heads=heads, rows=rows, gate=gate, value_bias=value_bias)
-        item = self._item(text, words, chat, target, generate, truncation)
-        return self.run([item], requests, progress)[0]
+        item = self._item(text, words, chat, text_target, generate, truncation)
+        return cast(ResultT, self.run([item], requests, progress)[0])
 
     def stream(
         self,
@@ -205,11 +260,29 @@ class Analyzer:
         truncation: bool = False,
         gate: str = "ig",
         value_bias: str = "token",
-    ) -> Iterator[Any]:
+    ) -> Iterator[ResultT]:
         """Many inputs, batched by length, yielded in order; each equals `analyze` of it alone.
 
-        An input is anything that `analyze` takes, or a list of words; for an encoder-decoder a pair is a source and its
-        target. An encoding of several inputs counts as those.
+        Args:
+            texts: The inputs. Each is anything that `analyze` takes as `text`, or a list of words; for an
+                encoder-decoder a pair is a source and its target text. An encoding of several inputs counts as those.
+            batch_size: How many inputs go through the model at a time.
+            scopes: The scopes to compute, in any case, or their aliases; by default all of the model's.
+            layers: The layers to compute, counted from 0 (negative from the end); by default all.
+            heads: True for head-level maps of all heads, or the heads to keep.
+            rows: The output positions to compute, counted from 0 (negative from the end); by default all.
+            truncation: Cut an input that is too long instead of refusing it.
+            gate: How the feed-forward's activation is shared out among the tokens: "ig" (integrated gradients),
+                "frozen" (the gate held as it is), "tangent" (the slope, which does not add up) or "shapley" (slower;
+                "shapley-exact", "shapley-sampled" and "shapley-gaussian" choose how).
+            value_bias: Whether value biases and the beta of a norm before the attention count as the token's
+                ("token", as in the papers) or go to the remainder ("remainder").
+
+        Yields:
+            The result of each input, as `analyze` returns it.
+
+        Raises:
+            NormscopeError: As `analyze`, when the input is reached.
         """
         requests = self.requests(scopes=scopes, layers=layers, heads=heads, rows=rows, gate=gate, value_bias=value_bias)
         size = batch_size.tolist() if hasattr(batch_size, "tolist") else batch_size  # of NumPy or PyTorch
@@ -232,7 +305,7 @@ class Analyzer:
                     batch = order[start : start + size]
                     done |= zip(batch, self.run([window[n] for n in batch], requests, None), strict=True)
             for n in range(len(window)):
-                yield done.pop(n)
+                yield cast(ResultT, done.pop(n))
 
     def flow(
         self,
@@ -247,14 +320,28 @@ class Analyzer:
         truncation: bool = False,
         gate: str = "ig",
     ) -> Flow:
-        """How much of the last hidden states, or of a `target`, comes from each input token, across all layers.
+        """How much of the last hidden states, or of a logit, comes from each input token, across all layers.
 
-        A target is a logit: of a class (index or label), of a token (id or text), the largest ("top"), or the
-        difference of two, ``("cat", "dog")``. `position` says where it is read: by default at the last token of a
-        causal model, at the mask of a masked one. An encoder-decoder takes a pair, source and target text.
+        Args:
+            text: The input, as for `analyze`; of an encoder-decoder a pair, source and target text.
+            words: The input as a list of words, instead of `text`.
+            chat: The input as a conversation, instead of `text`.
+            method: One of `normscope.flow.methods.METHODS`, perhaps with an option: "exact", "decompx:norm", "alti",
+                "rollout", "rollout:layer" (of any scope), "globenc", "value_zeroing", "alti_logit" and so on.
+            target: The logit to explain: of a class (index or label), of a token (id or text), the largest ("top"), or
+                the difference of two, ``("cat", "dog")``. By default none: the flow goes to the last hidden states.
+            position: Where the logit is read; by default at the last token of a causal model, at the mask of a masked
+                one.
+            generate: How many tokens a causal language model adds to the input before it is analysed; for an
+                encoder-decoder without a target text, the most that it writes.
+            truncation: Cut an input that is too long instead of refusing it.
+            gate: How the feed-forward's activation is shared out: "ig", "frozen" or "tangent".
 
-        `method` is one of `normscope.flow.methods.METHODS`, perhaps with an option: "exact", "decompx:norm", "alti",
-        "rollout", "rollout:layer" (of any scope), "globenc", "value_zeroing", "alti_logit", ...
+        Returns:
+            A Flow: maps from the input to the states after each layer, and the scores of the target.
+
+        Raises:
+            NormscopeError: If the input, the method or the target cannot be used with this model.
         """
         from normscope.flow.running import flow  # which reads this module
 
@@ -273,7 +360,7 @@ class Analyzer:
         *,
         words: Sequence[str] | None = None,
         chat: Sequence[Mapping[str, str]] | None = None,
-        target: Input | None = None,
+        text_target: Input | None = None,
         scopes: Iterable[str] | str | None = None,
         layers: Iterable[int] | int | None = None,
         heads: bool | Iterable[int] = False,
@@ -281,17 +368,45 @@ class Analyzer:
         truncation: bool = False,
         gate: str = "ig",
         value_bias: str = "token",
+        target: None = None,
     ) -> Estimate:
-        """Memory and time that `analyze` with the same arguments will take, without running it."""
+        """Memory and time that `analyze` with the same arguments will take, without running it.
+
+        Args:
+            text: The input: a text, a pair ``(a, b)`` (of an encoder-decoder, source and target text), or a dict of
+                input_ids, attention_mask and so on. A vision model takes a path, a PIL image or an array.
+            words: The input as a list of words, instead of `text`.
+            chat: The input as a conversation, ``[{"role": ..., "content": ...}]``, for causal language models with a
+                chat template.
+            text_target: The text that an encoder-decoder writes (teacher forcing), or a dict with its input_ids.
+            scopes: The scopes to compute, in any case, or their aliases; by default all of the model's.
+            layers: The layers to compute, counted from 0 (negative from the end); by default all.
+            heads: True for head-level maps of all heads, or the heads to keep.
+            rows: The output positions to compute, counted from 0 (negative from the end); by default all.
+            truncation: Cut an input that is too long instead of refusing it.
+            gate: How the feed-forward's activation is shared out among the tokens: "ig" (integrated gradients),
+                "frozen" (the gate held as it is), "tangent" (the slope, which does not add up) or "shapley" (slower;
+                "shapley-exact", "shapley-sampled" and "shapley-gaussian" choose how).
+            value_bias: Whether value biases and the beta of a norm before the attention count as the token's
+                ("token", as in the papers) or go to the remainder ("remainder").
+            target: Refused, as by `analyze`.
+
+        Returns:
+            The tokens, the bytes and the seconds, roughly.
+
+        Raises:
+            NormscopeError: As `analyze`, except for the memory budget.
+        """
+        _refuse_target(target)
         requests = self.requests(scopes=scopes, layers=layers, heads=heads, rows=rows, gate=gate, value_bias=value_bias)
-        return self.cost([self._item(text, words, chat, target, None, truncation)], requests)
+        return self.cost([self._item(text, words, chat, text_target, None, truncation)], requests)
 
     def _item(
         self,
         text: Any,
         words: Sequence[str] | None,
         chat: Sequence[Mapping[str, str]] | None,
-        target: Any,
+        text_target: Any,
         generate: int | None,
         truncation: bool,
     ) -> Item:
@@ -307,11 +422,9 @@ class Analyzer:
             raise NormscopeError(
                 "A list is ambiguous: use words=[...] for one sentence of words, stream([...]) for many."
             )
-        if target is not None and not self.two_sided:
-            raise NormscopeError(
-                f"{self.family.name} is no encoder-decoder: it has no cross-attention and takes no target."
-            )
-        items = self.items(text if target is None else (text, target), truncation, generate)
+        if text_target is not None and not self.two_sided:
+            raise NormscopeError(f"{self.family.name} is not an encoder-decoder: it takes no text_target.")
+        items = self.items(text if text_target is None else (text, text_target), truncation, generate)
         if len(items) != 1:
             raise NormscopeError(f"The encoding holds {len(items)} inputs; analyze() takes one. Use stream(encoding).")
         return items[0]
@@ -460,6 +573,14 @@ class Analyzer:
         """The layer module of every call of a side."""
         return self.calls[self.stacks.index(stack)]
 
+    def __repr__(self) -> str:
+        layers = " + ".join(f"{depth} {stack.side}" for stack, depth in zip(self.stacks, self.depths, strict=True))
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"Analyzer(model={self.model_name!r}, family={self.family.name!r}, {layers} layers, {dtype}, "
+            f"device={str(self.base.device)!r})"
+        )
+
     def batch(self, items: Sequence[Item]) -> dict[str, Any]:
         """The arguments of the model's forward pass."""
         batch: dict[str, Any] = dict(inputs.collate(items, self.limits.pad, self.base.device))
@@ -481,6 +602,14 @@ def _present(base: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[Stack, .
             f"{type(base).__name__} is a decoder without the encoder that it reads. Load the whole model."
         )
     return found or stacks
+
+
+def _refuse_target(target: Any) -> None:
+    if target is not None:
+        raise NormscopeError(
+            "analyze() and estimate() take no target. Use text_target= for the text that an encoder-decoder writes; a "
+            "logit to explain is for flow(..., target=...)."
+        )
 
 
 def _budget(given: Any) -> int | None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from normscope import proving
-from normscope.analysis import Analysis, EncoderDecoderAnalysis
+from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
 from normscope.inputs import Item, real
 from normscope.models.spec import Attention, Stack

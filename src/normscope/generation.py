@@ -71,9 +71,11 @@ def answered(model: Any, tokenizer: Any, source: Item, tokens: int | None, limit
 def forced(model: Any, tokenizer: Any, target: Any, limits: Limits, truncation: bool) -> Item:
     """A given target text as the decoder reads it: the start token, then all but the last token of the text."""
     if tokenizer is None:
-        raise NormscopeError("This Analyzer has no tokenizer: give the target as decoder_input_ids in the encoding.")
+        raise NormscopeError(
+            "This Analyzer has no tokenizer: give the target text as decoder_input_ids in the encoding."
+        )
     if not isinstance(target, str) or not target.strip():
-        raise NormscopeError("The target is a text that is not empty, or an encoding with input_ids.")
+        raise NormscopeError("text_target is a text that is not empty, or an encoding with input_ids.")
     start = getattr(model.config, "decoder_start_token_id", None)
     if start is None:
         start = getattr(model.generation_config, "decoder_start_token_id", None)

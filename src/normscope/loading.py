@@ -31,21 +31,32 @@ TASKS = {
 }
 
 
+SHARED = frozenset(  # options of config, model and tokenizer alike
+    ["revision", "token", "subfolder", "gguf_file", "cache_dir", "force_download", "local_files_only", "proxies"]
+)
+TOKENIZERS = frozenset(("use_fast",))  # options of the tokenizer or image processor alone
+
+
 def load(
-    name: str, device: str | torch.device | None, dtype: torch.dtype | None, revision: str | None = None
+    name: str, device: str | torch.device | None, dtype: torch.dtype | None, **options: Any
 ) -> tuple[PreTrainedModel, Any]:
     """A model and its tokenizer (or image processor), in float32 unless said otherwise. No remote code is run, no
-    pickle is read."""
+    pickle is read. `options` are those of `from_pretrained` of transformers."""
+    _refuse_options(options)
+    shared = {key: value for key, value in options.items() if key in SHARED}
+    own = {key: value for key, value in options.items() if key not in SHARED | TOKENIZERS}
+    readers = {key: value for key, value in options.items() if key in TOKENIZERS}
     check_folder(name)
-    _refuse_gguf(Path(name))
-    hub = {} if revision is None else {"revision": revision}
+    if "gguf_file" not in options:
+        _refuse_gguf(Path(name))
     with _explained(name):
-        config = AutoConfig.from_pretrained(name, **hub)
-        model, missing = _loaded(name, config, _auto_class(config), dtype, hub)
+        config = AutoConfig.from_pretrained(name, **shared)
+        model, missing = _loaded(name, config, _auto_class(config), dtype, shared | own)
         if missing and type(model).base_model_prefix and model.base_model is not model:
-            model, missing = _loaded(name, config, "AutoModel", dtype, hub)  # the head may be what is not there
+            # The head may be what is not there.
+            model, missing = _loaded(name, config, "AutoModel", dtype, shared | own)
     with _explained(name, config):
-        tokenizer = _processor(name, config, hub)
+        tokenizer = _processor(name, config, shared | readers)
     if missing:
         raise NormscopeError(
             f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}: they would "
@@ -79,22 +90,39 @@ def _explained(name: str, config: Any = None) -> Iterator[None]:
         raise NormscopeError(f"{start} {said} {EXPECTED}") from error
 
 
+def _refuse_options(options: dict[str, Any]) -> None:
+    """Take out the options that mean what is done anyway, and refuse what is never done."""
+    if options.pop("trust_remote_code", False):
+        raise NormscopeError(
+            "trust_remote_code=True is refused: normscope runs no code from a model repository, and knows the families "
+            "of transformers itself only. If you trust the code, load the model with transformers, describe its layers "
+            "with normscope.register_family, and give it to Analyzer(model, tokenizer)."
+        )
+    if not options.pop("use_safetensors", True):
+        raise NormscopeError("use_safetensors=False is refused: other weights are pickles, which can run any code.")
+    for name in ("torch_dtype", "config", "output_loading_info"):
+        if name in options:
+            raise NormscopeError(f"from_pretrained() takes no {name} here. For the precision use dtype=torch.float32.")
+
+
 def _refuse_gguf(path: Path) -> None:
-    """Refuse weights that are for transformers to unpack, and say how."""
+    """Refuse weights that must be named, and say how."""
     files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
     if files and not (path / "config.json").is_file():
         raise NormscopeError(
-            f"{str(files[0])!r} is a GGUF file. Load it with transformers: "
-            f"AutoModelForCausalLM.from_pretrained(folder, gguf_file={files[0].name!r}, dtype=torch.float32), and the "
-            "tokenizer with AutoTokenizer.from_pretrained(folder, gguf_file=...). Give both to Analyzer(model, "
-            "tokenizer). This needs gguf and accelerate. Install them with: pip install gguf accelerate"
+            f"{str(files[0])!r} is a GGUF file. Load it with Analyzer.from_pretrained({str(files[0].parent)!r}, "
+            f"gguf_file={files[0].name!r}). This needs gguf and accelerate. Install them with: pip install gguf "
+            "accelerate"
         )
 
 
-def _loaded(name: str, config: Any, auto: str, dtype: torch.dtype | None, hub: dict[str, str]) -> tuple[Any, list[str]]:
+def _loaded(
+    name: str, config: Any, auto: str, dtype: torch.dtype | None, options: dict[str, Any]
+) -> tuple[Any, list[str]]:
     """The model, and what the checkpoint lacks of it, the pooler aside."""
+    fixed = {"use_safetensors": True, "output_loading_info": True}
     model, loading = getattr(transformers, auto).from_pretrained(
-        name, config=config, dtype=dtype or torch.float32, use_safetensors=True, output_loading_info=True, **hub
+        name, config=config, dtype=dtype or torch.float32, **options, **fixed
     )
     return model, sorted(key for key in loading["missing_keys"] if "pooler." not in key)
 
@@ -119,10 +147,10 @@ def _input(config: Any) -> str:
     return next((family.input for family in families() if config.model_type in family.model_types), "text")
 
 
-def _processor(name: str, config: Any, hub: dict[str, str]) -> Any:
+def _processor(name: str, config: Any, options: dict[str, Any]) -> Any:
     if _input(config) == "image":
-        return transformers.AutoImageProcessor.from_pretrained(name, **hub)
-    return AutoTokenizer.from_pretrained(name, **hub)
+        return transformers.AutoImageProcessor.from_pretrained(name, **options)
+    return AutoTokenizer.from_pretrained(name, **options)
 
 
 def bare(model: Any) -> Any:

@@ -218,7 +218,8 @@ class _Watch:
                         f"{self._name(module)}, layer {record.index} (counted from 0), is not what its family says: "
                         f"what {_named(step)} reads or puts out differs by {error:.1e} of its length from what was "
                         "expected. A hook changes values there, a module is wrapped or replaced, or the family is "
-                        "described wrongly. Undo the change, or describe the model as it is (normscope.register)."
+                        "described wrongly. Undo the change, or describe the model as it is with "
+                        "normscope.register_family."
                     )
             last: Any = record.parts[-1]
             error = self._difference(output.to(last.output.dtype), last.output, real)

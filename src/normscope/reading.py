@@ -40,9 +40,9 @@ def _pairs(lens: Analyzer, given: Any, truncation: bool, generate: int | None) -
     else:
         source = given
     if target is not None and generate is not None:
-        raise NormscopeError("Give either a target or generate, the number of tokens of the model's own.")
+        raise NormscopeError("Give either text_target or generate, the most tokens that the model may write itself.")
     if isinstance(source, Mapping) and any(key in source for key in inputs.DECODER):
-        raise NormscopeError("The target is given twice, as decoder_input_ids and as target.")
+        raise NormscopeError("The target text is given twice, as decoder_input_ids and as text_target.")
     if isinstance(target, Mapping) and target.get("input_ids") is None:
         raise NormscopeError("The encoding has a decoder_attention_mask, but no decoder_input_ids.")
     if lens.family.input == "audio":

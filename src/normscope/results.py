@@ -13,9 +13,10 @@ from torch import Tensor
 
 from normscope import inputs
 from normscope._version import __version__
-from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Label, Measured
+from normscope.analysis import Analysis, HeadMaps, Label, Measured, Receive
 from normscope.batch import BatchRun, geometry_of, labels_of, place_of
 from normscope.decompose import walk
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
 from normscope.inputs import Item
 from normscope.records import LayerRecord, select_rows
@@ -66,9 +67,11 @@ def _analysis(lens: Analyzer, item: Item, run: BatchRun, number: int, settled: T
     sure = {scope: one for scope, one in measured.items() if request.options.complete or "FF" not in scope}
     warnings = [*item.warnings, *_check_complete(lens, sure, request)]
 
-    def on_demand(scope: str, layer: int, chosen: Sequence[int] | None) -> walk.Vectors:
-        places = range(len(rows)) if chosen is None else within("row", chosen, len(rows))
-        return _vectors(lens, item, request, scope, layer, [rows[n].position for n in places])
+    def recompute(
+        scopes: Sequence[str], layers: Sequence[int], blocks: Sequence[Sequence[int]], receive: Receive
+    ) -> None:
+        chosen = [[rows[n].position for n in within("row", block, len(rows))] for block in blocks]
+        _recompute(lens, item, request, scopes, layers, chosen, receive)
 
     depth = lens.depths[lens.stacks.index(request.stack)]
     aliases = aliases_of(request.stack.blocks)
@@ -99,7 +102,7 @@ def _analysis(lens: Analyzer, item: Item, run: BatchRun, number: int, settled: T
         }
         | ({"warnings": warnings} if warnings else {})
         | ({} if item.grid is None else {"grid": list(item.grid)}),
-        _parts=on_demand,
+        _recompute=recompute,
     )
 
 
@@ -125,22 +128,30 @@ def _check_complete(lens: Analyzer, found: Mapping[str, Measured], request: Requ
     ]
 
 
-def _vectors(
-    lens: Analyzer, item: Item, request: Request, scope: str, layer: int, positions: Sequence[int]
-) -> walk.Vectors:
-    """Run the model again and keep the contribution vectors of one scope and layer at some positions."""
+def _recompute(
+    lens: Analyzer,
+    item: Item,
+    request: Request,
+    scopes: Sequence[str],
+    layers: Sequence[int],
+    blocks: Sequence[Sequence[int]],
+    receive: Receive,
+) -> None:
+    """Run the model again and hand over the contribution vectors of some scopes and layers, a block of positions at a
+    time."""
     lens.prove()
-    found: list[walk.Vectors] = []
     side = request.stack.side
-    at = torch.tensor([list(positions)], device=lens.base.device)
     place = replace(place_of(item, request, geometry_of(item, side, None, len(item.sides[side]))), rows=slice(None))
-    steps = reach(steps_of(request.stack.blocks), [scope])
+    steps = reach(steps_of(request.stack.blocks), scopes)
+    tables = [torch.tensor([list(block)], device=lens.base.device) for block in blocks]
 
     def on_layer(record: LayerRecord) -> None:
-        found.append(walk.vectors(select_rows(record, at), steps, scope, place, at, request.options))
+        for scope in scopes:
+            for number, at in enumerate(tables):
+                found = walk.vectors(select_rows(record, at), steps, scope, place, at, request.options)
+                receive(scope, record.index, number, found)
 
     real = inputs.real([item], side, lens.base.device)
     constants = request.options.value_bias == "remainder"
     calls, virtual = lens.calls_of(request.stack), len(item.virtual)
-    lens.trace([item], [Wish(request.stack, steps, [layer], on_layer, real, constants, calls, virtual=virtual)])
-    return found[0]
+    lens.trace([item], [Wish(request.stack, steps, list(layers), on_layer, real, constants, calls, virtual=virtual)])

@@ -1,5 +1,5 @@
-"""An analysis as a safetensors file: its tensors, and in the metadata tokens, provenance and a checksum of it all.
-Never a pickle."""
+"""Results as safetensors files: their tensors, and in the metadata tokens, provenance and a checksum of it all. Never a
+pickle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Label, Measured
+from normscope.analysis import Analysis, HeadMaps, Label, Measured
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.files import atomic, check_suffix
 from normscope.scopes import keeps_own
@@ -27,14 +28,17 @@ UNCHECKED = "normscope-analysis-1"  # as it was before there was a checksum
 
 def save(path: str | os.PathLike[str], result: Analysis | EncoderDecoderAnalysis) -> Path:
     """Write everything but the model; of an encoder-decoder both sides."""
-    check_suffix(path, ".safetensors")
     if isinstance(result, Analysis):
-        tensors, meta = _tensors(result), _meta(result)
-    else:
-        tensors = {f"{side}/{name}": t for side, one in result.sides.items() for name, t in _tensors(one).items()}
-        meta = {"sides": {side: _meta(one) for side, one in result.sides.items()}}
+        return write(path, _tensors(result), {"format": FORMAT, **_meta(result)})
+    tensors = {f"{side}/{name}": t for side, one in result.sides.items() for name, t in _tensors(one).items()}
+    return write(path, tensors, {"format": FORMAT, "sides": {side: _meta(one) for side, one in result.sides.items()}})
+
+
+def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+    """Write tensors and a description, which JSON can say, with a checksum of both."""
+    check_suffix(path, ".safetensors")
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    description = json.dumps({"format": FORMAT, **meta})
+    description = json.dumps(meta)
     with atomic(path) as temporary:
         try:
             save_file(kept, temporary, metadata={"normscope": description, "sha256": checksum(kept, description)})
@@ -45,7 +49,7 @@ def save(path: str | os.PathLike[str], result: Analysis | EncoderDecoderAnalysis
 
 def load(path: str | os.PathLike[str]) -> Analysis | EncoderDecoderAnalysis:
     """Read what `save` wrote; a damaged or foreign file is refused."""
-    tensors, meta = _read(path)
+    tensors, meta = read(path, "Analysis.save", FORMAT, UNCHECKED)
     try:
         if "sides" not in meta:
             return _analysis(tensors, meta, path)
@@ -96,8 +100,11 @@ def _meta(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the description in a file of this format, or of the one before it."""
+def read(
+    path: str | os.PathLike[str], writer: str, current: str, unchecked: str | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the description that `write` wrote, of the format `current`, or of an older one that had no
+    checksum. `writer` is the method that writes such files."""
     if not Path(path).is_file():
         raise NormscopeError(f"There is no file {path}.")
     try:
@@ -108,9 +115,9 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, An
         meta = json.loads(description)
     except (SafetensorError, OSError, ValueError) as error:
         raise NormscopeError(f"{path} is not a whole safetensors file: {error}.") from error
-    if not isinstance(meta, dict) or meta.get("format") not in (FORMAT, UNCHECKED):
-        raise NormscopeError(f"{path} is a safetensors file, but not one that Analysis.save wrote ({FORMAT}).")
-    if meta["format"] == UNCHECKED and "sha256" not in metadata:
+    if not isinstance(meta, dict) or meta.get("format") not in (current, unchecked) or meta.get("format") is None:
+        raise NormscopeError(f"{path} is a safetensors file, but not one that {writer} wrote ({current}).")
+    if meta["format"] == unchecked and "sha256" not in metadata:
         warnings.warn(
             f"{path} is of an older format and carries no checksum: whether it is damaged cannot be told. Save the "
             "analysis again to have one.",

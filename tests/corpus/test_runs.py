@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 import torch
 
+import normscope
 from normscope import Analyzer, NormscopeError, corpus, default_model
 from normscope.corpus import engines, measuring, running, store
 from tests.test_inputs import WORDS as VOCABULARY
@@ -181,7 +182,7 @@ def test_faults_are_listed_and_the_rest_is_done(data: Path, folder: Path, tmp_pa
 def test_an_own_measure(data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "_measures", dict(measuring._measures))
 
-    @corpus.register("top", scopes=["layer"])
+    @normscope.register_measure("top", scopes=["layer"])
     def top(analysis: Any) -> dict[str, Any]:
         return {"layer": list(analysis.layers), "top": analysis["layer"].amax((1, 2)).tolist()}
 
@@ -190,7 +191,7 @@ def test_an_own_measure(data: Path, folder: Path, tmp_path: Path, monkeypatch: p
     assert frame.columns == ["id", "side", "layer", "top"]
     assert frame.height == 41 * 2
     with pytest.raises(NormscopeError, match="folder"):
-        corpus.register("a/b")
+        normscope.register_measure("a/b")
     with pytest.raises(NormscopeError, match="mixing"):
         quick(data, folder, tmp_path / "x", measures=["mixin"])
 

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 import torch
 
+import normscope
 from normscope import NormscopeError, corpus, default_model
 from normscope.corpus.measuring import _measures, reachable
 from normscope.corpus.store import Sums
@@ -35,7 +36,7 @@ def run(tmp_path: Path, **options: Any) -> corpus.Run:
 
 
 def test_a_measure_of_the_whole_sample(own: Any, tmp_path: Path) -> None:
-    @corpus.register("ids", whole=True)
+    @normscope.register_measure("ids", whole=True)
     def ids(sample: Any) -> dict[str, Any]:
         assert sample.result is sample.analysis
         assert sample.lens.base is not None
@@ -54,7 +55,7 @@ def test_a_measure_of_the_whole_sample(own: Any, tmp_path: Path) -> None:
 
 
 def test_a_measure_that_is_added_up(own: Any, tmp_path: Path) -> None:
-    @corpus.register("lengths", summed=["tokens", "weight"])
+    @normscope.register_measure("lengths", summed=["tokens", "weight"])
     def lengths(analysis: Any) -> dict[str, Any]:
         words = [token.startswith("##") for token in analysis.tokens]
         return {"part": words, "tokens": [1] * len(words), "weight": [0.5] * len(words)}
@@ -83,7 +84,7 @@ def test_sums_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_measure_that_refuses_an_entry(own: Any, tmp_path: Path) -> None:
-    @corpus.register("picky")
+    @normscope.register_measure("picky")
     def picky(analysis: Any) -> dict[str, Any]:
         if "only" in analysis.tokens:
             raise NormscopeError("not this one")

@@ -157,7 +157,7 @@ def test_whatever_the_gate(gate: str) -> None:
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(normscope.models, "_registered", [])
-    return normscope.models.register
+    return normscope.models.register_family
 
 
 @pytest.mark.parametrize("rank", [8, 24])  # 24 is the width of the states, so that shapes do not tell

@@ -315,7 +315,7 @@ def test_an_encoder_decoder_is_read_on_its_encoder(translator: Analyzer, pairs_f
     corpus.run(pairs_file, translator, tmp_path, measures=names, format="alignments", reader=READER, limit=4)
     run = corpus.open(tmp_path)
     alone = [
-        translator.analyze(" ".join(entry.words or ()), target=" ".join(entry.target or ()), heads=True).encoder
+        translator.analyze(" ".join(entry.words or ()), text_target=" ".join(entry.target or ()), heads=True).encoder
         for entry in entries(pairs_file)[:4]
     ]
     norms = np.concatenate([one.value_norms.numpy() for one in alone], axis=-1)
@@ -401,7 +401,7 @@ def translated(translator: Analyzer, pairs_file: Path) -> list[tuple[Entry, dict
     """Each entry by itself, with its maps by method: (layers, 1 + heads, decoder inputs, source tokens)."""
     found = []
     for entry in entries(pairs_file):
-        result = translator.analyze(" ".join(entry.words or ()), target=" ".join(entry.target or ()), heads=True)
+        result = translator.analyze(" ".join(entry.words or ()), text_target=" ".join(entry.target or ()), heads=True)
         columns = [label.side == "encoder" for label in result.decoder.columns]
         maps = {}
         for method, scope in (("weight", "XATTN-W"), ("norm", "XATTN-N")):

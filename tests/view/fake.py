@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.analysis import Analysis, EncoderDecoderAnalysis, HeadMaps, Label, Measured
+from normscope.analysis import Analysis, HeadMaps, Label, Measured
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 
 SCOPES = (
     "ATTN-W",

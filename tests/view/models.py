@@ -23,7 +23,7 @@ LENSES: dict[str, Callable[[], Analyzer]] = {
 INPUTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "encoder": (lambda: "the cats sat on the big red mat", {}),
     "causal": (lambda: TEXT, {}),
-    "encoder-decoder": (lambda: SOURCE, {"target": TARGET}),
+    "encoder-decoder": (lambda: SOURCE, {"text_target": TARGET}),
     "vision": (picture, {}),
 }
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from normscope import Analysis, Analyzer, NormscopeError
-from normscope.analysis import EncoderDecoderAnalysis
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.view.document import as_json, cells, header, packed, sides_of, size_of
 from normscope.view.labels import visible
 from normscope.view.log16 import Range, decode

@@ -5,15 +5,21 @@ import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
-from normscope.view.figure import draw, save
-from tests.view.fake import NASTY, SCOPES, SENTENCE, fake
+from normscope.view.figure import figure_of, save
+from tests.view.fake import NASTY, SCOPES, SENTENCE, fake, fake_picture
+
+
+def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> Figure:
+    return figure_of(analysis.plot(scope, layer))
 
 
 def labels(figure: Figure, axis: str, place: int = 0) -> list[str]:
@@ -176,3 +182,56 @@ def test_long_decoder_names_are_broken() -> None:
     scopes = ("XATTN-N", "ATTNRESLNXATTNRESLNFFRES-N")
     panels = maps(draw(fake(("le", "chat"), source=("the", "cat"), scopes=scopes)))
     assert [axes.get_title() for axes in panels[:2]] == ["XATTN-N", "ATTNRESLN\nXATTNRESLN\nFFRES-N"]
+
+
+def test_the_axes_of_one_map_are_returned() -> None:
+    axes: Any = fake().plot("ATTN-N", 2)
+    assert axes.get_title() == "ATTN-N, layer 3"
+    assert axes in axes.figure.axes
+    assert axes._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("choice", "shape"), [({}, (6, 8)), ({"scope": "ATTN-N"}, (2, 3)), ({"layer": 3}, (2, 4))], ids=str
+)
+def test_the_array_of_axes_of_several(choice: dict[str, Any], shape: tuple[int, int]) -> None:
+    grid: Any = fake().plot(**choice)
+    assert grid.shape == shape
+    assert all(axes.figure is grid.figure for axes in grid.flat)
+    assert grid._repr_png_().startswith(b"\x89PNG")
+
+
+def test_axes_that_are_given() -> None:
+    left, right = Figure().subplots(1, 2)
+    assert fake().plot("ATTN-N", 2, ax=right) is right
+    assert right.get_title() == "ATTN-N, layer 3"
+    assert not left.get_title()
+    assert fake_picture().plot("ATTN-N", 0, ax=left) is left
+    assert left.get_title() == "ATTN-N, layer 1, output [CLS]"
+
+
+def test_other_colours_shares_and_numbers() -> None:
+    analysis = fake()
+    axes: Any = analysis.plot("ATTN-N", 2, cmap="magma", normalize=True, annotate=True)
+    (mesh,) = axes.collections
+    assert mesh.get_cmap().name == "magma"
+    shares = analysis["ATTN-N"][2].double() / analysis["ATTN-N"][2].double().sum(-1, keepdim=True)
+    np.testing.assert_allclose(np.asarray(mesh.get_array()).reshape(shares.shape), shares)
+    assert [text.get_text() for text in axes.texts] == [f"{value:.2f}" for value in shares.flatten().tolist()]
+    assert "as a share of its row" in axes.figure.axes[1].get_ylabel()
+    picture: Any = fake_picture().plot("ATTN-N", 0, normalize=True, annotate=True, cmap="viridis")
+    assert len(picture.texts) == 6
+
+
+@pytest.mark.parametrize("options", [{}, {"scope": "ATTN-N"}, {"layer": 1}], ids=str)
+def test_several_maps_take_no_axes_and_no_numbers(options: dict[str, Any]) -> None:
+    with pytest.raises(NormscopeError, match=r"^ax= is for one map: give a scope and a layer"):
+        fake().plot(**options, ax=Figure().subplots())
+    with pytest.raises(NormscopeError, match=r"^annotate= is for one map"):
+        fake().plot(**options, annotate=True)
+
+
+@pytest.mark.parametrize("cmap", ["nothing", 5])
+def test_unknown_colours(cmap: Any) -> None:
+    with pytest.raises(NormscopeError, match="knows no colour map"):
+        fake().plot("ATTN-N", 0, cmap=cmap)

@@ -24,7 +24,7 @@ def drawn(made: Any) -> np.ndarray[Any, Any]:
 
 def test_cls_of_the_last_scope_and_layer() -> None:
     analysis = fake_picture()
-    made = analysis.plot()
+    made = analysis.plot().figure
     assert made.axes[0].get_title() == "ATTNRESLNFFRESLN-N, layer 2, output [CLS]"
     assert np.allclose(drawn(made), analysis["layer"][1, 0, 1:].reshape(2, 3))
     own = float(analysis["layer"][1, 0, 0])
@@ -35,7 +35,7 @@ def test_cls_of_the_last_scope_and_layer() -> None:
 @pytest.mark.parametrize("token", ["2,1", "2, 1", 4, -3])
 def test_another_output(token: str | int) -> None:
     analysis = fake_picture()
-    made = analysis.plot("ATTN-N", 0, token=token)
+    made = analysis.plot("ATTN-N", 0, token=token).figure
     assert made.axes[0].get_title() == "ATTN-N, layer 1, output 2,1"
     assert np.allclose(drawn(made), analysis["ATTN-N"][0, 4, 1:].reshape(2, 3))
     (frame,) = made.axes[0].patches
@@ -43,12 +43,12 @@ def test_another_output(token: str | int) -> None:
 
 
 def test_own_patch_beyond_the_scale_is_said() -> None:
-    made = fake_picture().plot("layer", 0, token="1,2")
+    made = fake_picture().plot("layer", 0, token="1,2").figure
     assert "Its own patch (framed): " in made.get_supxlabel().replace("\n", " ")
 
 
 def test_rows_without_cls() -> None:
-    assert fake_picture(rows=[5]).plot("ATTN-N", 0).axes[0].get_title().endswith("output 2,2")
+    assert fake_picture(rows=[5]).plot("ATTN-N", 0).get_title().endswith("output 2,2")
 
 
 @pytest.mark.parametrize("token", ["3,1", "x", 7, -8, 1.0, True])
@@ -71,7 +71,7 @@ def test_over_a_picture(tmp_path: Path) -> None:
         PIXELS - 300.0,
         PIXELS[..., 0],
     ):
-        made = fake_picture().plot(image=given)
+        made = fake_picture().plot(image=given).figure
         under, over = made.axes[0].images
         assert under.get_array().shape == (20, 40)
         assert over.get_alpha() == patches.VEIL

@@ -24,7 +24,7 @@ SCORES = {
 
 def flow_of(kind: str, **options: Any) -> Flow:
     given, more = INPUTS[kind]
-    text = (given(), more["target"]) if more else given()
+    text = (given(), more["text_target"]) if more else given()
     return LENSES[kind]().flow(text, **{"target": "top", **options})
 
 

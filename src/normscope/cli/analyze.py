@@ -18,7 +18,7 @@ from normscope.view.wording import no_layer
 
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
-    from normscope.analysis import EncoderDecoderAnalysis
+    from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 
 
 class Side(StrEnum):

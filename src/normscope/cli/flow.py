@@ -147,4 +147,4 @@ def _write(lens: Analyzer, found: Flow, given: Mapping[str, Any], path: Path) ->
     elif suffix == ".html":
         texts.analyze_shown(lens, **given).to_html(path, flow=found)
     else:
-        figure.save(found.plot(), path)
+        figure.save(figure.figure_of(found.plot()), path)

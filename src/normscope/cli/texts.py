@@ -14,7 +14,7 @@ from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
-    from normscope.analysis import EncoderDecoderAnalysis
+    from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 
 LONG = 10  # seconds from which on an estimate is printed first
 
@@ -59,7 +59,7 @@ def analyze_shown(lens: Analyzer, text: Any, **options: Any) -> Analysis | Encod
 
 def main_side(result: Analysis | EncoderDecoderAnalysis, scopes: Sequence[str] | None = None) -> Analysis:
     """What the terminal shows: of an encoder-decoder the side with the last scope asked for, the decoder first."""
-    from normscope.analysis import EncoderDecoderAnalysis
+    from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 
     if not isinstance(result, EncoderDecoderAnalysis):
         return result

@@ -12,7 +12,6 @@ from normscope.model_source import ModelSource
 
 if TYPE_CHECKING:
     from normscope.corpus.measuring import known as measures
-    from normscope.corpus.measuring import register
     from normscope.corpus.running import Summary, run
     from normscope.corpus.store import Run, open
 
@@ -31,7 +30,6 @@ __all__ = [
     "open",
     "papers_masking",
     "read",
-    "register",
     "run",
     "strict",
     "subword_spans",
@@ -43,7 +41,6 @@ _LAZY = {
     "Summary": ("running", "Summary"),
     "measures": ("measuring", "known"),
     "open": ("store", "open"),
-    "register": ("measuring", "register"),
     "run": ("running", "run"),
 }
 
@@ -53,3 +50,7 @@ def __getattr__(name: str) -> Any:
         module, attribute = _LAZY[name]
         return getattr(import_module(f"normscope.corpus.{module}"), attribute)
     raise AttributeError(f"module 'normscope.corpus' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,8 +1,8 @@
 """Measures: named pure functions of one analysis that give the rows of a table, as columns of equal length.
 
-`register` adds a measure of your own:
+`register_measure` adds a measure of your own:
 
-    @register("kept", scopes=["layer"])
+    @register_measure("kept", scopes=["layer"])
     def kept(analysis):
         return {"layer": analysis.layers, "mean": analysis["layer"].mean((1, 2)).numpy()}
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.analysis import Analysis, EncoderDecoderAnalysis
+from normscope import plugins
+from normscope.analysis import Analysis
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError, nearest
 from normscope.inputs import Item
 from normscope.measures import categories
@@ -70,7 +73,7 @@ class Measure:
 _measures: dict[str, Measure] = {}
 
 
-def register(
+def register_measure(
     name: str,
     *,
     scopes: Iterable[str] | None = None,
@@ -78,10 +81,24 @@ def register(
     whole: bool = False,
     summed: Iterable[str] = (),
 ) -> Callable[[Callable[[Any], Columns]], Callable[[Any], Columns]]:
-    """Make a measure known under a name; a later one of the same name replaces it.
+    """Make a measure known in this process under a name; a later one of the same name replaces it.
 
-    It reads an Analysis, or with `whole` a Sample: the analysis with its entry, its input and the Analyzer. Columns
-    named in `summed` are added up over the entries of a shard, for histograms that would be too long by entry.
+    A package makes its measures known to every process, the command line's and Ray's too, with an entry point
+    `normscope.measures` that names the decorated function.
+
+    Args:
+        name: What the measure and its table are called: letters, digits and _.
+        scopes: The scopes that it reads; by default whichever are computed.
+        heads: Whether it reads head-level maps or value norms.
+        whole: Whether it reads a Sample, the analysis with its entry, its input and the Analyzer, instead of an
+            Analysis.
+        summed: Columns that are added up over the entries of a shard, for histograms that would be too long by entry.
+
+    Returns:
+        A decorator for a function of an Analysis or a Sample that returns columns of equal length by name.
+
+    Raises:
+        NormscopeError: If the name cannot be that of a folder.
     """
     if not name.isidentifier():
         raise NormscopeError(f"The name of a measure becomes that of a folder: letters, digits and _, not {name!r}.")
@@ -99,6 +116,7 @@ def measures_of(names: Sequence[str]) -> list[Measure]:
     if not all(name in _measures for name in names):
         for module in EXTRA:
             import_module(module)
+        _load_installed()
     for name in names:
         if name not in _measures:
             raise NormscopeError(f"Unknown measure {name!r}.{nearest(name, _measures)} Known: {', '.join(_measures)}.")
@@ -106,11 +124,26 @@ def measures_of(names: Sequence[str]) -> list[Measure]:
 
 
 def known() -> dict[str, str]:
-    """name -> what it measures."""
+    """name -> what it measures, those of other packages (entry points `normscope.measures`) included."""
+    _load_installed()
     return {name: (measure.columns.__doc__ or "").strip() for name, measure in _measures.items()}
 
 
-@register("mixing")
+@cache
+def _load_installed() -> None:
+    """The measures of other packages: importing one registers it."""
+    plugins.load("normscope.measures", _check_registered)
+
+
+def _check_registered(function: Any) -> None:
+    if all(measure.columns is not function for measure in _measures.values()):
+        raise NormscopeError("it is not decorated with normscope.register_measure")
+
+
+register = register_measure  # internal: the name that the measures of the papers know
+
+
+@register_measure("mixing")
 def mixing(analysis: Analysis) -> Columns:
     """scope, layer, position, token, category -> the mixing ratio, and the norm of the bias remainder"""
     scopes = analysis.mixing_scopes  # cross-attention alone has no mixing ratio
@@ -123,7 +156,7 @@ def mixing(analysis: Analysis) -> Columns:
     }
 
 
-@register("similarity")
+@register_measure("similarity")
 def similarity(analysis: Analysis) -> Columns:
     """scope, other, layer -> Spearman's correlation of the two maps (of a causal model: of the cells j <= i)"""
     cells = reachable(analysis)
@@ -156,7 +189,7 @@ def reads_itself(analysis: Analysis) -> bool:
     return all(label.side == side for label in analysis.columns)
 
 
-@register("category_sums")
+@register_measure("category_sums")
 def category_sums(analysis: Analysis) -> Columns:
     """scope, category, layer -> how much of a map falls to the columns of a category, mean over rows"""
     tokens = [label.token for label in analysis.columns]
@@ -170,7 +203,7 @@ def category_sums(analysis: Analysis) -> Columns:
     }
 
 
-@register("value_norms", scopes=("attention",), heads=True)
+@register_measure("value_norms", scopes=("attention",), heads=True)
 def value_norms(analysis: Analysis) -> Columns:
     """layer, head, position, token -> ||f(x)||, the value vector through W_O (EMNLP 2020)"""
     assert analysis.value_norms is not None
@@ -184,7 +217,7 @@ def value_norms(analysis: Analysis) -> Columns:
     }
 
 
-@register("vector_norms")
+@register_measure("vector_norms")
 def vector_norms(analysis: Analysis) -> Columns:
     """scope, layer, position, token, category -> the norm of the own contribution, and of the largest of another's"""
     scopes = [scope for scope in analysis.scopes if scope.endswith("-N")]

@@ -86,10 +86,39 @@ def run(
     """Measure every entry of `data` with `model` and keep the tables (and `maps`) in the folder `out`.
 
     The same call goes on where an earlier one stopped, and does nothing when all is done; with another model, data or
-    option it is refused. Entries that cannot be analysed go to the table of errors, or with `strict` stop the run.
-    `reader` are options of the format's reader; `limit` takes the first entries only; `settings` are for measures that
-    have any; of an engine "ray", each of `workers` has `threads` of its own. `ModelSource` names a model with its
-    device, dtype and revision; the run remembers the last two.
+    option it is refused.
+
+    Args:
+        data: The file or folder with the entries.
+        model: A model by name or path, a ModelSource (a name with device, dtype and revision), or, for the engine
+            "local", an Analyzer.
+        out: The folder of the run.
+        measures: Names of measures, each of which becomes a table. `normscope.corpus.measures()` lists them.
+        maps: Scopes whose maps are kept too.
+        scopes: Scopes for measures that read whichever are computed; by default all.
+        layers: Layers to compute, counted from 0; by default all.
+        gate: As for `Analyzer.analyze`.
+        value_bias: As for `Analyzer.analyze`.
+        truncation: Cut entries that are too long; else they go to the table of errors.
+        mask_seed: The seed of the papers' masking; by default nothing is masked.
+        batch_size: How many entries go through the model at a time.
+        shard_size: How many entries are written at a time.
+        format: The format of the data; by default told from its name.
+        reader: Options of the format's reader.
+        engine: "local", in this process, or "ray".
+        workers: For Ray, how many models are loaded.
+        threads: For Ray, the threads of each worker.
+        address: For Ray, the cluster; by default one on this machine.
+        strict: Stop at the first entry that cannot be analysed; else such entries go to the table of errors.
+        limit: Take only so many entries from the start.
+        settings: Settings for measures that have any.
+        progress: A function that is called with the number of entries done and of all entries.
+
+    Returns:
+        How the run went.
+
+    Raises:
+        NormscopeError: If an argument is wrong, the data cannot be read, or the folder holds another run.
     """
     if engine not in ("local", "ray"):
         raise NormscopeError(f"Unknown engine {engine!r}. Known: local, ray.")

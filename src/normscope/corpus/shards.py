@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from normscope.analysis import Analysis, EncoderDecoderAnalysis
+from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
 from normscope.corpus.items import Entry, Fault
 from normscope.corpus.masking import mask
 from normscope.corpus.measuring import Measure, Sample, measures_of
 from normscope.corpus.store import ShardFiles, Sums, table_bytes
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
 from normscope.estimate import default_budget
 from normscope.inputs import Item, Tokens

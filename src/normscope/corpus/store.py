@@ -95,11 +95,25 @@ class Store:
 
 
 class Run:
-    """A corpus run that can be queried: `normscope.corpus.open(folder)`."""
+    """A corpus run that can be queried: `normscope.corpus.open(folder)`.
+
+    Args:
+        folder: The folder of the run, finished or not.
+
+    Raises:
+        NormscopeError: If the folder holds no run.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
+
+    def __repr__(self) -> str:
+        model, entries = self.manifest["model"].get("name", ""), self.manifest["data"]["entries"]
+        done = sum(int(entry["entries"]) for entry in self._markers())
+        return (
+            f"Run({str(self.folder)!r}, model={model!r}, {done} of {entries} entries, tables: {', '.join(self.tables)})"
+        )
 
     @property
     def tables(self) -> tuple[str, ...]:

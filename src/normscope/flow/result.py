@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -13,7 +16,7 @@ from normscope.analysis import Label
 from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,13 @@ class Scores:
     remainders: Mapping[str, Tensor] = field(default_factory=dict)  # side -> (layers + 1,): of constants behind those
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Flow:
-    """What one method says of one input. Rows are output positions of the model's last side, columns input tokens."""
+    """What one method says of one input. Rows are output positions of the model's last side, columns input tokens.
+
+    A flow can be copied and pickled. Its maps are computed when they are first asked for; `save` and a pickle ask for
+    them.
+    """
 
     method: str
     rows: tuple[Label, ...]
@@ -62,6 +69,11 @@ class Flow:
         if self._maps is None:
             raise NormscopeError(f"The method {self.method!r} has scores for a target only, and no maps.")
         return self._maps()
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether the method has maps; some have only scores for a target."""
+        return self._maps is not None
 
     @property
     def maps(self) -> Tensor:
@@ -93,14 +105,109 @@ class Flow:
         """The share of the target that is attributed to no token."""
         return self._to.remainder
 
-    def plot(self) -> Figure:
-        """The scores of the target by token and layer; without a target, the map from the input to the last layer."""
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draw the scores of the target by token, and below them by layer; without a target, the map from the input to
+        the last layer.
+
+        Args:
+            ax: Axes to draw into; by default those of a new figure. Of a target, the scores by token alone.
+
+        Returns:
+            The axes of the scores or of the map; the whole figure is their `.figure`:
+            ``flow.plot().figure.savefig("flow.pdf")``.
+
+        Raises:
+            NormscopeError: If matplotlib is not installed (``pip install 'normscope[plot]'``).
+        """
         from normscope.view.flow_figure import draw
 
-        return draw(self)
+        return draw(self, ax)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write everything but the model to a safetensors file, with a checksum. The maps are computed for it.
+
+        Args:
+            path: The file, ending in `.safetensors` or without a suffix. It appears whole or not at all.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            NormscopeError: If the file cannot be written or has another suffix.
+        """
+        from normscope.flow.saved import save
+
+        return save(path, self)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Flow:
+        """Read what `save` wrote.
+
+        Args:
+            path: A safetensors file.
+
+        Returns:
+            The flow, maps included.
+
+        Raises:
+            NormscopeError: If the file is damaged (its checksum does not match) or was not written by `save`.
+        """
+        from normscope.flow.saved import load
+
+        return load(path)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write a self-contained page, without scripts: the tokens coloured by their scores for the target and a table
+        of them, or the map without a target. `Analysis.to_html` with ``flow=`` has the viewer.
+
+        Args:
+            path: The file, ending in `.html` or `.htm`, or without a suffix.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            NormscopeError: If the file cannot be written or has another suffix.
+        """
+        from normscope.view.flow_page import write
+
+        return write(self, path)
+
+    def __repr__(self) -> str:
+        to = "" if self.to is None else f", {' '.join(self.to.target.split())} = {self.to.value:.4g}"
+        count = f"{len(self.columns)} tokens, {len(self.layers)} layers"
+        return f"Flow(method={self.method!r}, model={self.info.get('model', '')!r}, {count}{to})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name != "_found"}
+        if self._maps is not None:
+            state["_maps"] = partial(keep, *self._found)
+        return state
+
+    def __copy__(self) -> Flow:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Flow:
+        maps = self._maps
+        if "_found" in self.__dict__:
+            maps = partial(keep, *deepcopy(self._found, memo))
+        return replace(self, to=deepcopy(self.to, memo), info=deepcopy(self.info, memo), _maps=maps)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """What a notebook shows: the page of `to_html`, or a line of text."""
+        from normscope.view.flow_page import fragment
+
+        shown = {"text/plain": repr(self), "text/html": fragment(self)}
+        kinds = set(include or shown) - set(exclude or ())
+        return {kind: value for kind, value in shown.items() if kind in kinds}
 
     @property
     def _to(self) -> Scores:
         if self.to is None:
             raise NormscopeError("This flow has no target: ask for one, such as flow(text, target='top').")
         return self.to
+
+
+def keep(maps: Tensor, completeness: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """What a flow with known maps has instead of a model."""
+    return maps, completeness

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from normscope import plugins
 from normscope.errors import NormscopeError
 from normscope.models import causal, encoder_decoders, encoders, vision
 from normscope.models.spec import Attention, Experts, Family, FeedForward, Stack
@@ -19,7 +21,7 @@ __all__ = [
     "max_positions",
     "padding_id",
     "position_rows",
-    "register",
+    "register_family",
 ]
 
 FAMILIES = (*encoders.FAMILIES, *causal.FAMILIES, *encoder_decoders.FAMILIES, *vision.FAMILIES)
@@ -34,24 +36,43 @@ REFUSED = {
 
 
 def families() -> tuple[Family, ...]:
-    """All families, those that were registered first."""
-    return (*_registered, *FAMILIES)
+    """All families: those that were registered, those of other packages (entry points `normscope.families`), and the
+    built-in ones."""
+    return (*_registered, *_installed(), *FAMILIES)
 
 
-def register(family: Family) -> None:
-    """Make a family of your own known; it takes precedence over a built-in one of the same model type.
+@cache
+def _installed() -> tuple[Family, ...]:
+    return tuple(plugins.load("normscope.families", check_family))
 
-    ``normscope.register(Family("Mine", ("my_model_type",), (Stack("decoder", "layers.*", blocks),), attributes))``
+
+def register_family(family: Family) -> None:
+    """Make a family of your own known in this process; it takes precedence over a built-in one of the same model type.
+
+    A package makes its families known to every process with an entry point `normscope.families` that names a Family.
+
+    ``register_family(Family("Mine", ("my_model_type",), (Stack("decoder", "layers.*", blocks),), attributes))``
+
+    Args:
+        family: What the layers are made of. One of the same name is replaced.
+
+    Raises:
+        NormscopeError: If such layers are not supported.
     """
+    check_family(family)
+    _registered[:] = [known for known in _registered if known.name != family.name]
+    _registered.insert(0, family)
+
+
+def check_family(family: Any) -> None:
+    """Refuse what is not a family, or one whose layers are not supported."""
     if not isinstance(family, Family):
-        raise NormscopeError(f"register() takes a normscope.models.spec.Family, not {type(family).__name__}.")
+        raise NormscopeError(f"Expected a normscope.models.spec.Family, not {type(family).__name__}.")
     for stack in family.stacks:
         _check_stack(family, stack)
     sides = [stack.side for stack in family.stacks]
     if sides not in (["encoder"], ["decoder"], ["encoder", "decoder"]):
         raise NormscopeError(f"The family {family.name} has the stacks {sides}; expected encoder, decoder, or both.")
-    _registered[:] = [known for known in _registered if known.name != family.name]
-    _registered.insert(0, family)
 
 
 def _check_stack(family: Family, stack: Stack) -> None:
@@ -93,7 +114,7 @@ def family_of(model: Any) -> Family:
     known = ", ".join(sorted({name for family in families() for name in family.model_types}))
     raise NormscopeError(
         f"{type(model).__name__} is of the family {config.model_type!r}, which normscope does not know. "
-        f"Known families: {known}. For one of your own, see normscope.register."
+        f"Known families: {known}. For one of your own, see normscope.register_family."
     )
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normscope.analysis import Analysis, EncoderDecoderAnalysis
+from normscope.analysis import Analysis
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
 from normscope.view import log16
 from normscope.view.components import components_of

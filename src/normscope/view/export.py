@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.analysis import Analysis, EncoderDecoderAnalysis, Label
+from normscope.analysis import Analysis, Label
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.files import atomic
 from normscope.view import figure, page
 from normscope.view.formats import FIGURES, check_path
@@ -51,8 +52,8 @@ def export(
     suffix = target.suffix.lower()
     if suffix in FIGURES:
         if isinstance(analysis, EncoderDecoderAnalysis):
-            return figure.save(analysis.plot(scope, layer), target)
-        return figure.save(analysis.plot(scope, layer, image=image), target)
+            return figure.save(figure.figure_of(analysis.plot(scope, layer)), target)
+        return figure.save(figure.figure_of(analysis.plot(scope, layer, image=image)), target)
     if suffix == ".html":
         return page.write(analysis, target, image=image)
     if suffix == ".json":

@@ -10,35 +10,37 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
 
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
 from normscope.files import atomic
 from normscope.view.formats import FIGURES, NO_MATPLOTLIB
 from normscope.view.labels import (
-    BEYOND,
     Labelled,
     Scale,
     Values,
     contributing,
     model_label,
     own_cells,
-    quantity,
     scale_of,
     shorten,
     sides_note,
     spans_of,
     tokens_of,
-    values_of,
     visible,
 )
+from normscope.view.look import PLAIN, Look, annotate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
     from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
+
+    from normscope.view.axes import AxesGrid
 
 SANS = ("Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans")
 # Scripts that the text fonts lack: matplotlib takes each missing glyph from the first font that has it.
@@ -77,7 +79,19 @@ GREY = "#555555"
 OTHER = "#0b57a4"  # labels of the other side: the encoder's among a decoder's columns
 
 
-def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> Figure:
+def figure_of(axes: Axes | AxesGrid) -> Figure:
+    """The figure that axes of `plot` are in."""
+    return cast("Figure", axes.figure)
+
+
+def plot(
+    analysis: Analysis,
+    scope: str | None = None,
+    layer: int | None = None,
+    *,
+    ax: Axes | None = None,
+    look: Look = PLAIN,
+) -> Axes | AxesGrid:
     """One map when both are given, its layers for a scope, its scopes for a layer, layers x scopes with neither.
 
     `layer` is the model's layer index, counted from 0; titles count from 1.
@@ -86,18 +100,26 @@ def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None)
         analysis = contributing(analysis, scope)
     scopes = analysis.scopes
     layers = analysis.layers if layer is None else (analysis.layers[analysis.layer_position(layer)],)
+    one = scope is not None and layer is not None
+    if not one and (ax is not None or look.annotate):
+        what, example = "ax" if ax is not None else "annotate", f"plot('{scopes[-1]}', layer={layers[-1]})"
+        raise NormscopeError(f"{what}= is for one map: give a scope and a layer too, as in {example}.")
+    made: Axes | AxesGrid
     with style():
-        if scope is not None and layer is not None:
-            values = values_of(analysis, scopes[0], layers[0])
-            figure = single(analysis, values, f"{scopes[0]}, layer {layers[0] + 1}", quantity(scopes[0]))
+        if one:
+            values = look.values(analysis, scopes[0], layers[0])
+            title = f"{scopes[0]}, layer {layers[0] + 1}"
+            made = single(analysis, values, title, look.quantity(scopes[0]), ax=ax, look=look)
         elif scope is not None:
-            figure = _wrapped(analysis, [(scopes[0], layer) for layer in layers], [f"layer {k + 1}" for k in layers])
+            titles = [f"layer {k + 1}" for k in layers]
+            made = _wrapped(analysis, [(scopes[0], layer) for layer in layers], titles, look)
         elif layer is not None:
-            figure = _wrapped(analysis, [(scope, layers[0]) for scope in scopes], list(scopes))
+            made = _wrapped(analysis, [(scope, layers[0]) for scope in scopes], list(scopes), look)
         else:
-            figure = _grid(analysis, scopes, layers)
-        figure.draw_without_rendering()  # makes every tick label now, in this style
-        return figure
+            made = _grid(analysis, scopes, layers, look)
+        if ax is None:
+            figure_of(made).draw_without_rendering()  # makes every tick label now, in this style
+        return made
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
@@ -114,27 +136,30 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def single(labelled: Labelled, values: Values, title: str, what: str) -> Figure:
-    """One map (rows, columns) with its tokens."""
+def single(
+    labelled: Labelled, values: Values, title: str, what: str, *, ax: Axes | None = None, look: Look = PLAIN
+) -> Axes:
+    """One map (rows, columns) with its tokens, in axes of its own or in those given."""
     rows, columns = values.shape
     cell = min(0.27, SIDE / max(rows, columns))
     width, height = max(cell * columns, 1.1), max(cell * rows, 1.1)
     size = min(max(cell * 72 * 0.85, 5.0), 7.5)
     margin = size / 72 * 0.62 * min(max(len(visible(label.token)) for label in labelled.columns), 18)
-    figure = blank(width + margin + 1.1, height + margin + 0.7)
-    axes = figure.add_subplot()
+    axes = blank(width + margin + 1.1, height + margin + 0.7).add_subplot(axes_class=map_axes()) if ax is None else ax
     scale = scale_of([values], own_cells(labelled))
-    image = _paint(axes, values, scale, labelled)
+    image = _paint(axes, values, scale, labelled, look=look)
+    if look.annotate:
+        annotate(axes, values, scale, look, size)
     axes.set_title(title, pad=13 if _name_sides(axes, labelled) else 5)
     _label(axes, labelled, size)
     axes.set_xlabel("input token" + sides_note(labelled))
     axes.set_ylabel("output token")
-    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=extend(scale))
+    bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=extend(scale))
     tidy(bar, scale, _bar_label(what, scale))
-    return figure
+    return axes
 
 
-def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequence[str]) -> Figure:
+def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequence[str], look: Look) -> AxesGrid:
     """Maps of one scope or one layer, in reading order. A scope's maps share a scale; each scope has its own."""
     count = len(maps)
     across = min(count, 3 if count in (3, 5, 6, 9) else 4)
@@ -147,14 +172,15 @@ def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequen
     written = size >= 4.5
     margin = 0.45 if written else 0.0
     figure = blank(across * (wide + beside) + 1.1, down * (high + 0.2) + margin + 0.45)
-    grid = figure.subplots(down, across, squeeze=False)
+    grid = figure.subplots(down, across, squeeze=False, subplot_kw={"axes_class": map_axes()})
     own = own_cells(analysis)
     scales = {
-        scope: scale_of([values_of(analysis, *entry) for entry in maps if entry[0] == scope], own) for scope, _ in maps
+        scope: scale_of([look.values(analysis, *entry) for entry in maps if entry[0] == scope], own)
+        for scope, _ in maps
     }
     image = None
     for axes, (scope, layer), title in zip(grid.flat, maps, titles, strict=False):
-        image = _paint(axes, values_of(analysis, scope, layer), scales[scope], analysis, count)
+        image = _paint(axes, look.values(analysis, scope, layer), scales[scope], analysis, count, look=look)
         axes.set_title(title, pad=3, fontsize=7)
         _label(axes, analysis, min(size, 6.5)) if written else _bare(axes)
         if not one_scope:
@@ -171,26 +197,26 @@ def _wrapped(analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequen
     if one_scope and image is not None:
         scope = maps[0][0]
         bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.02, aspect=40, extend=extend(scales[scope]))
-        tidy(bar, scales[scope], _bar_label(quantity(scope), scales[scope]))
+        tidy(bar, scales[scope], _bar_label(look.quantity(scope), scales[scope]))
         figure.suptitle(scope, fontsize=8)
         _caption(figure, analysis, "All maps share the colour scale", scales.values(), listed=not written)
     else:
         figure.suptitle(f"layer {maps[0][1] + 1}", fontsize=8)
         _caption(figure, analysis, "Each map has its own colour scale", scales.values(), listed=not written)
-    return figure
+    return grid_of(grid)
 
 
-def _grid(analysis: Analysis, scopes: Sequence[str], layers: Sequence[int]) -> Figure:
+def _grid(analysis: Analysis, scopes: Sequence[str], layers: Sequence[int], look: Look) -> AxesGrid:
     """One row per layer, one column per scope with a colour scale of its own."""
     side = min(1.05, max(8.4 / len(scopes), 0.6))
     wide, high = _panel(analysis, side)
     figure = blank(len(scopes) * (wide + 0.06) + 0.4, len(layers) * (high + 0.06) + 1.0)
-    grid = figure.subplots(len(layers), len(scopes), squeeze=False)
+    grid = figure.subplots(len(layers), len(scopes), squeeze=False, subplot_kw={"axes_class": map_axes()})
     own = own_cells(analysis)
-    scales = {scope: scale_of([values_of(analysis, scope, layer) for layer in layers], own) for scope in scopes}
+    scales = {scope: scale_of([look.values(analysis, scope, layer) for layer in layers], own) for scope in scopes}
     for column, scope in zip(grid.T, scopes, strict=True):
         for axes, layer in zip(column, layers, strict=True):
-            image = _paint(axes, values_of(analysis, scope, layer), scales[scope], analysis, grid.size)
+            image = _paint(axes, look.values(analysis, scope, layer), scales[scope], analysis, grid.size, look=look)
             _bare(axes)
         column[0].set_title(_broken(scope), fontsize=6.5, pad=3)
         bar = figure.colorbar(
@@ -200,7 +226,7 @@ def _grid(analysis: Analysis, scopes: Sequence[str], layers: Sequence[int]) -> F
     for axes, layer in zip(grid[:, 0], layers, strict=True):
         axes.set_ylabel(f"layer {layer + 1}", fontsize=7)
     _caption(figure, analysis, "The colour scale is shared within a column", scales.values(), listed=True)
-    return figure
+    return grid_of(grid)
 
 
 def _panel(analysis: Analysis, side: float) -> tuple[float, float]:
@@ -209,13 +235,12 @@ def _panel(analysis: Analysis, side: float) -> tuple[float, float]:
     return max(side * columns / max(rows, columns), 0.4), max(side * rows / max(rows, columns), 0.2)
 
 
-def _paint(axes: Axes, values: Values, scale: Scale, analysis: Labelled, maps: int = 1) -> ScalarMappable:
-    from matplotlib import colormaps
-
+def _paint(
+    axes: Axes, values: Values, scale: Scale, analysis: Labelled, maps: int = 1, *, look: Look
+) -> ScalarMappable:
     rows, columns = values.shape
     edges = (-0.5, columns - 0.5, rows - 0.5, -0.5)
-    colours = colormaps["cividis"].with_extremes(over=BEYOND if scale.clipped else None)
-    options: dict[str, Any] = {"cmap": colours, "vmin": 0.0, "vmax": scale.end}
+    options: dict[str, Any] = {"cmap": look.colours(scale), "vmin": 0.0, "vmax": scale.end}
     image: ScalarMappable
     if values.size * maps <= VECTOR_CELLS:
         x, y = [j - 0.5 for j in range(columns + 1)], [i - 0.5 for i in range(rows + 1)]
@@ -313,6 +338,20 @@ def caption(figure: Figure, text: str) -> None:
 def _broken(scope: str) -> str:
     """A long scope name on lines of their own for its cross-attention and feed-forward parts."""
     return re.sub("(?<=.)(?=XATTN|FF)", "\n", scope)
+
+
+def map_axes() -> type[Axes]:
+    """The class of the axes of maps, which a notebook shows."""
+    from normscope.view.axes import MapAxes
+
+    return MapAxes
+
+
+def grid_of(axes: Any) -> AxesGrid:
+    """An array of axes, which a notebook shows."""
+    from normscope.view.axes import AxesGrid
+
+    return np.asarray(axes, dtype=object).view(AxesGrid)
 
 
 def blank(width: float, height: float) -> Figure:

@@ -6,31 +6,36 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from normscope.flow.result import Flow
-from normscope.view.figure import GREY, LABELLED, WIDTH, blank, caption, single, style
+from normscope.view.figure import GREY, LABELLED, WIDTH, blank, caption, figure_of, map_axes, single, style
 from normscope.view.flow_terminal import equation, target_of
 from normscope.view.labels import Values, shorten, spans_of, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ADDS, TAKES = "#d97706", "#2563eb"  # orange and blue: told apart with colour-blindness too
 ROW = 0.16  # inches of a layer
 
 
-def draw(flow: Flow) -> Figure:
-    """Bars of a target's scores over the tokens' scores at every layer; without a target, the map of the last layer."""
+def draw(flow: Flow, ax: Axes | None = None) -> Axes:
+    """Bars of a target's scores over the tokens' scores at every layer; without a target, the map of the last layer. In
+    axes that are given, the bars or the map alone."""
     with style():
         if flow.to is None:
             values: Values = flow.map.detach().cpu().double().numpy()
-            made = single(flow, values, f"{flow.method}, input to layer {flow.layers[-1] + 1}", "contribution")
+            made = single(flow, values, f"{flow.method}, input to layer {flow.layers[-1] + 1}", "contribution", ax=ax)
+        elif ax is not None:
+            made = ax
+            _bars(ax, flow)
+            _tokens(ax, flow)
         else:
             made = _scores(flow)
-        made.draw_without_rendering()
+        if ax is None:
+            figure_of(made).draw_without_rendering()
         return made
 
 
-def _scores(flow: Flow) -> Figure:
+def _scores(flow: Flow) -> Axes:
     to = flow.to
     assert to is not None
     spans = spans_of(flow.columns)
@@ -40,7 +45,8 @@ def _scores(flow: Flow) -> Figure:
     width = min(max(2.6, 0.3 * count + 0.9), WIDTH)
     figure = blank(width, 2.1 + ROW * deep + 0.5 * bool(deep))
     ratios = [1.3, max(ROW * deep, 0.1)] if deep else [1.0]
-    top, *below = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
+    kind = {"axes_class": map_axes()}
+    top, *below = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios, subplot_kw=kind)[:, 0]
     _bars(top, flow)
     if deep:
         _layers(below[0], flow, tables, deep)
@@ -48,7 +54,8 @@ def _scores(flow: Flow) -> Figure:
     if deep:
         top.set_xticks([])
     caption(figure, _told(flow))
-    return figure
+    made: Axes = top
+    return made
 
 
 def _bars(axes: Axes, flow: Flow) -> None:

@@ -12,11 +12,12 @@ from normscope.analysis import Analysis, Label
 from normscope.errors import NormscopeError
 from normscope.features import opened
 from normscope.view import figure, labels
-from normscope.view.labels import BEYOND, Scale, Values, model_label, quantity, values_of, visible
+from normscope.view.labels import Scale, Values, model_label, visible
+from normscope.view.look import PLAIN, Look, annotate
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.colorbar import Colorbar
-    from matplotlib.figure import Figure
 
 SIDE = 4.0  # inches of the longer side
 VEIL = 0.6  # opacity of the map over a picture
@@ -46,12 +47,14 @@ def row_of(analysis: Analysis, token: str | int | None = None) -> int:
     )
 
 
-def on_grid(analysis: Analysis, scope: str, layer: int, row: int) -> tuple[Values, dict[str, float]]:
+def on_grid(
+    analysis: Analysis, scope: str, layer: int, row: int, look: Look = PLAIN
+) -> tuple[Values, dict[str, float]]:
     """(down, across): what each patch gives to an output; and by label what the tokens that are no patch give."""
     grid = grid_of(analysis)
     if grid is None:
         raise NormscopeError("This is no analysis of a picture: it has no grid of patches.")
-    values = values_of(analysis, scope, layer)[row]
+    values = look.values(analysis, scope, layer)[row]
     special = len(values) - grid[0] * grid[1]
     others = {label.token: float(value) for label, value in zip(analysis.columns[:special], values, strict=False)}
     return values[special:].reshape(grid), others
@@ -72,14 +75,16 @@ def own_patch(analysis: Analysis, label: Label) -> tuple[int, int] | None:
     return None if place < 0 else divmod(place, across)
 
 
-def draw_patches(
+def plot_patches(
     analysis: Analysis,
     scope: str | None = None,
     layer: int | None = None,
     *,
     token: str | int | None = None,
     image: Any = None,
-) -> Figure:
+    ax: Axes | None = None,
+    look: Look = PLAIN,
+) -> Axes:
     """The row of one output on the grid of patches, by default [CLS] in the last scope and layer.
 
     `image` is stretched over the grid: where the model's processor crops pictures, give the cropped one.
@@ -87,27 +92,34 @@ def draw_patches(
     scope = analysis.scopes[-1] if scope is None else analysis.resolve(scope)
     layer = analysis.layers[-1] if layer is None else analysis.layers[analysis.layer_position(layer)]
     row = row_of(analysis, token)
-    patches, others = on_grid(analysis, scope, layer, row)
+    patches, others = on_grid(analysis, scope, layer, row, look)
     own = own_patch(analysis, analysis.rows[row])
     scale = scale_of(patches, own)
     pixels = None if image is None else pixels_of(image)
     with figure.style():
-        made, bar = _draw(patches, scale, own, pixels)
+        made, bar = _draw(patches, scale, own, pixels, ax, look)
         name = visible(analysis.rows[row].token)
-        made.axes[0].set_title(f"{scope}, layer {layer + 1}, output {name}", pad=5)
-        figure.tidy(bar, scale, quantity(scope))
+        made.set_title(f"{scope}, layer {layer + 1}, output {name}", pad=5)
+        figure.tidy(bar, scale, look.quantity(scope))
+        if ax is not None:
+            return made
         rest = ", ".join(f"{visible(label)} {value:.3g}" for label, value in others.items())
         beyond = f" Its own patch (framed): {scale.top:.3g}, beyond the scale." if scale.clipped else ""
         note = f" Not on the grid: {rest}." if rest else ""
-        figure.caption(made, f"{model_label(analysis)}. What each patch gives to the output {name}.{note}{beyond}")
-        made.draw_without_rendering()
+        whole = figure.figure_of(made)
+        figure.caption(whole, f"{model_label(analysis)}. What each patch gives to the output {name}.{note}{beyond}")
+        whole.draw_without_rendering()
         return made
 
 
 def _draw(
-    patches: Values, scale: Scale, own: tuple[int, int] | None, pixels: NDArray[Any] | None
-) -> tuple[Figure, Colorbar]:
-    from matplotlib import colormaps
+    patches: Values,
+    scale: Scale,
+    own: tuple[int, int] | None,
+    pixels: NDArray[Any] | None,
+    ax: Axes | None,
+    look: Look,
+) -> tuple[Axes, Colorbar]:
     from matplotlib.cm import ScalarMappable
     from matplotlib.patches import Rectangle
 
@@ -117,19 +129,22 @@ def _draw(
     shape = 1.0 if pixels is None else (pixels.shape[0] / down) / (pixels.shape[1] / across)
     width, height = across, down * shape
     size = SIDE / max(width, height)
-    made = figure.blank(size * width + 1.2, size * height + 0.9)
-    axes = made.add_subplot()
+    axes = ax
+    if axes is None:
+        axes = figure.blank(size * width + 1.2, size * height + 0.9).add_subplot(axes_class=figure.map_axes())
     if pixels is not None:
         axes.imshow(_grey(pixels), extent=edges, aspect="auto", interpolation="antialiased", cmap="gray")
-    colours = colormaps["cividis"].with_extremes(over=BEYOND if scale.clipped else None)
+    colours = look.colours(scale)
     options: dict[str, Any] = {"cmap": colours, "vmin": 0.0, "vmax": scale.end}
     drawn = axes.imshow(patches, extent=edges, aspect="auto", alpha=None if pixels is None else VEIL, **options)
     if own is not None:
         axes.add_patch(Rectangle((own[1] - 0.5, own[0] - 0.5), 1, 1, fill=False, edgecolor="white", linewidth=1.2))
+    if look.annotate:
+        annotate(axes, patches, scale, look, min(7.5, size * 72 * 0.3))
     axes.set_aspect(shape)
     axes.set_axis_off()
     key = ScalarMappable(drawn.norm, colours)  # as strong as without a picture
-    return made, made.colorbar(key, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=figure.extend(scale))
+    return axes, axes.figure.colorbar(key, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=figure.extend(scale))
 
 
 def pixels_of(image: Any) -> NDArray[Any]:

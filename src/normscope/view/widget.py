@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from normscope.analysis import EncoderDecoderAnalysis
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
 from normscope.view import bundle
 from normscope.view.document import Result, packed, sides_of, title_of
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 MISSING = "Widgets need anywidget: pip install 'normscope[notebook]'."
 VIEW = "application/vnd.jupyter.widget-view+json"
-DOTS = 110  # per inch, of the static picture
 _made: WeakKeyDictionary[Result, Any] = WeakKeyDictionary()  # a result that is shown twice has one widget
 
 
@@ -70,16 +68,12 @@ def plain(result: Result) -> str:
 
 def static(result: Result) -> bytes:
     """A PNG of one map: the end of the attention block in the last layer, of a picture [CLS] on its patches."""
-    from normscope.view.figure import style
-
     one = result.main if isinstance(result, EncoderDecoderAnalysis) else result
     block = one.aliases.get("attention-block", "")
     scope = block if block in one.measured and grid_of(one) is None else one.scopes[-1]
-    figure = one.plot(scope, one.layers[-1])
-    file = io.BytesIO()
-    with style():
-        figure.savefig(file, format="png", dpi=DOTS)
-    return file.getvalue()
+    axes: Any = one.plot(scope, one.layers[-1])
+    made: bytes = axes._repr_png_()
+    return made
 
 
 def _in_terminal() -> bool:

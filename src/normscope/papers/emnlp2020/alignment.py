@@ -15,10 +15,10 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from normscope.analysis import EncoderDecoderAnalysis
 from normscope.corpus.items import Entry
 from normscope.corpus.measuring import Sample
 from normscope.corpus.store import Run
+from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
 from normscope.measures.alignment import SETTINGS, Hits, word_maps
 from normscope.measures.frequency import spearman

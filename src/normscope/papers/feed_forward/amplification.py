@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from normscope.analysis import Analysis
 from normscope.corpus.store import Run
 from normscope.measures.amplification import amplification as ff_amp_of
 from normscope.papers.feed_forward.maps import Texts, Values, ff_amp, texts
@@ -115,7 +116,7 @@ def _matrix(setting: Setting, run: Run, scopes: Layout, given: Texts) -> Picture
     axis = setting.readings.axis
     if setting.example is not None:
         found = setting.lens.analyze(setting.example, scopes=[scopes.input, scopes.ff])
-        side = found if not setting.lens.two_sided else found.side(scopes.side)
+        side = found if isinstance(found, Analysis) else found.side(scopes.side)
         tokens = list(side.tokens)
         values = ff_amp_of(side[scopes.input], side[scopes.ff], axis).numpy()
     else:

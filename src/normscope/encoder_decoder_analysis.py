@@ -1,0 +1,181 @@
+"""EncoderDecoderAnalysis: the analyses of both sides of an encoder-decoder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from normscope.analysis import Analysis
+from normscope.errors import NormscopeError, nearest
+from normscope.result_base import ResultBase
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.axes import Axes
+
+    from normscope.flow.result import Flow
+    from normscope.view.axes import AxesGrid
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EncoderDecoderAnalysis(ResultBase):
+    """The analyses of both sides of an encoder-decoder. The decoder's columns are its own tokens, then the encoder's.
+    A side without any of the scopes that were asked for is None.
+
+    A scope is looked up in the decoder first, and in the encoder where the decoder lacks it: `result["ATTN-N"]` is the
+    decoder's, `result.encoder["ATTN-N"]` the encoder's. ``scope in result``, ``for scope in result``, ``len(result)``
+    and ``result.keys()`` go by the scopes of both sides.
+    """
+
+    encoder: Analysis | None = None
+    decoder: Analysis | None = None
+
+    def __post_init__(self) -> None:
+        if not self.sides:
+            raise NormscopeError("An analysis of an encoder-decoder has an encoder or a decoder, or both.")
+
+    @property
+    def sides(self) -> dict[str, Analysis]:
+        """The sides that were analysed, by name."""
+        pairs = (("encoder", self.encoder), ("decoder", self.decoder))
+        return {side: analysis for side, analysis in pairs if analysis is not None}
+
+    @property
+    def _by_side(self) -> dict[str, Analysis]:
+        return self.sides
+
+    @property
+    def main(self) -> Analysis:
+        """The decoder; the encoder where the decoder was not analysed."""
+        return list(self.sides.values())[-1]
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The decoder's scopes, then those that only the encoder has."""
+        return tuple(dict.fromkeys(scope for one in reversed(self.sides.values()) for scope in one.scopes))
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What both sides have in common: model, family, dtype, options, versions."""
+        return {key: value for key, value in self.main.info.items() if self._agree(key, value)}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know before believing the maps of either side."""
+        return tuple(dict.fromkeys(text for one in self.sides.values() for text in one.warnings))
+
+    @property
+    def completeness(self) -> dict[str, dict[str, Tensor]]:
+        """side -> scope -> (layers,)."""
+        return {side: analysis.completeness for side, analysis in self.sides.items()}
+
+    def side(self, name: str) -> Analysis:
+        """The analysis of `"encoder"` or `"decoder"`."""
+        if name not in ("encoder", "decoder"):
+            raise NormscopeError(f"A side is 'encoder' or 'decoder', not {name!r}.")
+        if name not in self.sides:
+            raise NormscopeError(f"The {name} was not analysed: ask for one of its scopes.")
+        return self.sides[name]
+
+    def side_with(self, scope: str) -> Analysis:
+        """The side that has a scope, the decoder if both have it."""
+        for analysis in reversed(self.sides.values()):
+            if analysis.has(scope):
+                return analysis
+        known = (f"{side}: {', '.join(analysis.scopes)}" for side, analysis in self.sides.items())
+        raise NormscopeError(
+            f"No scope {scope!r} in this analysis.{nearest(scope, self.scopes)} It holds: {'; '.join(known)}."
+        )
+
+    def has(self, scope: str) -> bool:
+        """Whether either side has a scope, given in any case or as an alias."""
+        return any(analysis.has(scope) for analysis in self.sides.values())
+
+    def __getitem__(self, scope: str) -> Tensor:
+        """The map of a scope of the decoder, or of the encoder where the decoder lacks it: (layers, rows, columns)."""
+        return self.side_with(scope)[scope]
+
+    def at(self, scope: str, layer: int) -> Tensor:
+        """(rows, columns): the map of a scope at a layer of the model, of the side with it, the decoder first."""
+        return self.side_with(scope).at(scope, layer)
+
+    def mixing_ratio(self, scope: str) -> Tensor:
+        """(layers, rows), of the side with the scope, the decoder first."""
+        return self.side_with(scope).mixing_ratio(scope)
+
+    def remainder(self, scope: str) -> Tensor:
+        """(layers, rows), of the side with the scope, the decoder first."""
+        return self.side_with(scope).remainder(scope)
+
+    def vectors(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Tensor:
+        """The contribution vectors (rows, columns, d), of the side with the scope, the decoder first."""
+        return self.side_with(scope).vectors(scope, layer, rows)
+
+    def cross(self, scope: str) -> Tensor:
+        """(layers, rows, encoder tokens): a decoder map without the decoder's own columns."""
+        decoder = self.side("decoder")
+        return decoder[scope][..., [label.side == "encoder" for label in decoder.columns]]
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> EncoderDecoderAnalysis:
+        """Read what `save` wrote.
+
+        Args:
+            path: A safetensors file.
+
+        Returns:
+            The analysis, without its model.
+
+        Raises:
+            NormscopeError: If the file is damaged or foreign, or has one side only (`Analysis.load` reads either kind).
+        """
+        found = Analysis.load(path)
+        if not isinstance(found, EncoderDecoderAnalysis):
+            raise NormscopeError(f"{path} holds the analysis of one side: read it with Analysis.load.")
+        return found
+
+    def plot(
+        self, scope: str | None = None, layer: int | None = None, *, side: str | None = None, **options: Any
+    ) -> Axes | AxesGrid:
+        """As `Analysis.plot`, of one side.
+
+        Args:
+            scope: The scope to draw; by default all.
+            layer: The model's layer index; by default all layers.
+            side: "encoder" or "decoder"; by default the one with the scope, the decoder first.
+            **options: `ax`, `cmap`, `normalize` and `annotate`, as for `Analysis.plot`.
+
+        Returns:
+            The axes of one map, or the array of axes of several.
+        """
+        chosen = self.side(side) if side is not None else self.main if scope is None else self.side_with(scope)
+        return chosen.plot(scope, layer, **options)
+
+    def to_xarray(self) -> dict[str, xarray.Dataset]:
+        """An xarray Dataset for each side, whose tokens differ, as `Analysis.to_xarray` gives it.
+
+        Returns:
+            side -> Dataset.
+
+        Raises:
+            NormscopeError: If xarray is not installed (``pip install 'normscope[frames]'``).
+        """
+        return {side: analysis.to_xarray() for side, analysis in self.sides.items()}
+
+    def to_html(self, path: str | os.PathLike[str], *, flow: Flow | None = None) -> Path:
+        """A self-contained page with every map of both sides, as `Analysis.to_html`."""
+        from normscope.view.page import write
+
+        return write(self, path, flow=flow)
+
+    def __repr__(self) -> str:
+        sides = "; ".join(f"{side}: {analysis.summary}" for side, analysis in self.sides.items())
+        return f"EncoderDecoderAnalysis(model={self.main.info.get('model', '')!r}, {sides})"
+
+    def _agree(self, key: str, value: Any) -> bool:
+        return key != "side" and all(key in one.info and one.info[key] == value for one in self.sides.values())

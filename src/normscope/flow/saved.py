@@ -1,0 +1,90 @@
+"""A flow as a safetensors file, in the way of an analysis (`normscope.saved`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from normscope.analysis import Label
+from normscope.errors import NormscopeError
+from normscope.flow.result import Flow, Scores, keep
+from normscope.saved import read, write
+
+FORMAT = "normscope-flow-tensors-1"
+
+
+def save(path: str | os.PathLike[str], flow: Flow) -> Path:
+    """Write everything but the model; maps that nobody has asked for yet are computed."""
+    tensors: dict[str, Tensor] = {}
+    if flow.has_maps:
+        tensors["maps"] = flow.maps
+        if flow.completeness is not None:
+            tensors["completeness"] = flow.completeness
+    to = flow.to
+    if to is not None:
+        tensors["scores"] = to.scores
+        tensors |= {f"layers/{side}": one for side, one in to.layers.items()}
+        tensors |= {f"remainders/{side}": one for side, one in to.remainders.items()}
+    numbers = ("target", "value", "remainder", "completeness", "contrast")
+    meta = {
+        "format": FORMAT,
+        "method": flow.method,
+        "rows": flow.rows,
+        "columns": flow.columns,
+        "layers": flow.layers,
+        "to": None if to is None else {name: getattr(to, name) for name in numbers},
+        "info": json.loads(json.dumps(dict(flow.info), default=str)),
+    }
+    return write(path, tensors, meta)
+
+
+def load(path: str | os.PathLike[str]) -> Flow:
+    """Read what `save` wrote; a damaged or foreign file is refused."""
+    tensors, meta = read(path, "Flow.save", FORMAT)
+    try:
+        flow = _flow(tensors, meta)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NormscopeError(f"{path} lacks a part of a flow: {error}.") from error
+    if not _fits(flow):
+        raise NormscopeError(f"{path} is damaged: its labels do not fit its tensors.")
+    return flow
+
+
+def _flow(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Flow:
+    to = meta["to"]
+
+    def by_side(kind: str) -> dict[str, Tensor]:
+        start = f"{kind}/"
+        return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+    maps = tensors.get("maps")
+    return Flow(
+        method=meta["method"],
+        rows=tuple(Label(*label) for label in meta["rows"]),
+        columns=tuple(Label(*label) for label in meta["columns"]),
+        layers=tuple(meta["layers"]),
+        to=None
+        if to is None
+        else Scores(**to, scores=tensors["scores"], layers=by_side("layers"), remainders=by_side("remainders")),
+        info=dict(meta["info"]),
+        _maps=None if maps is None else partial(keep, maps, tensors.get("completeness")),
+    )
+
+
+def _fits(flow: Flow) -> bool:
+    """Whether labels and tensors belong together."""
+    layers, rows, columns = len(flow.layers), len(flow.rows), len(flow.columns)
+    fits = not flow.has_maps or tuple(flow.maps.shape) == (layers, rows, columns)
+    fits &= not flow.has_maps or flow.completeness is None or tuple(flow.completeness.shape) == (layers,)
+    if flow.to is not None:
+        fits &= tuple(flow.to.scores.shape) == (columns,)
+        for side, table in flow.to.layers.items():
+            fits &= table.shape[-1] == sum(label.side == side for label in flow.columns)
+            fits &= side not in flow.to.remainders or len(flow.to.remainders[side]) == len(table)
+    return fits

@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
 # A second environment, with the oldest transformers that normscope is tested with.
-OLDEST       := $(shell sed -n 's/^TESTED = ."\([^"]*\)".*/\1/p' src/normscope/versions.py)
+OLDEST       := $(shell sed -n 's/^TESTED = ."\([^"]*\)".*/\1/p' src/normscope/models/versions.py)
 OLDEST_VENV  := .venv-oldest
 OLDEST_STAMP := $(OLDEST_VENV)/.setup-stamp
 OLDEST_PIP   := $(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check
@@ -59,7 +59,7 @@ test-oldest: $(OLDEST_STAMP) ## the tests of the families, with the oldest trans
 		tests/test_families.py tests/test_oracle.py tests/test_peft.py \
 		tests/docs/test_code_blocks.py tests/docs/test_families_page.py tests/docs/test_versions.py
 
-$(OLDEST_STAMP): pyproject.toml constraints.txt src/normscope/versions.py
+$(OLDEST_STAMP): pyproject.toml constraints.txt src/normscope/models/versions.py
 	test -x $(OLDEST_VENV)/bin/python || $(PYTHON) -m venv $(OLDEST_VENV)
 	sed 's/^transformers==.*/transformers==$(OLDEST)/' constraints.txt > $(OLDEST_VENV)/constraints.txt
 	$(OLDEST_PIP) install --quiet -c $(OLDEST_VENV)/constraints.txt torch

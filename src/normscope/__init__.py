@@ -11,7 +11,7 @@ from normscope.errors import NormscopeError, NormscopeWarning
 if TYPE_CHECKING:
     from normscope.analysis import Analysis, EncoderDecoderAnalysis
     from normscope.analyzer import Analyzer
-    from normscope.models import register
+    from normscope.models.registry import register
 
 __all__ = [
     "Analysis",
@@ -28,7 +28,7 @@ _LAZY = {
     "Analysis": "normscope.analysis",
     "Analyzer": "normscope.analyzer",
     "EncoderDecoderAnalysis": "normscope.analysis",
-    "register": "normscope.models",
+    "register": "normscope.models.registry",
 }
 
 

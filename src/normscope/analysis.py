@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from normscope.errors import NormscopeError, nearest
-from normscope.measures import sinks
+from normscope.measures import first_token
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normscope.decompose.walk import Vectors
+    from normscope.decompose.layer import Vectors
     from normscope.flow.result import Flow
 
 
@@ -120,11 +120,11 @@ class Analysis:
 
         ``m_i0 / sum_j m_ij`` of the scope's map m: by weight for a -W scope, by norm for an -N scope.
         """
-        return sinks.first_token_share(self[scope])
+        return first_token.first_token_share(self[scope])
 
     def without_first(self, scope: str, renormalise: bool = False) -> Tensor:
         """(layers, rows, columns - 1): the map without the first token; with `renormalise` its rows sum to 1 again."""
-        return sinks.without_first(self[scope], renormalise)
+        return first_token.without_first(self[scope], renormalise)
 
     def vectors(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Tensor:
         """The contribution vectors (rows, columns, d) of a model layer, by running the model again on this input.
@@ -170,14 +170,14 @@ class Analysis:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write everything but the model to a safetensors file."""
-        from normscope.saved import save
+        from normscope.engine.saving import save
 
         return save(path, self)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Any:
         """Read what `save` wrote, an Analysis or an EncoderDecoderAnalysis; a damaged or foreign file is refused."""
-        from normscope.saved import load
+        from normscope.engine.saving import load
 
         return load(path)
 
@@ -317,7 +317,7 @@ class EncoderDecoderAnalysis:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write both sides, everything but the model, to one safetensors file, for `Analysis.load`."""
-        from normscope.saved import save
+        from normscope.engine.saving import save
 
         return save(path, self)
 

@@ -20,7 +20,8 @@ pytest.importorskip("matplotlib")
 
 import polars as pl
 
-from normscope import Analyzer, NormscopeError, corpus, probing
+from normscope import Analyzer, NormscopeError, corpus
+from normscope.engine import probing
 from normscope.measures.amplification import amplification
 from normscope.papers.experiments import Setting, reproduce
 from normscope.papers.feed_forward import PAPER, Readings

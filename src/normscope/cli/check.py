@@ -31,7 +31,7 @@ def check(
     with shared.quiet():
         lens = shared.load(model, dtype)
         from normscope import checking
-        from normscope.proving import CLOSE
+        from normscope.tracing.proof import CLOSE
 
         with shared.bars() as show:
             report = checking.check(lens, progress=None if show is None else partial(show, "inputs"))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from normscope.analysis import Analysis, EncoderDecoderAnalysis
 from normscope.errors import NormscopeError, nearest
-from normscope.inputs import Item
+from normscope.inputs.item import Item
 from normscope.measures import categories
 from normscope.measures.similarity import correlation, ranks
 

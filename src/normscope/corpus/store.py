@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from normscope.engine.files import atomic
 from normscope.errors import NormscopeError, nearest
-from normscope.files import atomic
 
 if TYPE_CHECKING:
     import polars

@@ -14,7 +14,7 @@ from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
 from normscope.faithfulness.settings import Settings
 from normscope.flow.targets import classes_of
-from normscope.inputs import Item, Tokens
+from normscope.inputs.item import Item, Tokens
 
 Task = Literal["class", "next", "masked"]
 FEWEST = 3  # tokens that can be taken away, below which there is nothing to rank

@@ -13,7 +13,7 @@ from torch import Tensor
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
 from normscope.faithfulness.contexts import Context, cut
-from normscope.inputs import Item
+from normscope.inputs.item import Item
 
 BATCH = 64  # inputs in a forward pass,
 LOGITS = 2**25  # and logits of all of them

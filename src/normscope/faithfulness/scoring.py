@@ -11,8 +11,8 @@ from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
 from normscope.faithfulness.contexts import Context
 from normscope.flow.methods import METHODS, chosen
-from normscope.flow.running import flow
-from normscope.scopes import names_of
+from normscope.flow.run import flow
+from normscope.models.scopes import names_of
 
 LEAVE_ONE_OUT = "leave_one_out"
 RANDOM = "random"

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from normscope.engine.files import atomic
 from normscope.errors import NormscopeError
-from normscope.files import atomic
 from normscope.papers.verify import Check
 
 if TYPE_CHECKING:

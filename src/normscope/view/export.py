@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from normscope.analysis import Analysis, EncoderDecoderAnalysis, Label
+from normscope.engine.files import atomic
 from normscope.errors import NormscopeError
-from normscope.files import atomic
 from normscope.view import figure, page
 
 Result = Analysis | EncoderDecoderAnalysis

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from normscope.analysis import Analysis
+from normscope.engine.files import atomic
 from normscope.errors import NormscopeError
-from normscope.files import atomic
 from normscope.view.labels import (
     BEYOND,
     Labelled,

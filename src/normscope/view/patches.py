@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from normscope.analysis import Analysis, Label
 from normscope.errors import NormscopeError
-from normscope.features import opened
+from normscope.inputs.media import opened
 from normscope.view import figure, labels
 from normscope.view.labels import BEYOND, Scale, Values, model_label, quantity, values_of, visible
 

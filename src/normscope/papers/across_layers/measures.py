@@ -13,7 +13,7 @@ from normscope.corpus.measuring import Columns, Sample, reachable, register
 from normscope.errors import NormscopeError
 from normscope.flow.methods import chosen
 from normscope.flow.result import Flow
-from normscope.flow.running import flow
+from normscope.flow.run import flow
 from normscope.measures import categories
 from normscope.measures.similarity import correlation, ranks
 

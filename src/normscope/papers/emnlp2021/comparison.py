@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from normscope.analysis import Analysis
-from normscope.measures.sinks import normalised
+from normscope.measures.first_token import normalised
 from normscope.papers import map_charts
 from normscope.papers.emnlp2021.ratios import methods, scope
 from normscope.papers.report import Claim, Picture, Section, Table

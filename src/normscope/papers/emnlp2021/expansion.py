@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from normscope import probing
+from normscope.engine import probing
 from normscope.measures import expansion as rates
 from normscope.papers import charts, published
 from normscope.papers.emnlp2021.shared import PAPER, PUBLISHED

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normscope.corpus.measuring import Columns, Sample, register
 from normscope.measures.change import cosine_distance, cross_entropy, relative_change
-from normscope.uniform_attention import uniform
+from normscope.tracing.uniform_attention import uniform
 
 ALL = -1  # stands for all layers at once in the column `layer`
 

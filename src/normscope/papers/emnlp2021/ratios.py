@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from normscope.measures.similarity import correlation, spearman
+from normscope.models.scopes import aliases_of, names_of
 from normscope.papers.report import known
-from normscope.scopes import aliases_of, names_of
 
 if TYPE_CHECKING:
     import polars

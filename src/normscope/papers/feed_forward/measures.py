@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope import probing
 from normscope.analysis import Analysis
 from normscope.corpus.items import subword_spans
 from normscope.corpus.measuring import Columns, Sample, reachable, reads_itself, register
+from normscope.engine import probing
 from normscope.errors import NormscopeError
 from normscope.measures.amplification import shares
 from normscope.measures.similarity import correlation, ranks

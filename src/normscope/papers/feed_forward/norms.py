@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from normscope import probing
+from normscope.engine import probing
 from normscope.errors import NormscopeError
 from normscope.measures.similarity import spearman
 from normscope.papers import charts, published

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from normscope.scopes import aliases_of, steps_of
+from normscope.models.scopes import aliases_of, steps_of
 from normscope.view.labels import ranges
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from normscope.models.scopes import aliases_of
 from normscope.papers.experiments import Experiment, Paper, RunPlan, Setting
 from normscope.papers.shapley.sections import RUN, agreement, conclusion
-from normscope.scopes import aliases_of
 
 
 @dataclass(frozen=True)

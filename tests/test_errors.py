@@ -333,7 +333,7 @@ def test_family_whose_config_has_no_such_positions(monkeypatch: pytest.MonkeyPat
     normscope.models.registry.register(replace(BERT, name="Mine", positions="n_places"))
     refused(lambda: Analyzer(tiny("bert")), "BertConfig", "n_places", "Mine", "positions=None")
     normscope.models.registry.register(replace(BERT, name="Mine", positions=None))
-    assert Analyzer(tiny("bert")).limits.positions is None
+    assert Analyzer(tiny("bert")).loaded.limits.positions is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64], ids=str)
@@ -627,7 +627,7 @@ def test_left_as_found(family: str, attention: str) -> None:
     assert len(called) == 2 + 4  # twice for the proof; what somebody listens to is not batched
 
 
-@pytest.mark.parametrize("target", ["measure", "vectors"])
+@pytest.mark.parametrize("target", ["batch.measure_layer", "assemble.layer_vectors"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_left_as_found_after_an_exception(
     family: str, attention: str, target: str, monkeypatch: pytest.MonkeyPatch
@@ -645,9 +645,9 @@ def test_left_as_found_after_an_exception(
         raise KeyboardInterrupt("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"normscope.decompose.layer.{target}", broken)
+        patch.setattr(f"normscope.engine.{target}", broken)
         with pytest.raises(KeyboardInterrupt):
-            lens.analyze(given) if target == "measure" else expected.vectors("layer", 1)
+            lens.analyze(given) if target == "batch.measure_layer" else expected.vectors("layer", 1)
     assert calls == 1
     assert state_of(model) == before
     assert_same(lens.analyze(given), expected, 1e-12)
@@ -699,4 +699,4 @@ def test_a_check_takes_nan_for_the_largest_error() -> None:
     nan = torch.tensor([[0.0, float("nan")]])
     assert checking._largest(nan) == float("inf")
     assert checking._distance(nan, torch.ones(1, 2)) == float("inf")
-    assert checking._beyond_one(nan, toy_lens().stacks[0]) == float("inf")
+    assert checking._beyond_one(nan, toy_lens().loaded.stacks[0]) == float("inf")

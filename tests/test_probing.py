@@ -147,7 +147,7 @@ def test_gains() -> None:
 def test_shared_layers_in_the_order_of_their_calls(options: dict[str, int]) -> None:
     model = bert_kin.tiny("albert", dtype=torch.float64, **options)
     called: list[Any] = []
-    stack = Analyzer(model).stacks[0]
+    stack = Analyzer(model).loaded.stacks[0]
     handles = [
         one.register_forward_hook(lambda module, *_: called.append(module)) for one in layer_modules(model, stack)
     ]

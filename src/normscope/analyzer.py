@@ -95,6 +95,11 @@ class Analyzer:
         return self.loaded.dtype
 
     @property
+    def memory_budget(self) -> int | None:
+        """The bytes that an analysis may take; None: most of what is free."""
+        return self.workspace.budget
+
+    @property
     def depth(self) -> int:
         """The number of layers, of the deeper side of an encoder-decoder."""
         return max(self.loaded.depths)

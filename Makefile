@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
 # Two more environments, with the oldest transformers that normscope is tested with and with the newest on PyPI.
-OLDEST       := $(shell sed -n 's/^TESTED = ."\([^"]*\)".*/\1/p' src/normscope/versions.py)
+OLDEST       := $(shell sed -n 's/^TESTED = ."\([^"]*\)".*/\1/p' src/normscope/models/versions.py)
 OLDEST_VENV  := .venv-oldest
 OLDEST_STAMP := $(OLDEST_VENV)/.setup-stamp
 NEWEST_VENV  := .venv-newest
@@ -67,7 +67,7 @@ test-newest: ## the same tests, with the newest transformers that pyproject.toml
 	$(THREADS) $(NEWEST_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow' \
 		-W 'ignore:normscope is tested with transformers' $(VERSION_TESTS)
 
-$(OLDEST_STAMP): pyproject.toml constraints.txt src/normscope/versions.py
+$(OLDEST_STAMP): pyproject.toml constraints.txt src/normscope/models/versions.py
 	$(call install-into,$(OLDEST_VENV),s/^transformers==.*/transformers==$(OLDEST)/)
 	touch $@
 

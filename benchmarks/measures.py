@@ -14,11 +14,12 @@ from benchmarks import products as bare
 from benchmarks.memory import peak_of
 from benchmarks.published import Published
 from benchmarks.timing import Seconds, Task, best, interleaved
-from normscope import Analyzer, proving
+from normscope import Analyzer
 from normscope.decompose.packed import multiplied, packed
-from normscope.estimate import default_budget
-from normscope.models import family_of
-from normscope.scopes import aliases_of, names_of
+from normscope.engine.estimate import default_budget
+from normscope.models.registry import family_of
+from normscope.models.scopes import aliases_of, names_of
+from normscope.tracing import proof
 
 
 def attention_names(model: PreTrainedModel) -> tuple[str, ...]:
@@ -118,15 +119,15 @@ def door(name: str, make: Callable[[], PreTrainedModel], budget: float) -> Row:
     model = make()
     lens, forward = Analyzer(model), _forward(model, models.encoding(1, 16))
 
-    def prove() -> None:
-        proving.forget(lens.base)
-        lens.prove()
+    def prove_again() -> None:
+        proof.forget(lens.loaded)
+        proof.prove(lens.loaded)
 
     def two_passes() -> None:
         forward()
         forward()
 
-    seconds = interleaved({"proof": prove, "two passes": two_passes, "load": make}, budget)
+    seconds = interleaved({"proof": prove_again, "two passes": two_passes, "load": make}, budget)
     times = best(seconds)
     return Row(
         "proof / allowed",

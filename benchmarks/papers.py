@@ -18,6 +18,7 @@ from benchmarks.measures import Row
 from benchmarks.published import Published
 from normscope import Analyzer, corpus, default_model
 from normscope.corpus.paragraph_pairs import read_pairs
+from normscope.inputs.encode import encode
 
 NAME = "MiniLM"
 SCOPES = ("ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N", "ATTNRESLNFFRES-N", "ATTNRESLNFFRESLN-N")
@@ -68,10 +69,10 @@ def similarity_of_all_scopes(data: Path, entries: int = 100) -> Row:
 
 def _naive(lens: Analyzer, texts: Sequence[object]) -> dict[tuple[str, str], float]:
     """(scope, other) -> the mean over entries and layers."""
-    published = Published(lens.base, feed_forward=True)
+    published = Published(lens.loaded.base, feed_forward=True)
     found: dict[tuple[str, str], list[float]] = {pair: [] for pair in combinations(SCOPES, 2)}
     for text in texts:
-        (item,) = lens.items(text)
+        (item,) = encode(lens.loaded, text)
         batch = {key: value[None] for key, value in item.tensors.items()}
         for layer in published(batch):
             for a, b in found:

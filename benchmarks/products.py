@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 
 from benchmarks import models
 from normscope import Analyzer
-from normscope.decompose.contributions import BESIDE
-from normscope.models import family_of
-from normscope.records import AttentionRecord, LayerRecord, NormRecord
-from normscope.request import reach
-from normscope.scopes import aliases_of, steps_of
-from normscope.trace import Wish, trace
+from normscope.decompose.state import BESIDE
+from normscope.engine.request import reach
+from normscope.models.registry import family_of
+from normscope.models.scopes import aliases_of, steps_of
+from normscope.tracing.build import RecordRequest
+from normscope.tracing.records import AttentionRecord, LayerRecord, NormRecord
+from normscope.tracing.trace import watch
 
 
 class Products:
@@ -37,10 +38,12 @@ class Products:
         self.maps = torch.empty(layers, 5, length, length)
         stack = family_of(model).stacks[-1]
         steps = reach(steps_of(stack.blocks), [aliases_of(stack.blocks)["attention-block"]])
-        self.wish = Wish(stack, steps, range(layers), self._on_layer, torch.ones(1, length, dtype=torch.bool))
+        self.records = RecordRequest(
+            stack, steps, range(layers), self._on_layer, torch.ones(1, length, dtype=torch.bool)
+        )
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        trace(self.model, inputs, [self.wish], torch.float32)
+        watch(self.model, inputs, [self.records], torch.float32)
         return self.maps
 
     @torch.inference_mode()

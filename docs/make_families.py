@@ -1,7 +1,7 @@
 """`python -m docs.make_families`: write docs/families.md from the family specs and from tiny models of each family.
 
 Nothing on the page is typed by hand but its plain sentences: layers, scopes and aliases come from `normscope.models`
-and `normscope.scopes`, the errors from analyses of the models that the tests use.
+and `normscope.models.scopes`, the errors from analyses of the models that the tests use.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 import transformers
 
 from normscope import Analyzer
-from normscope.models import REFUSED, causal, encoder_decoders, encoders, family_of, vision
+from normscope.models import causal, encoder_decoders, encoders, vision
+from normscope.models.registry import REFUSED, family_of
+from normscope.models.scopes import aliases_of, names_of
 from normscope.models.spec import Attention, Block, Experts, Family, FeedForward, Norm
-from normscope.scopes import aliases_of, names_of
 from tests import tiny, tiny_layers
 
 PAGE = Path(__file__).parent / "families.md"

@@ -21,8 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 from normscope import Analysis, Analyzer, default_model
-from normscope.decompose.gates import coefficient, slope
-from normscope.estimate import Shape, estimate
+from normscope.decompose.activations import coefficient, slope
+from normscope.engine.estimate import Shape, estimate
+from normscope.engine.request import Options, requests_for
 from normscope.measures.amplification import amplification, shares
 
 FOLDER = Path(__file__).parent / "figures"
@@ -242,7 +243,7 @@ def memory(lens: Analyzer) -> Figure:
         (None, "normscope, all scopes", ORANGE, (220, 0.55)),
         (attention, "normscope, attention scopes", BLUE, (300, 0.027)),
     ):
-        (request,) = lens.requests(scopes=scopes, layers=[0])
+        (request,) = requests_for(lens.loaded, Options(scopes=scopes, layers=[0]))
         taken = [estimate([n], request, shape, torch.float32).memory for n in lengths]
         curves.append((taken, label, colour, place))
     fig, ax = plt.subplots(figsize=(6.4, 2.8), layout="constrained")

@@ -17,7 +17,10 @@ from safetensors.torch import load_file, save_file
 from normscope import Analysis, Analyzer, NormscopeError
 from normscope.analysis import Label
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.saved import FORMAT, UNCHECKED, checksum
+from normscope.engine.request import Options, requests_for
+from normscope.engine.run import run
+from normscope.engine.saving import FORMAT, UNCHECKED, checksum
+from normscope.inputs.encode import encode
 from tests.test_inputs import SCOPES, TEXT, assert_close, some_ids, toy_lens
 from tests.tiny_layers import inputs, tiny
 
@@ -135,7 +138,7 @@ def test_failed_save_leaves_no_part_and_the_old_file(
         Path(path).write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr("normscope.saved.save_file", broken)
+    monkeypatch.setattr("normscope.engine.saving.save_file", broken)
     expected = NormscopeError if isinstance(error, OSError | SafetensorError) else type(error)
     for target in (saved, saved.with_name("new.safetensors")):
         with pytest.raises(expected):
@@ -424,9 +427,11 @@ def test_tensors_can_be_used_in_training() -> None:
     lens = toy_lens()
     early: list[Any] = []
     seen: list[bool] = []
-    found = lens.run(
-        lens.items(TEXT),
-        lens.requests(heads=True),
+    found = run(
+        lens.loaded,
+        encode(lens.loaded, TEXT),
+        requests_for(lens.loaded, Options(heads=True)),
+        lens.workspace,
         lambda *_: seen.append(torch.is_inference_mode_enabled()),
         early.extend,
     )
@@ -443,7 +448,7 @@ def test_tensors_can_be_used_in_training() -> None:
         sum((factor * x).square().sum() for x in maps).backward()
         assert factor.grad is not None
         one["layer"].mul_(2)
-    lens.base(input_ids=some_ids(4)[None]).last_hidden_state.sum().backward()
+    lens.loaded.base(input_ids=some_ids(4)[None]).last_hidden_state.sum().backward()
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------

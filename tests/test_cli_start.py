@@ -14,10 +14,10 @@ from normscope import cli
 from normscope.cli import completion
 from normscope.corpus.measuring import _measures, known
 from normscope.corpus.readers import FORMATS
+from normscope.engine.request import GATES, SHARED, VALUE_BIASES
 from normscope.flow.methods import METHODS
-from normscope.models import FAMILIES
-from normscope.request import GATES, SHARED, VALUE_BIASES
-from normscope.scopes import aliases_of, names_of
+from normscope.models.registry import FAMILIES
+from normscope.models.scopes import aliases_of, names_of
 
 HEAVY = ("torch", "transformers", "polars", "matplotlib")
 LOADS = ("demo", "analyze", "flow", "serve", "corpus", "paper", "faithfulness", "check")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope import closeness
-from normscope.closeness import coarser, equal, is_product, misfit
+from normscope.tracing import closeness
+from normscope.tracing.closeness import coarser, equal, is_product, misfit
 
 DTYPES = (torch.float32, torch.float64)
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-import normscope.models
+import normscope.models.registry
 from normscope import Analyzer, NormscopeError, default_model
 from normscope.models.encoders import BERT
 from tests import layer_oracle
@@ -44,7 +44,7 @@ def lens(monkeypatch: pytest.MonkeyPatch) -> Analyzer:
     def never(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the model was run")
 
-    monkeypatch.setattr("normscope.analyzer.trace", never)
+    monkeypatch.setattr("normscope.engine.run.trace", never)
     return toy_lens()
 
 
@@ -185,7 +185,7 @@ def test_too_long(lens: Analyzer, given: Any) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_too_long_for_every_family(family: str) -> None:
     lens = Analyzer(tiny(family))
-    longest = lens.limits.positions
+    longest = lens.loaded.limits.positions
     refused(lambda: lens.analyze({"input_ids": some_ids(longest + 1)}), str(longest + 1), str(longest))
 
 
@@ -299,14 +299,16 @@ def test_one_submodule_in_training_mode() -> None:
 
 def test_unknown_family() -> None:
     config = AutoConfig.for_model("xlnet", d_model=8, n_head=2, n_layer=1, d_inner=8, vocab_size=20)
-    names = (name for family in normscope.models.FAMILIES for name in family.model_types)
+    names = (name for family in normscope.models.registry.FAMILIES for name in family.model_types)
     refused(lambda: Analyzer(AutoModel.from_config(config).eval()), "'xlnet'", "Known families", "register", *names)
 
 
 @pytest.mark.parametrize("kind", ["bloom", "mamba"])
 def test_family_that_cannot_be_decomposed(kind: str) -> None:
     config = AutoConfig.for_model(kind, hidden_size=8, n_head=2, num_hidden_layers=1, n_layer=1, vocab_size=20)
-    refused(lambda: Analyzer(AutoModel.from_config(config).eval()), normscope.models.REFUSED[kind], "decomposed")
+    refused(
+        lambda: Analyzer(AutoModel.from_config(config).eval()), normscope.models.registry.REFUSED[kind], "decomposed"
+    )
 
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), "bert-base-uncased", None, 5], ids=lambda m: type(m).__name__)
@@ -321,17 +323,17 @@ def test_config_that_breaks_the_algebra() -> None:
 
 def test_config_attribute_that_no_one_has_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     family = replace(BERT, attributes=BERT.attributes - {"hidden_act"})
-    monkeypatch.setattr(normscope.models, "FAMILIES", (family,))
+    monkeypatch.setattr(normscope.models.registry, "FAMILIES", (family,))
     Analyzer(tiny("bert"))
     refused(lambda: Analyzer(tiny("bert", hidden_act="relu")), "hidden_act='relu'", "default 'gelu'", "checked")
 
 
 def test_family_whose_config_has_no_such_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normscope.models, "_registered", [])
-    normscope.models.register_family(replace(BERT, name="Mine", positions="n_places"))
+    monkeypatch.setattr(normscope.models.registry, "_registered", [])
+    normscope.models.registry.register_family(replace(BERT, name="Mine", positions="n_places"))
     refused(lambda: Analyzer(tiny("bert")), "BertConfig", "n_places", "Mine", "positions=None")
-    normscope.models.register_family(replace(BERT, name="Mine", positions=None))
-    assert Analyzer(tiny("bert")).limits.positions is None
+    normscope.models.registry.register_family(replace(BERT, name="Mine", positions=None))
+    assert Analyzer(tiny("bert")).loaded.limits.positions is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64], ids=str)
@@ -625,7 +627,7 @@ def test_left_as_found(family: str, attention: str) -> None:
     assert len(called) == 2 + 4  # twice for the proof; what somebody listens to is not batched
 
 
-@pytest.mark.parametrize("target", ["measure", "vectors"])
+@pytest.mark.parametrize("target", ["batch.measure_layer", "assemble.layer_vectors"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_left_as_found_after_an_exception(
     family: str, attention: str, target: str, monkeypatch: pytest.MonkeyPatch
@@ -643,9 +645,9 @@ def test_left_as_found_after_an_exception(
         raise KeyboardInterrupt("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"normscope.decompose.walk.{target}", broken)
+        patch.setattr(f"normscope.engine.{target}", broken)
         with pytest.raises(KeyboardInterrupt):
-            lens.analyze(given) if target == "measure" else expected.vectors("layer", 1)
+            lens.analyze(given) if target == "batch.measure_layer" else expected.vectors("layer", 1)
     assert calls == 1
     assert state_of(model) == before
     assert_same(lens.analyze(given), expected, 1e-12)
@@ -697,4 +699,4 @@ def test_a_check_takes_nan_for_the_largest_error() -> None:
     nan = torch.tensor([[0.0, float("nan")]])
     assert checking._largest(nan) == float("inf")
     assert checking._distance(nan, torch.ones(1, 2)) == float("inf")
-    assert checking._beyond_one(nan, toy_lens().stacks[0]) == float("inf")
+    assert checking._beyond_one(nan, toy_lens().loaded.stacks[0]) == float("inf")

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import normscope.batch
-import normscope.request
+import normscope.engine.batch
+import normscope.engine.request
 from normscope import Analysis, Analyzer, NormscopeError
-from normscope.decompose import attention, contributions, walk
+from normscope.decompose import attention, state
+from normscope.decompose import layer as layer_module
 from tests import layer_oracle
 from tests.layer_oracle import OracleLayer
 from tests.test_errors import refused, state_of
@@ -591,16 +592,18 @@ PIECES = ("llama", "gpt2", "bart", "gemma2", "gptj", "mixtral", "t5-gated")
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that tiny models are done in several pieces."""
     if request.param == "vectors":
-        monkeypatch.setattr(contributions, "VECTORS", 500)
+        monkeypatch.setattr(state, "VECTORS", 500)
         monkeypatch.setattr(attention, "VECTORS", 500)
     elif request.param == "blocks":
-        monkeypatch.setattr(normscope.request, "Options", partial(walk.Options, block_bytes=20000))
+        monkeypatch.setattr(
+            normscope.engine.request, "LayerOptions", partial(layer_module.LayerOptions, block_bytes=20000)
+        )
     elif request.param == "groups":
-        monkeypatch.setattr(normscope.batch, "GROUP_TOKENS", 20)
+        monkeypatch.setattr(normscope.engine.batch, "GROUP_TOKENS", 20)
     else:
-        monkeypatch.setattr(normscope.trace, "SCORES", 50)
+        monkeypatch.setattr(normscope.tracing.trace, "SCORES", 50)
         monkeypatch.setattr(normscope.decompose.feed_forward, "HIDDEN", 7)
-        monkeypatch.setattr(normscope.decompose.factored, "PRODUCT", 50)
+        monkeypatch.setattr(normscope.decompose.gram, "PRODUCT", 50)
 
 
 @pytest.mark.usefixtures("small_pieces")

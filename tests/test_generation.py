@@ -157,7 +157,7 @@ def test_too_long_a_continuation() -> None:
 
 def test_model_without_a_head() -> None:
     lens = speaker()
-    refused(lambda: Analyzer(lens.base, lens.tokenizer).analyze(TEXT, generate=2), "LlamaModel", "CausalLM")
+    refused(lambda: Analyzer(lens.loaded.base, lens.tokenizer).analyze(TEXT, generate=2), "LlamaModel", "CausalLM")
 
 
 @pytest.mark.parametrize("head", [None, "MaskedLM"])
@@ -298,7 +298,7 @@ def test_encoding_of_several_pairs() -> None:
 
 def test_wrong_sources_and_targets() -> None:
     lens = translator()
-    base = Analyzer(lens.base, lens.tokenizer)
+    base = Analyzer(lens.loaded.base, lens.tokenizer)
     refused(lambda: base.analyze(SOURCE), "BartModel", "target")
     same(base.analyze((SOURCE, TARGET)), lens.analyze((SOURCE, TARGET)), 1e-12)
     refused(lambda: lens.analyze({"decoder_input_ids": [1, 5]}), "input_ids")

@@ -203,7 +203,7 @@ def test_model_with_a_head_is_analysed_as_its_base(family: str, head: str) -> No
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padding_changes_nothing(family: str, side: str) -> None:
     lens = Analyzer(tiny(family))
-    pad = lens.limits.pad
+    pad = lens.loaded.limits.pad
     ids = some_ids(9)
     left, right = {"left": (6, 0), "right": (0, 6), "both": (2, 4)}[side]
     padded = {
@@ -353,7 +353,7 @@ def test_truncation() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_longest_input_fits(family: str) -> None:
     lens = Analyzer(tiny(family))
-    longest = lens.limits.positions
+    longest = lens.loaded.limits.positions
     assert longest == (38 if family in {"roberta", "xlm-roberta", "camembert", "mpnet"} else 40)
     result = lens.analyze({"input_ids": some_ids(longest)}, scopes="layer", rows=[-1])
     assert result["layer"].shape == (lens.depth, 1, longest)

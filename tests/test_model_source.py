@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_loading(folder: str) -> None:
     lens = ModelSource(folder, device="cpu", dtype="float64").load(device="nonsense")  # its own device comes first
-    assert (lens.dtype, lens.base.dtype, lens.revision) == (torch.float64, torch.float64, None)
+    assert (lens.dtype, lens.loaded.base.dtype, lens.revision) == (torch.float64, torch.float64, None)
     assert ModelSource(folder).load().dtype == torch.float32
     assert analyzer_of(lens) is lens
     assert analyzer_of(Path(folder)).model_name == folder

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from normscope import Analyzer, NormscopeError, packages
+from normscope import Analyzer, NormscopeError
+from normscope.models import packages
 from tests.tiny import tiny as encoder
 from tests.tiny_layers import tiny
 

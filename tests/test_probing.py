@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope import Analyzer, NormscopeError, probing
-from normscope.inputs import Item
-from normscope.layers import layer_modules
-from normscope.scopes import aliases_of
-from normscope.uniform_attention import uniform
+from normscope import Analyzer, NormscopeError
+from normscope.engine import probing
+from normscope.inputs.encode import encode
+from normscope.inputs.item import Item
+from normscope.models.modules import layer_modules
+from normscope.models.scopes import aliases_of
+from normscope.tracing.uniform_attention import run_uniform
 from tests import tiny as bert_kin
 from tests.test_errors import state_of
 from tests.tiny_layers import ENCODER_DECODER, FAMILIES, IMAGES, inputs, tiny
@@ -30,7 +32,7 @@ def opened(name: str) -> tuple[Analyzer, dict[str, Tensor], Item]:
     else:
         lens = Analyzer(tiny(name, dtype=torch.float64))
         given = inputs(name, lens.model, 9)
-    (item,) = lens.items(given)
+    (item,) = encode(lens.loaded, given)
     return lens, given, item
 
 
@@ -39,7 +41,7 @@ def test_outputs_are_the_models_own_vectors(name: str) -> None:
     lens, given, item = opened(name)
     result = lens.analyze(given)
     scopes = [scope for scope in result.scopes if scope.endswith("-N")]
-    found = probing.outputs(lens, item, scopes)
+    found = probing.scope_outputs(lens.loaded, item, scopes)
     assert list(found) == scopes
     for scope in scopes:
         for layer in result.layers:
@@ -51,16 +53,16 @@ def test_a_map_within_some_dimensions(name: str) -> None:
     lens, given, item = opened(name)
     result = lens.analyze(given, scopes=["ff"])
     dims = {layer: torch.tensor([layer, 3, 7, 20]) for layer in result.layers}
-    found = probing.map_within(lens, item, dims)
+    found = probing.map_within(lens.loaded, item, dims)
     for layer in result.layers:
         vectors = result.vectors("ff", layer)[..., dims[layer]]
         torch.testing.assert_close(found[layer], vectors.norm(dim=-1), rtol=1e-9, atol=1e-12)
     everything = {layer: torch.arange(24 if name not in KIN else vectors_width(lens)) for layer in result.layers}
-    torch.testing.assert_close(probing.map_within(lens, item, everything), result["ff"], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(probing.map_within(lens.loaded, item, everything), result["ff"], rtol=1e-9, atol=1e-12)
 
 
 def vectors_width(lens: Analyzer) -> int:
-    config: Any = lens.base.config
+    config: Any = lens.loaded.base.config
     return int(getattr(config, "hidden_size", None) or config.dim)
 
 
@@ -70,20 +72,20 @@ def test_the_affine_map_of_the_values(name: str) -> None:
     lens, _, _ = opened(name)
     if "gpt_oss" in name:
         pytest.skip("a part of its weight goes to no token")
-    (item,) = lens.items({"input_ids": torch.tensor([[7]])})
-    out = probing.outputs(lens, item, ["attention"])["attention"]
+    (item,) = encode(lens.loaded, {"input_ids": torch.tensor([[7]])})
+    out = probing.scope_outputs(lens.loaded, item, ["attention"])["attention"]
     seen: list[Tensor] = []
-    stack = lens.stacks[0]
+    stack = lens.loaded.stacks[0]
     part = next(branch.op for block in stack.blocks for branch in block.branches)
     handles = []
-    for module in layer_modules(lens.base, stack):
+    for module in layer_modules(lens.loaded.base, stack):
         value = module.get_submodule(part.value)  # type: ignore[union-attr]
         handles.append(value.register_forward_pre_hook(lambda _, args: seen.append(args[0])))
-    lens.base(input_ids=torch.tensor([[7]]))
+    lens.loaded.base(input_ids=torch.tensor([[7]]))
     for handle in handles:
         handle.remove()
     for layer, x in enumerate(seen):
-        value, value_bias, matrix, bias = probing.affine(lens, layer)
+        value, value_bias, matrix, bias = probing.attention_maps(lens.loaded, layer)
         expected = (x[0, 0].double() @ value + value_bias) @ matrix + bias
         torch.testing.assert_close(out[layer, 0], expected, rtol=1e-5, atol=1e-6)
 
@@ -94,11 +96,11 @@ def test_uniform_attention(name: str, layers: tuple[int, ...], monkeypatch: pyte
     """Against the model's own eager attention with its softmax made even."""
     lens, given, item = opened(name)
     before = state_of(lens.model)
-    found = uniform(lens, item, layers)
+    found = run_uniform(lens.loaded, item, layers)
     assert state_of(lens.model) == before
-    plain = uniform(lens, item, ())
+    plain = run_uniform(lens.loaded, item, ())
     assert not torch.allclose(found, plain, rtol=1e-3)
-    lens.base.set_attn_implementation("eager")
+    lens.loaded.base.set_attn_implementation("eager")
     softmax = torch.softmax
     count = -1
 
@@ -115,28 +117,28 @@ def test_uniform_attention(name: str, layers: tuple[int, ...], monkeypatch: pyte
     monkeypatch.setattr(torch.nn.functional, "softmax", even)
     monkeypatch.setattr(torch, "softmax", even)
     with torch.no_grad():
-        expected = lens.base(**given).last_hidden_state[0]
+        expected = lens.loaded.base(**given).last_hidden_state[0]
     assert count == lens.depth - 1
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)  # some compute in float32
 
 
 def test_uniform_attention_of_an_encoder_with_a_position_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     lens = Analyzer(tiny("t5", dtype=torch.float64))
-    (item,) = lens.items(inputs("t5", lens.model, 9, 6))
-    found = uniform(lens, item, (0, 1))
+    (item,) = encode(lens.loaded, inputs("t5", lens.model, 9, 6))
+    found = run_uniform(lens.loaded, item, (0, 1))
     assert found.shape[0] == 9
-    assert not torch.allclose(found, uniform(lens, item, ()))
+    assert not torch.allclose(found, run_uniform(lens.loaded, item, ()))
 
 
 def test_gains() -> None:
     lens, _, _ = opened("bert")
-    found = probing.gains(lens, "layer")
-    for layer, module in enumerate(lens.base.encoder.layer):  # type: ignore[union-attr, arg-type]
+    found = probing.norm_gains(lens.loaded, "layer")
+    for layer, module in enumerate(lens.loaded.base.encoder.layer):  # type: ignore[union-attr, arg-type]
         torch.testing.assert_close(found[layer], module.output.LayerNorm.weight.detach())
     lens, _, _ = opened("llama")
     with pytest.raises(NormscopeError, match="does not end with a norm"):
-        probing.gains(lens, "layer")
-    assert aliases_of(lens.stacks[0].blocks)["layer"].endswith("RES-N")
+        probing.norm_gains(lens.loaded, "layer")
+    assert aliases_of(lens.loaded.stacks[0].blocks)["layer"].endswith("RES-N")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_gains() -> None:
 def test_shared_layers_in_the_order_of_their_calls(options: dict[str, int]) -> None:
     model = bert_kin.tiny("albert", dtype=torch.float64, **options)
     called: list[Any] = []
-    stack = Analyzer(model).stacks[0]
+    stack = Analyzer(model).loaded.stacks[0]
     handles = [
         one.register_forward_hook(lambda module, *_: called.append(module)) for one in layer_modules(model, stack)
     ]
@@ -153,6 +155,7 @@ def test_shared_layers_in_the_order_of_their_calls(options: dict[str, int]) -> N
         model(input_ids=torch.arange(5, 12)[None])
     for handle in handles:
         handle.remove()
-    assert list(Analyzer(model).calls[0]) == called
+    loaded = Analyzer(model).loaded
+    assert list(loaded.layer_calls(loaded.stacks[0])) == called
     expected = [module.full_layer_layer_norm.weight.detach() for module in called]
-    torch.testing.assert_close(probing.gains(Analyzer(model), "layer"), torch.stack(expected))
+    torch.testing.assert_close(probing.norm_gains(Analyzer(model).loaded, "layer"), torch.stack(expected))

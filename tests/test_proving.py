@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from normscope import Analysis, Analyzer, NormscopeError, NormscopeWarning, proving
+from normscope import Analysis, Analyzer, NormscopeError, NormscopeWarning
 from normscope.checking import check
+from normscope.tracing import proof
 from normscope.view import document
 from normscope.view.export import as_dict
 from tests import layer_oracle, tiny, tiny_layers
@@ -70,8 +71,8 @@ def test_a_layer_that_is_called_twice() -> None:
     first, second, _ = model.encoder.layer
     model.encoder.layer = nn.ModuleList([first, second, first])
     lens = Analyzer(model)
-    assert lens.depths == [3]
-    assert lens.calls[0] == (first, second, first)
+    assert lens.loaded.depths == [3]
+    assert lens.loaded.layer_calls(lens.loaded.stacks[0]) == (first, second, first)
     plain: Any = model_of("bert", num_hidden_layers=3)
     plain.encoder.layer = nn.ModuleList([first, second, copy.deepcopy(first)])
     for scope in lens.analyze(GIVEN).scopes:
@@ -285,14 +286,14 @@ def test_data_parallel_is_looked_into() -> None:
 
 def test_a_proof_is_made_once_for_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
-    compare = proving.compare
+    compare = proof.compare
 
-    def counted(given: proving.Pass) -> Any:
+    def counted(*given: Any) -> Any:
         nonlocal count
         count += 1
-        return compare(given)
+        return compare(*given)
 
-    monkeypatch.setattr(proving, "compare", counted)
+    monkeypatch.setattr(proof, "compare", counted)
     model = model_of("bert")
     for _ in range(3):
         Analyzer(model).analyze(GIVEN)
@@ -313,7 +314,7 @@ def test_every_family_is_proved_and_left_alone(name: str) -> None:
     assert torch.equal(random, torch.random.get_rng_state())
     assert hooks == [(len(one._forward_hooks), len(one._forward_pre_hooks)) for one in model.modules()]
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert all(heads == 4 for heads in lens.head_counts)
+    assert all(heads == 4 for heads in lens.loaded.head_counts)
 
 
 # Mixed precision, embeddings with adapters, outputs as tuples.
@@ -344,7 +345,7 @@ def test_a_part_in_half_precision_is_copied() -> None:
 @pytest.mark.parametrize("size", [1e-3, 1e-1])
 def test_what_almost_adds_up_is_warned_of(size: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Above 1e-4 a warning that says what to do, above 1e-2 a refusal."""
-    monkeypatch.setattr(proving, "CLOSE", 1.0)
+    monkeypatch.setattr(proof, "CLOSE", 1.0)
     model: Any = model_of("bert")
     model.encoder.layer[1].output.dense.register_forward_hook(lambda module, args, made: made * (1 + size))
     lens = Analyzer(model)
@@ -460,10 +461,10 @@ def test_another_description_is_proved_anew(monkeypatch: pytest.MonkeyPatch) -> 
     from dataclasses import replace
 
     import normscope
-    from normscope import models
+    from normscope.models import registry
     from normscope.models.encoders import BERT
 
-    monkeypatch.setattr(models, "_registered", [])
+    monkeypatch.setattr(registry, "_registered", [])
     model = model_of("bert")
     Analyzer(model)
     blocks = BERT.stacks[0].blocks
@@ -511,7 +512,7 @@ def test_a_hook_that_only_long_inputs_meet() -> None:
     model: Any = model_of("bert")
     model.encoder.layer[1].register_forward_hook(lambda module, args, made: made + 0.1 if made.shape[1] > 5 else None)
     lens = Analyzer(model)
-    with pytest.raises(NormscopeError, match=r"Layer 1 .* does not put out what output\.LayerNorm"):
+    with pytest.raises(NormscopeError, match=r"Layer 1 .* does not output what output\.LayerNorm"):
         lens.analyze(GIVEN)
 
 

@@ -258,7 +258,7 @@ def test_mpnet(store: Path) -> None:
     path = next(unpacked(whole, "").rglob("config.json")).parent
     lens = Analyzer(AutoModel.from_pretrained(path, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(path))
     assert lens.family.name == "MPNet"
-    assert lens.base.config.hidden_size == 768
+    assert lens.loaded.base.config.hidden_size == 768
     assert_sound(lens.analyze("Colin Fleming played the highway tiny soap opera.", heads=True))
     encoding = dict(lens.tokenizer("A cat sat.", return_tensors="pt"))
     test_oracle.assert_close_to_oracle(lens.analyze("A cat sat."), oracle.oracle(lens.model, encoding))
@@ -273,7 +273,7 @@ def test_smollm2(store: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     lens = Analyzer(model, tokenizer)
     assert lens.family.name == "Llama"
-    assert (lens.depth, lens.head_counts) == (30, [9])
+    assert (lens.depth, lens.loaded.head_counts) == (30, [9])
     result = lens.analyze("The capital of France is", generate=4, heads=True)
     assert_sound(result)
     assert "Paris" in tokenizer.convert_tokens_to_string(list(result.tokens))

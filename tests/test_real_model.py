@@ -7,6 +7,8 @@ import torch
 
 from normscope import Analyzer, NormscopeError, default_model
 from normscope.checking import check
+from normscope.engine import assemble
+from normscope.tracing import proof
 from tests.oracle import maps, oracle
 from tests.test_oracle import assert_close_to_oracle
 
@@ -58,12 +60,11 @@ def test_minilm_check_passes(lens: Analyzer) -> None:
 
 def test_check_fails_on_a_model_that_is_not_its_family(lens: Analyzer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: a hook that changes a layer's attention output breaks the decomposition."""
-    from normscope import proving, results
 
-    monkeypatch.setattr(results, "INCOMPLETE", float("inf"))
-    monkeypatch.setattr(results, "INEXACT", float("inf"))
-    monkeypatch.setattr(proving, "CLOSE", float("inf"))
-    dense = lens.base.encoder.layer[2].attention.output.dense
+    monkeypatch.setattr(assemble, "INCOMPLETE", float("inf"))
+    monkeypatch.setattr(assemble, "INEXACT", float("inf"))
+    monkeypatch.setattr(proof, "CLOSE", float("inf"))
+    dense = lens.loaded.base.encoder.layer[2].attention.output.dense
     handle = dense.register_forward_hook(lambda module, args, output: output * 1.01, prepend=True)
     try:
         assert not check(lens).ok
@@ -72,7 +73,7 @@ def test_check_fails_on_a_model_that_is_not_its_family(lens: Analyzer, monkeypat
 
 
 def test_a_modified_layer_is_refused(lens: Analyzer) -> None:
-    dense = lens.base.encoder.layer[2].attention.output.dense
+    dense = lens.loaded.base.encoder.layer[2].attention.output.dense
     handle = dense.register_forward_hook(lambda module, args, output: output * 1.5, prepend=True)
     try:
         with pytest.raises(NormscopeError, match="layer 2"):

@@ -3,12 +3,12 @@
 import pytest
 
 from normscope import NormscopeError
-from normscope.models import FAMILIES, Family
 from normscope.models.causal import GPT_NEOX, GPTJ, LLAMA
 from normscope.models.encoder_decoders import BART, T5, WHISPER
 from normscope.models.encoders import BERT
-from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm
-from normscope.scopes import aliases_of, names_of, resolve, steps_of
+from normscope.models.registry import FAMILIES
+from normscope.models.scopes import aliases_of, names_of, resolve, steps_of
+from normscope.models.spec import Attention, Block, Branch, Experts, Family, FeedForward, Norm
 
 ATTENTION = Attention("attn", "attn.v", "attn.o")
 CROSS = Attention("xattn", "xattn.v", "xattn.o", cross=True)

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from normscope import Analyzer, NormscopeError
-from normscope.decompose.shapley_gate import Shapley, parse
+from normscope.decompose.shapley.gate import Shapley, parse
+from normscope.engine.request import Options, requests_for
+from normscope.engine.run import cost
+from normscope.inputs.encode import encode
+from normscope.models.scopes import steps_of
 from normscope.models.spec import Experts
-from normscope.scopes import steps_of
 from tests import layer_oracle
 from tests.layer_oracle import State, Unit
 from tests.test_inputs import assert_same
@@ -185,7 +188,7 @@ def test_single_precision() -> None:
 
 def test_experts_are_refused() -> None:
     lens = Analyzer(tiny("mixtral"))
-    assert any(isinstance(step.part, Experts) for step in steps_of(lens.stacks[0].blocks))
+    assert any(isinstance(step.part, Experts) for step in steps_of(lens.loaded.stacks[0].blocks))
     with pytest.raises(NormscopeError, match="other experts"):
         lens.analyze(inputs("mixtral", lens.model, 4), gate="shapley")
     before = lens.analyze(inputs("mixtral", lens.model, 4), gate="shapley", scopes="attention-block")
@@ -222,7 +225,10 @@ def test_names_of_the_ways() -> None:
 
 def test_the_estimate_knows() -> None:
     lens = Analyzer(tiny("vit"))
-    item = lens.items(inputs("vit", lens.model)) if "vit" in IMAGES else []
-    costs = [lens.cost(item, lens.requests(gate=gate)) for gate in ("ig", "shapley", "shapley-sampled:4096")]
+    item = encode(lens.loaded, inputs("vit", lens.model)) if "vit" in IMAGES else []
+    costs = [
+        cost(lens.loaded, item, requests_for(lens.loaded, Options(gate=gate)))
+        for gate in ("ig", "shapley", "shapley-sampled:4096")
+    ]
     assert costs[0].seconds < costs[1].seconds < costs[2].seconds
     assert costs[0].memory < costs[1].memory

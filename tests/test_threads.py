@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from normscope import Analysis, Analyzer
-from normscope.decompose import walk
+from normscope.engine import batch as batch_module
 from tests.test_errors import state_of, with_implementation
 from tests.test_inputs import assert_same, some_ids
 from tests.tiny import FAMILIES, tiny
@@ -89,7 +89,7 @@ def test_working_memory_that_another_thread_took_first() -> None:
             return 1
 
     lens = Analyzer(tiny("bert"))
-    lens._free = Taken()
+    lens.workspace.free = Taken()
     assert lens.analyze({"input_ids": some_ids(4)}).scopes
 
 
@@ -112,14 +112,14 @@ def test_plain_forward_in_the_middle_of_a_trace(family: str, attention: str, mon
     expected, normal = lens.analyze(given, heads=True), plain(model, batch)
     before = state_of(model)
     outputs: list[Tensor] = []
-    measure = walk.measure
+    measure = batch_module.measure_layer
 
     def measure_meanwhile(*args: Any, **kwargs: Any) -> Any:
         with ThreadPoolExecutor(1) as pool:
             outputs.append(pool.submit(plain, model, batch).result(TIMEOUT))
         return measure(*args, **kwargs)
 
-    monkeypatch.setattr(walk, "measure", measure_meanwhile)
+    monkeypatch.setattr(batch_module, "measure_layer", measure_meanwhile)
     found = lens.analyze(given, heads=True)
     assert len(outputs) == lens.depth
     for output in outputs:

@@ -9,9 +9,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from normscope import Analyzer, NormscopeError
-from normscope.layers import has_layers, layer_modules
-from normscope.models import family_of
-from normscope.scopes import aliases_of, names_of
+from normscope.models.modules import has_layers, layer_modules
+from normscope.models.registry import family_of
+from normscope.models.scopes import aliases_of, names_of
 from tests import tiny, tiny_layers
 from tests.test_errors import state_of
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import normscope.models
+import normscope.models.registry
 from normscope import Analyzer, NormscopeError
-from normscope.parameters import value_rows
+from normscope.models.modules import value_rows
 from tests import tiny, tiny_layers
 from tests.odd_families import IDS, LATENT, bloom, bloom_family, latent, latent_family
 from tests.test_errors import refused
@@ -18,8 +18,8 @@ from tests.test_errors import refused
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(normscope.models, "_registered", [])
-    return normscope.models.register_family
+    monkeypatch.setattr(normscope.models.registry, "_registered", [])
+    return normscope.models.registry.register_family
 
 
 def complete(found: Any, accuracy: float) -> bool:

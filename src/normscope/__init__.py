@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from normscope.corpus.measuring import register_measure
     from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
     from normscope.flow.result import Flow
-    from normscope.models import register_family
+    from normscope.models.registry import register_family
 
 __all__ = [
     "Analysis",
@@ -34,7 +34,7 @@ _LAZY = {
     "Analyzer": "normscope.analyzer",
     "EncoderDecoderAnalysis": "normscope.encoder_decoder_analysis",
     "Flow": "normscope.flow.result",
-    "register_family": "normscope.models",
+    "register_family": "normscope.models.registry",
     "register_measure": "normscope.corpus.measuring",
 }
 

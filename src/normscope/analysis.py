@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from normscope.errors import NormscopeError, nearest
-from normscope.measures import sinks
+from normscope.measures import first_token
 from normscope.result_base import ResultBase
 
 if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
 
-    from normscope.decompose.walk import Vectors
+    from normscope.decompose.layer import Vectors
     from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
     from normscope.flow.result import Flow
     from normscope.view.axes import AxesGrid
@@ -165,11 +165,11 @@ class Analysis(ResultBase):
 
         ``m_i0 / sum_j m_ij`` of the scope's map m: by weight for a -W scope, by norm for an -N scope.
         """
-        return sinks.first_token_share(self[scope])
+        return first_token.first_token_share(self[scope])
 
     def without_first(self, scope: str, renormalise: bool = False) -> Tensor:
         """(layers, rows, columns - 1): the map without the first token; with `renormalise` its rows sum to 1 again."""
-        return sinks.without_first(self[scope], renormalise)
+        return first_token.without_first(self[scope], renormalise)
 
     def vectors(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Tensor:
         """The contribution vectors themselves, by running the model again on this input.
@@ -267,7 +267,7 @@ class Analysis(ResultBase):
         Raises:
             NormscopeError: If the file is damaged (its checksum does not match) or was not written by `save`.
         """
-        from normscope.saved import load
+        from normscope.engine.saving import load
 
         return load(path)
 

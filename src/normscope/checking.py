@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope import proving
 from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
-from normscope.inputs import Item, real
+from normscope.inputs.encode import encode
+from normscope.inputs.item import Item
+from normscope.inputs.samples import random_inputs
+from normscope.models.loaded import LoadedModel
+from normscope.models.scopes import steps_of
 from normscope.models.spec import Attention, Stack
-from normscope.samples import made_up
-from normscope.scopes import steps_of
+from normscope.tracing import proof
 
 TEXTS: tuple[str | tuple[str, str], ...] = (
     "Colin Fleming played the highway tiny soap opera.",
@@ -77,16 +79,16 @@ class CheckReport:
     @property
     def ok(self) -> bool:
         """Whether all errors are within their limits."""
-        return all(row.ok for row in self.rows) and not any(error > proving.CLOSE for error in self.passes.values())
+        return all(row.ok for row in self.rows) and not any(error > proof.CLOSE for error in self.passes.values())
 
 
 def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) -> CheckReport:
     """Every scope and layer of a few inputs, each alone and together in one padded batch; and of several kinds of
     input every layer of a watched pass against the model alone."""
     passes, refusals = {}, {}
-    for kind, one in _passes(lens).items():
+    for kind, one in _proof_inputs(lens.loaded).items():
         try:
-            passes[kind] = proving.compare(one)[1]
+            passes[kind] = proof.compare(lens.loaded, one)[1]
         except NormscopeError as error:
             passes[kind], refusals[kind] = inf, str(error)
     given = _samples(lens)
@@ -95,7 +97,7 @@ def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) ->
     for number, (one, together) in enumerate(zip(given, batched, strict=True)):
         others = _sides(together)
         for side, alone in _sides(lens.analyze(one)).items():
-            stack = lens.family.stack(side) if side else lens.stacks[0]
+            stack = lens.family.stack(side) if side else lens.loaded.stacks[0]
             for scope in alone.scopes:
                 row = rows.setdefault((side, scope), CheckRow(scope, side, *_limits(lens)))
                 row.padded = max(row.padded, _distance(others[side][scope], alone[scope]))
@@ -108,37 +110,36 @@ def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) ->
     return CheckReport(tuple(rows.values()), len(given), passes, refusals)
 
 
-def _passes(lens: Analyzer) -> dict[str, proving.Pass]:
+def _proof_inputs(loaded: LoadedModel) -> dict[str, proof.ProofInput]:
     """Inputs of all kinds: alone, padded on either side, with holes in the mask, long."""
-    alone = [lens.items(one)[0] for one in made_up(lens, LENGTHS)]
-    sides = [stack.side for stack in lens.stacks]
-    found = {"alone": lens.as_pass(lens.batch(alone[:1]), {s: real(alone[:1], s, lens.base.device) for s in sides})}
-    if lens.family.input != "text":
+    alone = [encode(loaded, one)[0] for one in random_inputs(loaded, LENGTHS)]
+    found = {"alone": proof.proof_input(loaded, alone[:1])}
+    if loaded.family.input != "text":
         return found
-    found["padded right"] = lens.as_pass(lens.batch(alone), {s: real(alone, s, lens.base.device) for s in sides})
-    found["padded left"] = _padded_left(lens, alone)
-    holed = made_up(lens, LENGTHS[:1])[0]
+    found["padded right"] = proof.proof_input(loaded, alone)
+    found["padded left"] = _pad_left(loaded, alone)
+    holed = random_inputs(loaded, LENGTHS[:1])[0]
     mask = torch.ones_like(holed["input_ids"])
     mask[1::3] = 0
-    holes = lens.items({**holed, "attention_mask": mask})
-    found["holes in the mask"] = lens.as_pass(lens.batch(holes), {s: real(holes, s, lens.base.device) for s in sides})
-    long = [lens.items(one)[0] for one in made_up(lens, [LONG])]
-    found["long"] = lens.as_pass(lens.batch(long), {s: real(long, s, lens.base.device) for s in sides})
+    found["holes in the mask"] = proof.proof_input(loaded, encode(loaded, {**holed, "attention_mask": mask}))
+    found["long"] = proof.proof_input(loaded, [encode(loaded, one)[0] for one in random_inputs(loaded, [LONG])])
     return found
 
 
-def _padded_left(lens: Analyzer, items: list[Item]) -> proving.Pass:
+def _pad_left(loaded: LoadedModel, items: list[Item]) -> proof.ProofInput:
     """The texts with their padding in front, as generation has it; of an encoder-decoder the sources."""
-    batch = lens.batch(items)
-    ids, mask = batch["input_ids"], batch["attention_mask"]
+    given = proof.proof_input(loaded, items)
+    batch, real = dict(given.inputs), dict(given.real)
+    ids, mask = batch["input_ids"].clone(), batch["attention_mask"].clone()
     for row, count in enumerate((mask.shape[1] - mask.sum(-1)).tolist()):
-        batch["input_ids"][row], batch["attention_mask"][row] = ids[row].roll(count), mask[row].roll(count)
-    if lens.stacks[0].side == "decoder" and "position_ids" in lens.limits.keys:
+        ids[row], mask[row] = ids[row].roll(count), mask[row].roll(count)
+    batch |= {"input_ids": ids, "attention_mask": mask}
+    side = loaded.stacks[0].side
+    if side == "decoder" and "position_ids" in loaded.limits.keys:
         batch["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
-    sides = {stack.side: real(items, stack.side, lens.base.device) for stack in lens.stacks}
-    virtual = sides[lens.stacks[0].side].shape[1] - mask.shape[1]
-    sides[lens.stacks[0].side] = torch.cat([torch.ones_like(mask[:, :virtual]), mask], dim=1).bool()
-    return lens.as_pass(batch, sides)
+    virtual = real[side].shape[1] - mask.shape[1]
+    real[side] = torch.cat([torch.ones_like(mask[:, :virtual]), mask], dim=1).bool()
+    return proof.ProofInput(batch, real)
 
 
 def _sides(result: Analysis | EncoderDecoderAnalysis) -> dict[str, Analysis]:
@@ -147,7 +148,7 @@ def _sides(result: Analysis | EncoderDecoderAnalysis) -> dict[str, Analysis]:
 
 
 def _limits(lens: Analyzer) -> tuple[float, float, float]:
-    double = lens.base.config.model_type in DOUBLE
+    double = lens.loaded.base.config.model_type in DOUBLE
     return LIMITS[lens.dtype] if double or lens.dtype == torch.float32 else SINGLE
 
 
@@ -186,4 +187,4 @@ def _samples(lens: Analyzer) -> list[Any]:
     """A few inputs: texts, or made-up ones where there is no tokenizer."""
     if lens.family.input == "text" and lens.tokenizer is not None:
         return list(PAIRS if lens.two_sided else TEXTS)
-    return list(made_up(lens, LENGTHS))
+    return list(random_inputs(lens.loaded, LENGTHS))

@@ -64,7 +64,7 @@ class ResultBase(ABC):
         Raises:
             NormscopeError: If the file cannot be written or has another suffix.
         """
-        from normscope.saved import save
+        from normscope.engine.saving import save
 
         return save(path, self)  # type: ignore[arg-type]  # one of the two
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from normscope.analysis import NO_MODEL, Analysis, HeadMaps, Label, Measured
+from normscope.engine.request import integers
 from normscope.errors import NormscopeError
 from normscope.measures.mixing import mixing_ratio
 from normscope.measures.words import BEGINS, CONTINUES, words_of
-from normscope.request import integers
 
 if TYPE_CHECKING:
-    from normscope.decompose.walk import Vectors
+    from normscope.decompose.layer import Vectors
 
 BLOCK = 2**13  # vectors that are held at a time
 

@@ -118,7 +118,7 @@ def test_other_data_and_another_model_are_refused(data: Path, folder: Path, tmp_
     quick(data, folder, tmp_path / "run")
     changed = Analyzer.from_pretrained(folder)
     with torch.no_grad():
-        next(changed.base.parameters())[0, 0] += 1e-3
+        next(changed.loaded.base.parameters())[0, 0] += 1e-3
     with pytest.raises(NormscopeError, match=r"model\.fingerprint"):
         quick(data, changed, tmp_path / "run")  # type: ignore[arg-type]
     data.write_text(data.read_text() + WORDS[0] + "\n")

@@ -39,7 +39,7 @@ def test_a_measure_of_the_whole_sample(own: Any, tmp_path: Path) -> None:
     @normscope.register_measure("ids", whole=True)
     def ids(sample: Any) -> dict[str, Any]:
         assert sample.result is sample.analysis
-        assert sample.lens.base is not None
+        assert sample.lens.loaded.base is not None
         return {
             "text": [sample.entry.text],
             "given": [sample.item.tensors["input_ids"].tolist()],

@@ -8,8 +8,8 @@ import scipy.special
 import torch
 from transformers.activations import ACT2FN
 
-from normscope.decompose import gates
-from normscope.decompose.gates import CLOSED_FORMS, MOMENTS, coefficient, quotient, slope, two_sided
+from normscope.decompose import activations
+from normscope.decompose.activations import CLOSED_FORMS, MOMENTS, coefficient, quotient, slope, two_sided
 
 OTHERS = ["sigmoid", "mish", "hardswish", "leaky_relu", "gelu_fast", "relu6", "relu2", "laplace", "tanh", "gelu_10"]
 
@@ -152,7 +152,7 @@ def test_two_sided_in_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     a = 4 * torch.randn(2, 5, 14, generator=torch.Generator().manual_seed(0)).transpose(0, 1)
     u = some_up(a)
     whole = two_sided("ig", name, ACT2FN[name], a, u)
-    monkeypatch.setattr(gates, "CHUNK", 16)
+    monkeypatch.setattr(activations, "CHUNK", 16)
     for one, other in zip(two_sided("ig", name, ACT2FN[name], a, u), whole, strict=True):
         assert one.shape == a.shape
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)

@@ -12,7 +12,7 @@ from scipy import integrate
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from normscope.decompose import gaussian_means
+from normscope.decompose.shapley import gaussian_means
 
 MEANS = (-6.0, -1.3, -0.2, 0.0, 0.4, 2.1, 7.0)
 VARIANCES = (0.0, 1e-12, 0.01, 0.3, 1.0, 4.0)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normscope.decompose import factored, feed_forward
+from normscope.decompose import feed_forward, gram
 from normscope.decompose.attention import attend
-from normscope.decompose.contributions import Factored, Rows
 from normscope.decompose.scratch import Scratch
-from normscope.records import AttentionRecord, FeedForwardRecord, NormRecord, Projection, Unit
+from normscope.decompose.state import Factored, Rows
+from normscope.tracing.records import AttentionRecord, FeedForwardRecord, NormRecord, Projection, Unit
 
 
 def record(
@@ -42,9 +42,9 @@ def exact(given: AttentionRecord) -> torch.Tensor:
 def found(given: AttentionRecord) -> torch.Tensor:
     scratch = Scratch()
     state = attend(replace(given, weights=given.weights.clone()), None, "token", scratch)
-    reduced = factored.reduce(["ATTN-N"], [state], [given.output], scratch)
-    figures = factored.Figures(*reduced.figures)
-    assert float(factored.completeness(figures).max()) < 1e-5
+    reduced = gram.reduce(["ATTN-N"], [state], [given.output], scratch)
+    figures = gram.Figures(*reduced.figures)
+    assert float(gram.completeness(figures).max()) < 1e-5
     cells = reduced.maps[0][0].cells[0].t().clone()
     cells.fill_diagonal_(0)
     cells += torch.diag(figures.own[0, 0])
@@ -100,7 +100,7 @@ def normed_error(given: AttentionRecord, both: bool) -> torch.Tensor:
     norm = NormRecord("layer", torch.ones(1, given.values.shape[2]), gain, None, given.output)
     state = attend(replace(given, weights=given.weights.clone()), None, "token", scratch)
     states = [state, state.normed(norm)] if both else [state.normed(norm)]
-    reduced = factored.reduce([str(n) for n in range(len(states))], states, [given.output] * len(states), scratch)
+    reduced = gram.reduce([str(n) for n in range(len(states))], states, [given.output] * len(states), scratch)
     matrix = given.matrix.double()
     f = torch.einsum("bhje,hed->bhjd", given.values.double(), (matrix - matrix.mean(-1, keepdim=True)) * gain.double())
     expected = torch.einsum("bhij,bhjd->ijd", given.weights.double(), f).norm(dim=-1)
@@ -188,7 +188,7 @@ def test_feed_forward_blocks(block_bytes: int, sharp: float, gated: bool, monkey
     whole = slice(None)
     taps = feed_forward.stream(rows, lifts, [0, 1, 2], 0, 0, whole, whole, block_bytes, Scratch(), keep_vectors=True)
 
-    vectors = factored.vectors(normed, None)[0][0].double()
+    vectors = gram.vectors(normed, None)[0][0].double()
     (unit,) = rows.units
     hidden = [
         torch.einsum("ik,ijk->ijk", gate[0].double(), vectors @ weight.double())

@@ -26,9 +26,10 @@ import pytest
 import transformers
 from typer.testing import CliRunner
 
-from normscope import NormscopeError, default_model, loading, models
+from normscope import NormscopeError, default_model, models
 from normscope.cli import app
 from normscope.corpus import measuring
+from normscope.models import loading
 from tests.docs.pages import DOCS, ROOT, SHOWN, Block, blocks, commands, pages
 
 SLOW = ("flow.md", "guides/ray.md", "guides/papers.md")

@@ -8,8 +8,8 @@ import re
 import transformers
 
 from docs.make_families import GROUPS, PAGE, VERSION, page
-from normscope.models import FAMILIES
-from normscope.versions import TESTED
+from normscope.models.registry import FAMILIES
+from normscope.models.versions import TESTED
 
 FIGURE = re.compile(r"\b1e-\d\d\b")
 

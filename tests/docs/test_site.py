@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from normscope.models import FAMILIES
+from normscope.models.registry import FAMILIES
 from tests.docs.pages import DOCS, ROOT, links, pages
 
 pytest.importorskip("mkdocs")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from normscope import versions
+from normscope.models import versions
 
 ROOT = Path(__file__).parents[2]
 

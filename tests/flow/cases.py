@@ -8,8 +8,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from normscope import Analyzer
-from normscope.flow.freezing import FrozenModel, freeze
-from normscope.inputs import Item
+from normscope.flow.freeze import FrozenModel, freeze
+from normscope.inputs.encode import encode
+from normscope.inputs.item import Item
 from tests import layer_oracle
 from tests import oracle as kin_oracle
 from tests import tiny as kin
@@ -72,8 +73,8 @@ def opened(name: str, head: str | None = None) -> tuple[Analyzer, dict[str, Tens
     model = build(name, head)
     lens = Analyzer(model)
     given = encoding(name, model, head)
-    (item,) = lens.items(given)
-    return lens, given, item, freeze(lens, item)
+    (item,) = encode(lens.loaded, given)
+    return lens, given, item, freeze(lens.loaded, item)
 
 
 @cache

@@ -54,7 +54,7 @@ def inputs_of_layers(name: str) -> list[Tensor]:
     seen: list[Tensor] = []
     ((_, names),) = layer_names(lens.model).items()
     handles = [
-        lens.base.get_submodule(one).register_forward_pre_hook(
+        lens.loaded.base.get_submodule(one).register_forward_pre_hook(
             lambda module, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"])[0].double()),
             with_kwargs=True,
         )
@@ -90,7 +90,7 @@ def test_alti_plus(name: str) -> None:
         n = len(layer.actual[start])
         residual = layer.actual[start]
         if post:  # through the norm, with the deviation that it really had
-            norm = lens.base.get_submodule(f"decoder.layers.{number}.encoder_attn_layer_norm")
+            norm = lens.loaded.base.get_submodule(f"decoder.layers.{number}.encoder_attn_layer_norm")
             s = (layer.actual["ATTNRESLNXATTNRES-N"].var(-1, correction=0) + norm.eps).sqrt()  # type: ignore[operator]
             residual = norm.weight * (residual - residual.mean(-1, keepdim=True)) / s[:, None]  # type: ignore[operator]
         T = torch.cat([layer.vectors[scope][:, n:], residual[:, None]], dim=1).detach()

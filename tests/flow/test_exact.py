@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normscope import Analyzer, NormscopeError
 from normscope.flow import exact
-from normscope.flow.freezing import FrozenModel, freeze
+from normscope.flow.freeze import FrozenModel, freeze
 from normscope.flow.propagation import forward_block, forward_layer, through
 from tests import tiny as kin
 from tests import tiny_layers as layers
@@ -65,7 +65,7 @@ def test_backwards_equals_forwards(name: str, head: str) -> None:
         assert found.remainder == pytest.approx(float(logits[row, -1, index]), rel=1e-9, abs=1e-9)
         assert found.to is not None
         for side, by_token in found.to.layers.items():
-            if side == lens.stacks[-1].side and not lens.two_sided:  # at every layer the same sum
+            if side == lens.loaded.stacks[-1].side and not lens.two_sided:  # at every layer the same sum
                 total = by_token.sum(-1) + found.to.remainders[side]
                 torch.testing.assert_close(total, torch.full_like(total, found.value), rtol=0, atol=1e-5)
 
@@ -188,7 +188,7 @@ def test_holes_in_the_mask(name: str, head: str) -> None:
     found = lens.flow(given, target=1, position=row)
     real = given["attention_mask"][0].bool()
     columns = real if not lens.two_sided else torch.cat([torch.ones(5, dtype=torch.bool), real])
-    assert [label.position for label in found.columns if label.side == lens.stacks[0].side] == [0, 1, 3, 5, 6]
+    assert [label.position for label in found.columns if label.side == lens.loaded.stacks[0].side] == [0, 1, 3, 5, 6]
     assert found.maps.shape[1:] == (5, int(columns.sum()))
     reference = Detached(lens.model, given)
     order = [side for side in ("decoder", "encoder") if side in reference.states]
@@ -269,7 +269,7 @@ def test_frozen_states_are_the_models_own() -> None:
             key = f"{stack.side}_hidden_states" if name in ENCODER_DECODER else "hidden_states"
             for ours, theirs in list(zip(stack.states, made[key], strict=True))[:-1]:  # the last is behind a norm
                 torch.testing.assert_close(ours, theirs[0], rtol=1e-9, atol=1e-9)
-        assert freeze(lens, item).logits is not None
+        assert freeze(lens.loaded, item).logits is not None
 
 
 @pytest.mark.parametrize("options", [{"inner_group_num": 2}, {"num_hidden_groups": 2}], ids=str)

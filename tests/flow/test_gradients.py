@@ -15,7 +15,7 @@ from tests.flow.detached import layer_names
 def scaled(name: str, head: str, side: str, token: int, factor: float, row: int) -> float:
     """A logit where one token's vector, on entering the first layer of a side, is multiplied by a factor."""
     lens, given, _, _ = opened(name, head)
-    first = lens.base.get_submodule(layer_names(lens.model)[side][0])
+    first = lens.loaded.base.get_submodule(layer_names(lens.model)[side][0])
     done = False
 
     def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ def test_integrated_gradients_by_a_plain_sum() -> None:
     lens, given, _, _ = opened("bert", "MaskedLM")
     found = lens.flow(given, method="integrated_gradients", target=1, position=3)
     ((_, names),) = layer_names(lens.model).items()
-    first = lens.base.get_submodule(names[0])
+    first = lens.loaded.base.get_submodule(names[0])
     states: list[Tensor] = []
 
     def hook(module: nn.Module, args: Any) -> Any:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from normscope import Analyzer, NormscopeError
-from normscope.flow.freezing import freeze
+from normscope.flow.freeze import freeze
 from normscope.flow.frozen import FrozenNorm, FrozenPool, FrozenScale
+from normscope.inputs.encode import encode
 from tests.flow.cases import GATED, build, encoding, relative, tolerance
 from tests.flow.detached import Detached
 from tests.test_errors import refused, state_of
@@ -287,8 +288,8 @@ def test_a_text_of_equal_tokens(name: str) -> None:
     found = lens.flow(given, target=1, gate="frozen")
     expected = Detached(model, given, gated=True).scores(0, 1)["decoder"][0]
     assert relative(found.scores, expected) <= 1e-5
-    (item,) = lens.items(given)
-    (pool,) = (one for one in freeze(lens, item).head if isinstance(one, FrozenPool))
+    (item,) = encode(lens.loaded, given)
+    (pool,) = (one for one in freeze(lens.loaded, item).head if isinstance(one, FrozenPool))
     assert pool.weights.tolist() == [[0, 0, 0, 0, 0, 0, 1]]
 
 
@@ -373,7 +374,7 @@ def test_a_decomposition_in_another_type(dtype: torch.dtype) -> None:
 def test_the_maps_of_a_head() -> None:
     model = build("bert", "MaskedLM")
     lens = Analyzer(model)
-    (item,) = lens.items(encoding("bert", model))
-    _, activation, norm, _ = freeze(lens, item).head
+    (item,) = encode(lens.loaded, encoding("bert", model))
+    _, activation, norm, _ = freeze(lens.loaded, item).head
     assert isinstance(activation, FrozenScale)
     assert isinstance(norm, FrozenNorm)

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from normscope import Flow, NormscopeError
-from normscope.saved import checksum
+from normscope.engine.saving import checksum
 from tests.test_generation import speaker, translator
 from tests.test_inputs import toy_lens
 

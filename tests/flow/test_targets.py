@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope import Analyzer
+from normscope.inputs.encode import encode
 from tests.flow.cases import build, encoding, opened
 from tests.test_errors import refused, state_of
 from tests.test_generation import speaker, translator
@@ -52,7 +53,7 @@ def test_a_causal_model_is_read_at_its_last_token() -> None:
 
 def test_a_masked_model_is_read_at_its_mask() -> None:
     lens = masked()
-    (item,) = lens.items("the [MASK] sat")
+    (item,) = encode(lens.loaded, "the [MASK] sat")
     place = item.sides["encoder"].names.index("[MASK]")
     found = lens.flow("the [MASK] sat", target=9)
     torch.testing.assert_close(found.scores, lens.flow("the [MASK] sat", target=9, position=place).scores)

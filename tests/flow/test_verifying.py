@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import normscope.models
-from normscope import Analyzer, proving
+import normscope.models.registry
+from normscope import Analyzer
 from normscope.flow.methods import METHODS
-from normscope.layers import layer_modules
+from normscope.models.modules import layer_modules
+from normscope.models.scopes import steps_of
 from normscope.models.spec import Attention, Experts, FeedForward, Norm
-from normscope.scopes import steps_of
+from normscope.tracing import proof
 from tests.flow.cases import FAMILIES, GATED, LANGUAGE, build, encoding, opened, relative
 from tests.flow.detached import Detached
 from tests.odd_families import IDS, LATENT, bloom, bloom_family, latent, latent_family
@@ -24,7 +25,7 @@ from tests.test_errors import refused, state_of
 @pytest.fixture(autouse=True)
 def the_door_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a short input shows is refused before any flow; a flow must find by itself what only its own input shows."""
-    monkeypatch.setattr(proving, "CLOSE", float("inf"))
+    monkeypatch.setattr(proof, "CLOSE", float("inf"))
 
 
 def one_more(x: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ def ahead(module: nn.Module, args: Any, kwargs: Any) -> Any:
 def parts(lens: Analyzer, number: int) -> list[str]:
     """The submodules of a layer whose output its description speaks of."""
     found: list[str] = []
-    for step in steps_of(lens.stacks[number].blocks):
+    for step in steps_of(lens.loaded.stacks[number].blocks):
         part = step.part
         if isinstance(part, Norm):
             found.append(part.path)
@@ -71,8 +72,8 @@ def named(lens: Analyzer, module: nn.Module) -> str:
 @pytest.mark.parametrize(("name", "head"), LANGUAGE)
 def test_a_hook_on_any_part_of_a_layer(name: str, head: str) -> None:
     lens, given, _, _ = opened(name, head)
-    for number, stack in enumerate(lens.stacks):
-        layer = layer_modules(lens.base, stack)[-1]
+    for number, stack in enumerate(lens.loaded.stacks):
+        layer = layer_modules(lens.loaded.base, stack)[-1]
         for path in parts(lens, number):
             handle = layer.get_submodule(path).register_forward_hook(after)
             try:
@@ -86,8 +87,8 @@ def test_a_hook_on_any_part_of_a_layer(name: str, head: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_between_two_layers(name: str) -> None:
     lens, given, _, _ = opened(name)
-    for stack in lens.stacks:
-        layers = layer_modules(lens.base, stack)
+    for stack in lens.loaded.stacks:
+        layers = layer_modules(lens.loaded.base, stack)
         handle = layers[-1].register_forward_pre_hook(ahead, with_kwargs=True)
         try:
             message = refused(lambda: lens.flow(given), "what enters it is not what layer", named(lens, layers[-1]))
@@ -100,7 +101,7 @@ def test_between_two_layers(name: str) -> None:
 def test_after_the_last_layer(name: str) -> None:
     """What is done to the output of the layer module itself."""
     lens, given, _, _ = opened(name)
-    layer = layer_modules(lens.base, lens.stacks[-1])[-1]
+    layer = layer_modules(lens.loaded.base, lens.loaded.stacks[-1])[-1]
     handle = layer.register_forward_hook(after)
     try:
         refused(lambda: lens.flow(given), "Layer 1 (counted from 0)")
@@ -112,7 +113,8 @@ def test_after_the_last_layer(name: str) -> None:
 def test_before_the_first_layer_all_is_allowed(name: str) -> None:
     lens, given, _, _ = opened(name)
     handles = [
-        layer_modules(lens.base, stack)[0].register_forward_pre_hook(ahead, with_kwargs=True) for stack in lens.stacks
+        layer_modules(lens.loaded.base, stack)[0].register_forward_pre_hook(ahead, with_kwargs=True)
+        for stack in lens.loaded.stacks
     ]
     try:
         found = lens.flow(given, gate="frozen" if name in GATED else "ig")
@@ -156,8 +158,8 @@ def test_whatever_the_gate(gate: str) -> None:
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(normscope.models, "_registered", [])
-    return normscope.models.register_family
+    monkeypatch.setattr(normscope.models.registry, "_registered", [])
+    return normscope.models.registry.register_family
 
 
 @pytest.mark.parametrize("rank", [8, 24])  # 24 is the width of the states, so that shapes do not tell

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from normscope import Analyzer, NormscopeError
-from normscope.measures.sinks import first_token_share, without_first
+from normscope.measures.first_token import first_token_share, without_first
 from tests.tiny_layers import inputs, tiny
 
 MAP = torch.tensor([[[4.0, 0.0, 0.0], [1.0, 3.0, 0.0], [0.0, 0.0, 0.0], [2.0, 1.0, 1.0]]])

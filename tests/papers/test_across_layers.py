@@ -46,7 +46,7 @@ def test_shares_and_inputs(make: Any, tmp_path: Path) -> None:
         assert numbers[f"inputs.L{layer + 1}"] == pytest.approx(inputs.mean(), rel=1e-5)
         first = np.concatenate([one[layer][1:, 0] for one in found])
         assert numbers[f"first.L{layer + 1}"] == pytest.approx(first.mean(), rel=1e-5)
-    causal = lens.stacks[0].side == "decoder"
+    causal = lens.loaded.stacks[0].side == "decoder"
     each = [1 / (row + 1 if causal else len(one[0])) for one in found for row in range(1, len(one[0]))]
     (claim,) = (claim for claim in report.claims if "even share" in claim.text)
     assert claim.ours.endswith(f"an even share is {np.mean(each):.3f}")
@@ -58,7 +58,7 @@ def test_shares_and_inputs(make: Any, tmp_path: Path) -> None:
 def test_methods_against_the_exact_flow(make: Any, tmp_path: Path) -> None:
     lens = make()
     numbers = report_of(lens, tmp_path).numbers
-    causal = lens.stacks[0].side == "decoder"
+    causal = lens.loaded.stacks[0].side == "decoder"
     for method in ("rollout", "rollout:layer", "alti"):
         for layer in range(lens.depth):
             each = []
@@ -75,7 +75,7 @@ def test_an_encoder_decoder_has_a_source(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"text": a, "target": b}) + "\n" for a, b in pairs))
     report, page = reproduce(PAPER, lens, path, tmp_path / "out", reader={"target": "target"})
     assert not report.skipped
-    for layer in range(lens.depths[-1]):
+    for layer in range(lens.loaded.depths[-1]):
         each = []
         for pair in pairs:
             flow = lens.flow(pair)

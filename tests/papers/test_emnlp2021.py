@@ -17,6 +17,7 @@ from scipy.stats import pearsonr, rankdata, spearmanr
 
 from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import Entry
+from normscope.inputs.encode import encode
 from normscope.measures.categories import category
 from normscope.papers import emnlp2021, published
 from normscope.papers.common import rank_correlation
@@ -356,7 +357,7 @@ def test_uniform_attention_of_bert(bert: Case) -> None:
     """Against models whose queries are zero, so that all scores of a layer are equal."""
     section = bert.section("uniform")
     lens, masked = bert.setting.lens, bert.inputs("masked")
-    right = [lens.items(text)[0].tensors["input_ids"] for text in sentences()]
+    right = [encode(lens.loaded, text)[0].tensors["input_ids"] for text in sentences()]
     models = {0: lens.model}
     for layer in (*range(1, 5), -1):
         models[layer] = copy.deepcopy(lens.model)
@@ -410,7 +411,7 @@ def test_uniform_attention_against_mixing(bert: Case, change: str) -> None:
 def test_uniform_attention_of_a_causal_model(llama: Case) -> None:
     section = llama.section("uniform")
     lens = llama.setting.lens
-    items = [lens.items(text)[0].tensors["input_ids"][None] for text in sentences()]
+    items = [encode(lens.loaded, text)[0].tensors["input_ids"][None] for text in sentences()]
     assert all(4 not in ids for ids in items)
     models = {0: lens.model}
     for layer in (1, 2, 3, -1):

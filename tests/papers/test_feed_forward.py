@@ -20,7 +20,8 @@ pytest.importorskip("matplotlib")
 
 import polars as pl
 
-from normscope import Analyzer, NormscopeError, corpus, probing
+from normscope import Analyzer, NormscopeError, corpus
+from normscope.engine import probing
 from normscope.measures.amplification import amplification
 from normscope.papers.common import layers_text
 from normscope.papers.feed_forward import PAPER, Readings
@@ -194,7 +195,7 @@ def test_norms(lens: Analyzer, made: tuple[Report, Path]) -> None:
 def test_removed_dimensions(lens: Analyzer, made: tuple[Report, Path]) -> None:
     report, out = made
     found = list(analyses(lens, corpus.open(out / "runs" / "masked")))
-    gains = probing.gains(lens, "layer")
+    gains = probing.norm_gains(lens.loaded, "layer")
     rows = table(report, "removed-dimensions-layers")
     for layer in range(2):
         removed = int(gains[layer].argmin())

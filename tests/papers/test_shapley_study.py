@@ -31,7 +31,9 @@ def test_both_gates(make: Any, text: str, gate: str, tmp_path: Path) -> None:
     scopes = ["attention-block", "ff", "layer"]
     ig, values = lens.analyze(text, scopes=scopes), lens.analyze(text, scopes=scopes, gate=gate)
     rows = len(ig.rows)
-    cells = np.ones((rows, rows), dtype=bool) if lens.stacks[0].side == "encoder" else np.tril(np.ones((rows, rows)))
+    cells = (
+        np.ones((rows, rows), dtype=bool) if lens.loaded.stacks[0].side == "encoder" else np.tril(np.ones((rows, rows)))
+    )
     for alias in ("ff", "layer"):
         scope = ig.resolve(alias)
         for layer in range(lens.depth):

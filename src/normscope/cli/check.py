@@ -39,7 +39,7 @@ def check(
     with quiet():
         lens = loading.load(source)
         from normscope import checking
-        from normscope.proving import CLOSE
+        from normscope.tracing.proof import CLOSE
 
         with bars() as show:
             report = checking.check(lens, progress=None if show is None else partial(show, "inputs"))

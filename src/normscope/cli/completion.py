@@ -63,15 +63,15 @@ def complete_format(incomplete: str) -> list[str]:
 
 
 def complete_family(incomplete: str) -> list[str]:
-    from normscope.models import families
+    from normscope.models.registry import families
 
     return _in_case(incomplete, (name for one in families() for name in (one.name, *one.model_types)))
 
 
 def complete_scope(incomplete: str) -> list[str]:
     """Aliases first: they name the scopes of every model."""
-    from normscope.models import families
-    from normscope.scopes import aliases_of, names_of
+    from normscope.models.registry import families
+    from normscope.models.scopes import aliases_of, names_of
 
     stacks = [stack.blocks for family in families() for stack in family.stacks]
     aliases = [alias for blocks in stacks for alias in aliases_of(blocks)]

@@ -14,7 +14,7 @@ from rich.text import Text
 from normscope.cli import completion, loading, options
 from normscope.cli.progress import bars, quiet
 from normscope.corpus import readers
-from normscope.files import check_folder
+from normscope.engine.files import check_folder
 
 if TYPE_CHECKING:
     from normscope.reports.report import Report

@@ -15,7 +15,7 @@ from normscope.cli import completion
 from normscope.errors import NormscopeError, nearest
 
 if TYPE_CHECKING:
-    from normscope.models import Family
+    from normscope.models.spec import Family
 
 
 def models(
@@ -35,7 +35,7 @@ def models(
 
     Example: normscope models Llama
     """
-    from normscope.models import FAMILIES
+    from normscope.models.registry import FAMILIES
 
     entries = [_family(family) for family in FAMILIES]
     if name is not None:
@@ -92,7 +92,7 @@ def _named(entries: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]
 
 
 def _family(family: Family) -> dict[str, Any]:
-    from normscope.scopes import aliases_of, names_of
+    from normscope.models.scopes import aliases_of, names_of
 
     return {
         "name": family.name,

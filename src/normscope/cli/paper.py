@@ -14,8 +14,8 @@ from rich.text import Text
 from normscope.cli import loading, options
 from normscope.cli.progress import bars, quiet
 from normscope.corpus import readers
+from normscope.engine.files import check_file, check_folder
 from normscope.errors import NormscopeError
-from normscope.files import check_file, check_folder
 
 if TYPE_CHECKING:
     from normscope.reports.report import Check, Report

@@ -39,7 +39,7 @@ def arguments(lens: Analyzer, text: str, pair: str | None, chat: bool, generate:
         return given | ({"text": None, "chat": message} if chat else {"text": text})
     if not chat:
         return given | {"text": (text, pair)}
-    from normscope.generation import chat_text
+    from normscope.inputs.generation import chat_text
 
     return given | {"text": (chat_text(lens.tokenizer, message), pair)}
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from normscope.corpus.items import Entry, Fault
-from normscope.corpus.shards import Encoded, Plan, compute, encode
+from normscope.corpus.shards import Encoded, Plan, compute, encode_shard
 from normscope.corpus.store import ShardFiles
 from normscope.errors import NormscopeError
 
@@ -24,7 +24,7 @@ def local(lens: Any, plan: Plan, shards: Iterable[Shard]) -> Iterator[ShardFiles
 
         def fill() -> None:
             while len(waiting) < AHEAD and (shard := next(given, None)) is not None:
-                waiting.append(pool.submit(encode, lens, plan, *shard))
+                waiting.append(pool.submit(encode_shard, lens, plan, *shard))
 
         fill()
         while waiting:
@@ -90,4 +90,4 @@ class _Worker:
         self.lens, self.plan = load(device="cuda" if ray.get_gpu_ids() else None), plan
 
     def shard(self, number: int, entries: tuple[Entry | Fault, ...]) -> ShardFiles:
-        return compute(self.lens, self.plan, encode(self.lens, self.plan, number, entries))
+        return compute(self.lens, self.plan, encode_shard(self.lens, self.plan, number, entries))

@@ -24,7 +24,7 @@ from normscope import plugins
 from normscope.analysis import Analysis
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError, nearest
-from normscope.inputs import Item
+from normscope.inputs.item import Item
 from normscope.measures import categories
 from normscope.measures.similarity import correlation, ranks
 

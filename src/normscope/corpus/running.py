@@ -23,10 +23,10 @@ from normscope.corpus.measuring import measures_of
 from normscope.corpus.readers import read
 from normscope.corpus.shards import Plan, split, wanted_scopes
 from normscope.corpus.store import FORMAT, Store, fingerprint
+from normscope.engine.request import Options, integers, requests_for
 from normscope.errors import NormscopeError
 from normscope.model_source import ModelSource, analyzer_of
-from normscope.request import integers
-from normscope.scopes import aliases_of
+from normscope.models.scopes import aliases_of
 
 Progress = Callable[[int, int], None]  # entries done, entries in all
 
@@ -149,7 +149,8 @@ def run(
     if mask_seed is not None and (lens.two_sided or getattr(lens.tokenizer, "mask_token_id", None) is None):
         raise NormscopeError(f"{lens.family.name} here has no mask token to put into a text: leave the masking out.")
     chosen = measures_of(plan.measures)
-    lens.requests(scopes=wanted_scopes(plan, chosen), layers=plan.layers, gate=gate, value_bias=value_bias)
+    options = Options(scopes=wanted_scopes(plan, chosen), layers=plan.layers, gate=gate, value_bias=value_bias)
+    requests_for(lens.loaded, options)  # refused here, not in the first shard
     given = dict(reader or {})
     if format == "pairs":
         given.setdefault("tokenizer", lens.tokenizer)
@@ -237,7 +238,7 @@ def _manifest(
             "fingerprint": fingerprint(_chunks(data)) if data.is_file() else None,
         },
         "options": plan.options(),
-        "aliases": {alias: name for stack in lens.stacks for alias, name in aliases_of(stack.blocks).items()},
+        "aliases": {alias: name for stack in lens.loaded.stacks for alias, name in aliases_of(stack.blocks).items()},
         "versions": {
             "normscope": __version__,
             "transformers": transformers.__version__,
@@ -249,7 +250,7 @@ def _manifest(
 def model_fingerprint(lens: Analyzer) -> str:
     """Of all weights that an analysis reads, by name: a pooler is none of them, and may be random where the checkpoint
     has none."""
-    weights = {name: tensor for name, tensor in lens.base.state_dict().items() if "pooler." not in name}
+    weights = {name: tensor for name, tensor in lens.loaded.base.state_dict().items() if "pooler." not in name}
 
     def parts() -> Iterator[bytes]:
         for name, tensor in sorted(weights.items()):

@@ -21,10 +21,12 @@ from normscope.corpus.masking import mask
 from normscope.corpus.measuring import Measure, Sample, measures_of
 from normscope.corpus.store import ShardFiles, Sums, table_bytes
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
+from normscope.engine.estimate import default_budget
+from normscope.engine.request import Options, Request, requests_for
+from normscope.engine.run import cost, run
 from normscope.errors import NormscopeError
-from normscope.estimate import default_budget
-from normscope.inputs import Item, Tokens
-from normscope.request import Request
+from normscope.inputs.encode import encode
+from normscope.inputs.item import Item, Tokens
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def split(entries: Iterable[Entry | Fault], size: int) -> Iterator[tuple[int, tu
         number += 1
 
 
-def encode(lens: Analyzer, plan: Plan, number: int, entries: Sequence[Entry | Fault]) -> Encoded:
+def encode_shard(lens: Analyzer, plan: Plan, number: int, entries: Sequence[Entry | Fault]) -> Encoded:
     """Tokenise, and mask where the plan says so."""
     pairs = [_encoded(lens, plan, entry) for entry in entries]
     return Encoded(number, tuple(entries), tuple(item for item, _ in pairs), tuple(before for _, before in pairs))
@@ -78,7 +80,7 @@ def _encoded(lens: Analyzer, plan: Plan, entry: Entry | Fault) -> tuple[Item | F
     if isinstance(entry, Fault):
         return entry, entry
     try:
-        (item,) = lens.items(_given(entry, lens), plan.truncation)
+        (item,) = encode(lens.loaded, _given(entry, lens), plan.truncation)
         return item if plan.mask_seed is None else _masked(item, lens, plan.mask_seed, entry.id), item
     except NormscopeError as error:
         fault = Fault(entry.id, "encoding", str(error))
@@ -88,12 +90,15 @@ def _encoded(lens: Analyzer, plan: Plan, entry: Entry | Fault) -> tuple[Item | F
 def compute(lens: Analyzer, plan: Plan, shard: Encoded) -> ShardFiles:
     """Analyse the items in batches by length, and make the shard's files."""
     measures = measures_of(plan.measures)
-    requests = lens.requests(
-        scopes=wanted_scopes(plan, measures),
-        layers=plan.layers,
-        heads=any(measure.heads for measure in measures),
-        gate=plan.gate,
-        value_bias=plan.value_bias,
+    requests = requests_for(
+        lens.loaded,
+        Options(
+            scopes=wanted_scopes(plan, measures),
+            layers=plan.layers,
+            heads=any(measure.heads for measure in measures),
+            gate=plan.gate,
+            value_bias=plan.value_bias,
+        ),
     )
     whole = {n: item for n, item in enumerate(shard.items) if isinstance(item, Item)}
     faults = {n: item for n, item in enumerate(shard.items) if isinstance(item, Fault)}
@@ -130,7 +135,7 @@ def _given(entry: Entry, lens: Analyzer) -> Any:
             raise NormscopeError("These tokens are not all in the model's vocabulary.")
         separator = next((n for n, i in enumerate(ids) if i == lens.tokenizer.sep_token_id), len(ids))
         types = {"token_type_ids": [int(n > separator) for n in range(len(ids))]}
-        return {"input_ids": ids} | (types if "token_type_ids" in lens.limits.keys else {})
+        return {"input_ids": ids} | (types if "token_type_ids" in lens.loaded.limits.keys else {})
     if lens.two_sided and entry.target is not None:
         source = entry.given
         target = entry.target if isinstance(entry.target, str) else " ".join(entry.target)
@@ -171,11 +176,11 @@ def _analysed(
 ) -> dict[int, Any]:
     """A batch's results. One that is too large for the memory, or that fails, is cut in two, down to single items;
     what cannot be analysed alone is a fault."""
-    budget = default_budget() if lens.memory_budget is None else lens.memory_budget
+    budget = default_budget() if lens.workspace.budget is None else lens.workspace.budget
     chosen = [items[n] for n in batch]
     try:
-        if len(batch) == 1 or lens.cost(chosen, requests).memory <= budget:
-            return dict(zip(batch, lens.run(chosen, requests), strict=True))
+        if len(batch) == 1 or cost(lens.loaded, chosen, requests).memory <= budget:
+            return dict(zip(batch, run(lens.loaded, chosen, requests, lens.workspace), strict=True))
     except NormscopeError as error:
         if len(batch) == 1:
             entry = shard.entries[batch[0]]

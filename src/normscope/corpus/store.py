@@ -20,8 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normscope.engine.files import atomic
 from normscope.errors import NormscopeError, nearest
-from normscope.files import atomic
 
 if TYPE_CHECKING:
     import polars

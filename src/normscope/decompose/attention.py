@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normscope.decompose.contributions import BESIDE, VECTORS, Factored, Mixture, Term, probed
 from normscope.decompose.scratch import Scratch
-from normscope.records import AttentionRecord, at_rows
+from normscope.decompose.state import BESIDE, VECTORS, Factored, Mixture, Term, probed
+from normscope.tracing.records import AttentionRecord, at_rows
 
 ValueBias = Literal["token", "remainder"]
 

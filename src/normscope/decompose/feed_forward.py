@@ -15,11 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normscope.decompose.contributions import Factored, GatedUnit, Rows, Term, apply_norm, reach, row_norms
-from normscope.decompose.gates import Gate, coefficient, jointly, two_sided
+from normscope.decompose.activations import Gate, coefficient, jointly, two_sided
 from normscope.decompose.packed import multiplied, packed
 from normscope.decompose.scratch import Scratch
-from normscope.records import FeedForwardRecord, NormRecord, Unit
+from normscope.decompose.state import Factored, GatedUnit, Rows, Term, reach, row_norms
+from normscope.tracing.records import FeedForwardRecord, NormRecord, Unit, apply_norm
 
 HIDDEN = 1024  # hidden units gated at a time
 HEADROOM = 2.0**60  # float32 squares of cells down to 1e-30 must not underflow

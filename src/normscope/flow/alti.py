@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from normscope.flow.attending import Attending, attending, real
-from normscope.flow.freezing import FrozenStack
+from normscope.flow.freeze import FrozenStack
 from normscope.flow.rollout import rollout
-from normscope.measures.sinks import normalised
+from normscope.measures.first_token import normalised
 
 
 def layer_maps(stack: FrozenStack) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normscope.flow.alti import layer_maps
 from normscope.flow.attending import Attending, attending
-from normscope.flow.freezing import FrozenModel
+from normscope.flow.freeze import FrozenModel
 from normscope.flow.propagation import Backwards, adjoint_block, back
 from normscope.flow.result import Scores
 from normscope.flow.rollout import rollout

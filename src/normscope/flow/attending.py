@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normscope.flow.freezing import FrozenStack
+from normscope.flow.freeze import FrozenStack
 from normscope.flow.frozen import FrozenAttention, FrozenBlock, Map
 from normscope.flow.propagation import forward_block
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normscope.flow.attending import spans
 from normscope.flow.exact import missed, sources
-from normscope.flow.freezing import FrozenModel
+from normscope.flow.freeze import FrozenModel
 from normscope.flow.frozen import FrozenAttention, FrozenBlock, FrozenFeedForward, FrozenLayer, FrozenPool, Map
 from normscope.flow.result import Scores
 from normscope.flow.targets import Aim, scored

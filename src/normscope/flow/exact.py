@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from normscope.flow.freezing import FrozenModel, FrozenStack
+from normscope.flow.freeze import FrozenModel, FrozenStack
 from normscope.flow.propagation import Backwards, adjoint_block, adjoint_layer, back, forward_block, forward_layer
 from normscope.flow.result import Scores
 from normscope.flow.targets import Aim, scored

@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from normscope.closeness import ELEMENT, PIECE, equal, misfit
-from normscope.decompose.gates import CLOSED_FORMS, coefficient
+from normscope.decompose.activations import CLOSED_FORMS, coefficient
 from normscope.flow.frozen import FrozenPool, FrozenScale, Map
+from normscope.tracing.closeness import ELEMENT, PIECE, equal, misfit
 
 Function = Callable[[Tensor], Tensor]
 ACTIVATIONS = ("tanh", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "silu", "quick_gelu", "sigmoid")

@@ -16,11 +16,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from normscope.decompose.contributions import GatedUnit
+from normscope.decompose.activations import Gate
 from normscope.decompose.feed_forward import constant_of, gated_unit
-from normscope.decompose.gates import Gate
-from normscope.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, Record, ScaleRecord
-from normscope.scopes import Step
+from normscope.decompose.state import GatedUnit
+from normscope.models.scopes import Step
+from normscope.tracing.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, Record, ScaleRecord
 
 
 class Map(Protocol):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from normscope.flow.attending import attending
-from normscope.flow.freezing import FrozenStack
+from normscope.flow.freeze import FrozenStack
+from normscope.measures.first_token import normalised
 from normscope.measures.mixing import mixing_ratio
-from normscope.measures.sinks import normalised
 
 SCOPES = {  # the variants that are rollouts of one scope's map
     "w": "ATTN-W",

@@ -11,25 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.analyzer import Analyzer
-from normscope.flow.freezing import FrozenModel
-from normscope.flow.hooks import mine
+from normscope.flow.freeze import FrozenModel
 from normscope.flow.passes import logits_of
 from normscope.flow.result import Scores
 from normscope.flow.targets import Aim, scored
-from normscope.inputs import Item
-from normscope.interface import lock_of
-from normscope.layers import layer_modules
+from normscope.inputs.item import Item, forward_inputs
+from normscope.models.loaded import LoadedModel
+from normscope.models.modules import layer_modules
+from normscope.tracing.attention_interface import lock_of
+from normscope.tracing.hooks import mine
 
 
-def gradient_x_input(lens: Analyzer, item: Item, model: FrozenModel, aim: Aim) -> Scores:
+def gradient_x_input(loaded: LoadedModel, item: Item, model: FrozenModel, aim: Aim) -> Scores:
     """``<d target / d x_k, x_k>``"""
     assert model.logits is not None
-    _, found = _slopes(lens, item, aim, model.logits.shape, 1.0)
+    _, found = _slopes(loaded, item, aim, model.logits.shape, 1.0)
     return scored(aim, model.logits, _along(found, model))
 
 
-def integrated_gradients(lens: Analyzer, item: Item, model: FrozenModel, aim: Aim, steps: int) -> Scores:
+def integrated_gradients(loaded: LoadedModel, item: Item, model: FrozenModel, aim: Aim, steps: int) -> Scores:
     """``<integral_0^1 d target / d x_k (t x) dt, x_k>`` (Sundararajan et al. 2017). The remainder is the target at the
     baseline, and the completeness tells whether the steps were enough.
 
@@ -39,9 +39,9 @@ def integrated_gradients(lens: Analyzer, item: Item, model: FrozenModel, aim: Ai
     total: dict[str, Tensor] = {}
     for node, weight in zip(*np.polynomial.legendre.leggauss(steps), strict=True):
         s = (1 + float(node)) / 2
-        _, found = _slopes(lens, item, aim, model.logits.shape, s**4)
+        _, found = _slopes(loaded, item, aim, model.logits.shape, s**4)
         total = {side: total.get(side, 0) + 2 * s**3 * float(weight) * one for side, one in found.items()}
-    baseline, _ = _slopes(lens, item, aim, model.logits.shape, 0.0)
+    baseline, _ = _slopes(loaded, item, aim, model.logits.shape, 0.0)
     return scored(aim, model.logits, _along(total, model), baseline)
 
 
@@ -50,7 +50,9 @@ def _along(slopes: dict[str, Tensor], model: FrozenModel) -> Tensor:
     return torch.cat([(slopes[stack.side] * stack.states[0]).sum(-1)[stack.real] for stack in order])
 
 
-def _slopes(lens: Analyzer, item: Item, aim: Aim, shape: torch.Size, factor: float) -> tuple[float, dict[str, Tensor]]:
+def _slopes(
+    loaded: LoadedModel, item: Item, aim: Aim, shape: torch.Size, factor: float
+) -> tuple[float, dict[str, Tensor]]:
     """The target in logits of this shape, and side -> (n, d) its gradient, where what enters the first layers is
     multiplied by a factor."""
     leaves: dict[str, Tensor] = {}
@@ -67,11 +69,11 @@ def _slopes(lens: Analyzer, item: Item, aim: Aim, shape: torch.Size, factor: flo
         return hook
 
     try:
-        with lock_of(lens.base), torch.enable_grad():
-            for stack in lens.stacks:
-                first = layer_modules(lens.base, stack)[0]
+        with lock_of(loaded.base), torch.enable_grad():
+            for stack in loaded.stacks:
+                first = layer_modules(loaded.base, stack)[0]
                 handles.append(first.register_forward_pre_hook(mine(enter(stack.side)), with_kwargs=True))
-            made = logits_of(lens.model(**lens.batch([item])))
+            made = logits_of(loaded.model(**forward_inputs(loaded, [item])))
             assert made is not None
             logits = made.reshape(shape)
             target = (aim.direction(logits) * logits).sum()
@@ -79,4 +81,4 @@ def _slopes(lens: Analyzer, item: Item, aim: Aim, shape: torch.Size, factor: flo
     finally:
         for handle in handles:
             handle.remove()
-    return float(target.detach()), {side: one[0].to(lens.dtype) for side, one in zip(leaves, found, strict=True)}
+    return float(target.detach()), {side: one[0].to(loaded.dtype) for side, one in zip(leaves, found, strict=True)}

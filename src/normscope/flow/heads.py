@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from normscope.closeness import coarser, equal
 from normscope.errors import NormscopeError
 from normscope.flow.forms import Known, Link, between
 from normscope.flow.frozen import Map
 from normscope.flow.modules import is_linear, is_norm, linear, norm
 from normscope.flow.passes import Pass
-from normscope.flow.watching import Call
+from normscope.flow.watch import Call
+from normscope.tracing.closeness import coarser, equal
 
 FORMS = "linear map, norm, named activation, softcap, factor, constant, pooling of tokens"
 

@@ -8,16 +8,19 @@ from typing import Any
 
 from torch import Tensor
 
-from normscope.analyzer import Analyzer
+from normscope.engine.request import Options, requests_for
+from normscope.engine.run import Workspace
+from normscope.engine.run import run as run_requests
 from normscope.errors import NormscopeError, nearest
 from normscope.flow import alti, alti_logit, decompx, exact, globenc, gradients, value_zeroing
-from normscope.flow.freezing import FrozenModel
+from normscope.flow.freeze import FrozenModel
 from normscope.flow.result import Scores
 from normscope.flow.rollout import half_residual, rollout
 from normscope.flow.targets import Aim
-from normscope.inputs import Item
-from normscope.measures.sinks import normalised
-from normscope.scopes import aliases_of, names_of, resolve
+from normscope.inputs.item import Item
+from normscope.measures.first_token import normalised
+from normscope.models.loaded import LoadedModel
+from normscope.models.scopes import aliases_of, names_of, resolve
 
 Maps = tuple[Tensor, Tensor | None]  # (layers, rows, columns), and the completeness of vectors that were decomposed
 
@@ -26,7 +29,8 @@ Maps = tuple[Tensor, Tensor | None]  # (layers, rows, columns), and the complete
 class Run:
     """What a method works on."""
 
-    lens: Analyzer
+    loaded: LoadedModel
+    workspace: Workspace
     item: Item
     model: FrozenModel
     option: str  # what stands behind the colon of "name:option"
@@ -40,40 +44,39 @@ class Method:
     scores: Callable[[Run, Aim], Scores] | None = None  # None: the row of the map that the target is read from
     options: tuple[str, ...] = ("",)  # those there are, the default first
     free: bool = False  # any other option may be given too
-    refuses: Callable[[Analyzer, str], str] = lambda lens, option: ""  # why a model or an option is not for it
+    refuses: Callable[[LoadedModel, str], str] = lambda loaded, option: ""  # why a model or an option is not for it
 
 
-def _one_sided(lens: Analyzer, option: str = "") -> str:
-    return (
-        "cross-attention is not in its definition; use exact, decompx, alti+ or rollout:layer" if lens.two_sided else ""
-    )
+def _one_sided(loaded: LoadedModel, option: str = "") -> str:
+    reason = "cross-attention is not in its definition; use exact, decompx, alti+ or rollout:layer"
+    return reason if loaded.two_sided else ""
 
 
-def _two_sided(lens: Analyzer, option: str = "") -> str:
-    return "" if lens.two_sided else "it is for a decoder that reads an encoder; use alti"
+def _two_sided(loaded: LoadedModel, option: str = "") -> str:
+    return "" if loaded.two_sided else "it is for a decoder that reads an encoder; use alti"
 
 
-def _post_norm(lens: Analyzer, option: str = "") -> str:
-    if all(block.after for stack in lens.stacks for block in stack.blocks):
-        return _one_sided(lens)
+def _post_norm(loaded: LoadedModel, option: str = "") -> str:
+    if all(block.after for stack in loaded.stacks for block in stack.blocks):
+        return _one_sided(loaded)
     return "it follows vectors through the norm after the feed-forward, which only post-LN layers have"
 
 
-def _pre_norm(lens: Analyzer, option: str = "") -> str:
-    if any(block.after for stack in lens.stacks for block in stack.blocks):
+def _pre_norm(loaded: LoadedModel, option: str = "") -> str:
+    if any(block.after for stack in loaded.stacks for block in stack.blocks):
         return "it needs a last state that is the sum of what all blocks add, and post-LN layers normalise that sum"
-    return _one_sided(lens)
+    return _one_sided(loaded)
 
 
-def _rollout_refuses(lens: Analyzer, option: str) -> str:
-    return _scope_refuses(lens, option) if option else _one_sided(lens)
+def _rollout_refuses(loaded: LoadedModel, option: str) -> str:
+    return _scope_refuses(loaded, option) if option else _one_sided(loaded)
 
 
-def _scope_refuses(lens: Analyzer, option: str) -> str:
+def _scope_refuses(loaded: LoadedModel, option: str) -> str:
     if not option:
         raise NormscopeError("Which scope is to be rolled out? Say it behind a colon, such as rollout-raw:layer.")
-    resolve([option], *(stack.blocks for stack in lens.stacks))
-    for stack in lens.stacks if lens.two_sided else ():
+    resolve([option], *(stack.blocks for stack in loaded.stacks))
+    for stack in loaded.stacks if loaded.two_sided else ():
         names = names_of(stack.blocks)
         name = aliases_of(stack.blocks).get(option, option.upper())
         if name not in names or ("XATTN-N" in names and names.index(name) <= names.index("XATTN-N")):
@@ -81,7 +84,7 @@ def _scope_refuses(lens: Analyzer, option: str) -> str:
     return ""
 
 
-def _steps_refuse(lens: Analyzer, option: str) -> str:
+def _steps_refuse(loaded: LoadedModel, option: str) -> str:
     if not option.isdecimal() or not 1 <= int(option) <= 1000:
         raise NormscopeError(
             f"integrated_gradients:{option} is not known: the option is the number of steps, 1 to 1000."
@@ -99,8 +102,9 @@ def _exact_scores(run: Run, aim: Aim) -> Scores:
 
 def _scope_maps(run: Run, scope: str) -> list[Tensor]:
     """The maps of one scope, of each side."""
-    found: Any = run.lens.run([run.item], run.lens.requests(scopes=[scope]))[0]
-    return [one[scope] for one in ((found.encoder, found.decoder) if run.lens.two_sided else (found,))]
+    requests = requests_for(run.loaded, Options(scopes=[scope]))
+    found: Any = run_requests(run.loaded, [run.item], requests, run.workspace)[0]
+    return [one[scope] for one in ((found.encoder, found.decoder) if run.loaded.two_sided else (found,))]
 
 
 def _rolled(sides: list[Tensor]) -> Maps:
@@ -148,15 +152,15 @@ def _alti_logit(run: Run, aim: Aim) -> Scores:
 
 
 def _gradient(run: Run, aim: Aim) -> Scores:
-    return gradients.gradient_x_input(run.lens, run.item, run.model, aim)
+    return gradients.gradient_x_input(run.loaded, run.item, run.model, aim)
 
 
 def _integrated(run: Run, aim: Aim) -> Scores:
-    return gradients.integrated_gradients(run.lens, run.item, run.model, aim, int(run.option))
+    return gradients.integrated_gradients(run.loaded, run.item, run.model, aim, int(run.option))
 
 
 def _value_zeroing(run: Run) -> Maps:
-    return _rolled([value_zeroing.layer_maps(run.lens, run.item, run.model)])
+    return _rolled([value_zeroing.layer_maps(run.loaded, run.item, run.model)])
 
 
 METHODS: dict[str, Method] = {
@@ -174,7 +178,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-def chosen(lens: Analyzer, method: Any) -> tuple[Method, str]:
+def chosen(loaded: LoadedModel, method: Any) -> tuple[Method, str]:
     """A method as given, "name" or "name:option", checked against the model."""
     name, _, option = str(method).partition(":")
     if name not in METHODS:
@@ -184,7 +188,7 @@ def chosen(lens: Analyzer, method: Any) -> tuple[Method, str]:
     if option not in found.options and not found.free:
         known = ", ".join(f"{name}:{one}" if one else name for one in found.options)
         raise NormscopeError(f"Unknown method {method!r}. Known: {known}.")
-    reason = found.refuses(lens, option)
+    reason = found.refuses(loaded, option)
     if reason:
-        raise NormscopeError(f"The method {method!r} is not for {lens.family.name}: {reason}.")
+        raise NormscopeError(f"The method {method!r} is not for {loaded.family.name}: {reason}.")
     return found, option

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.closeness import ELEMENT, PRODUCT, is_product, misfit
 from normscope.errors import NormscopeError
 from normscope.flow.frozen import FrozenLinear, FrozenNorm
-from normscope.parameters import affine
+from normscope.models.modules import affine
+from normscope.tracing.closeness import ELEMENT, PRODUCT, is_product, misfit
 
 UPCAST = 1e-6  # rounding of a norm that computes in float32 whatever the model's type
 

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.analyzer import Analyzer
-from normscope.closeness import coarser, rows_of
-from normscope.flow.hooks import mine
 from normscope.flow.modules import is_linear
-from normscope.flow.watching import Call, Watch, watching
-from normscope.inputs import Item
-from normscope.interface import lock_of
-from normscope.layers import layer_modules
+from normscope.flow.watch import Call, Watch, watching
+from normscope.inputs.item import Item, forward_inputs
+from normscope.models.loaded import LoadedModel
+from normscope.models.modules import layer_modules
+from normscope.tracing.attention_interface import lock_of
+from normscope.tracing.closeness import coarser, rows_of
+from normscope.tracing.hooks import mine
+from normscope.tracing.trace import caller
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,12 @@ def logits_of(made: Any) -> Tensor | None:
     return next((one for one in found if isinstance(one, Tensor)), None)
 
 
-def pass_of(lens: Analyzer, watch: Watch, logits: Tensor, state: Tensor | None = None) -> Pass:
+def pass_of(loaded: LoadedModel, watch: Watch, logits: Tensor, state: Tensor | None = None) -> Pass:
     """A pass that was watched; `state` is the last layer's, if it is known otherwise."""
-    side = lens.stacks[-1].side
+    side = loaded.stacks[-1].side
     calls = watch.calls[side]
     state = watch.outputs[side] if state is None else state
-    return Pass(state, calls, _rows(logits, calls, len(state)).to(lens.dtype), coarser(lens.dtype, logits.dtype))
+    return Pass(state, calls, _rows(logits, calls, len(state)).to(loaded.dtype), coarser(loaded.dtype, logits.dtype))
 
 
 def _rows(logits: Tensor, calls: Sequence[Call], tokens: int) -> Tensor:
@@ -51,18 +52,17 @@ def _rows(logits: Tensor, calls: Sequence[Call], tokens: int) -> Tensor:
     return logits.reshape(-1, 1) if single and logits.shape == (1, tokens) else rows_of(logits[0])
 
 
-def another_pass(lens: Analyzer, item: Item) -> Pass:
+def another_pass(loaded: LoadedModel, item: Item) -> Pass:
     """The same input with noise on what enters the first layers: all vectors are others, all else is the same."""
-    wrapped = lens.prompt is not None or bool(lens.base._forward_pre_hooks)  # as in `Analyzer.trace`
-    model = lens.given if wrapped else lens.model
-    with lock_of(lens.base), torch.no_grad(), watching(lens) as watch, _noise(lens):
-        logits = logits_of(model(**lens.batch([item])))
+    model = caller(loaded, head=True)
+    with lock_of(loaded.base), torch.no_grad(), watching(loaded) as watch, _noise(loaded):
+        logits = logits_of(model(**forward_inputs(loaded, [item])))
     assert logits is not None
-    return pass_of(lens, watch, logits)
+    return pass_of(loaded, watch, logits)
 
 
 @contextmanager
-def _noise(lens: Analyzer) -> Iterator[None]:
+def _noise(loaded: LoadedModel) -> Iterator[None]:
     generator = torch.Generator().manual_seed(0)
     handles, seen = [], set()
 
@@ -79,8 +79,8 @@ def _noise(lens: Analyzer) -> Iterator[None]:
         return hook
 
     try:
-        for stack in lens.stacks:
-            first = layer_modules(lens.base, stack)[0]
+        for stack in loaded.stacks:
+            first = layer_modules(loaded.base, stack)[0]
             handles.append(first.register_forward_pre_hook(mine(enter(stack.side)), with_kwargs=True))
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A flow as a safetensors file, in the way of an analysis (`normscope.saved`)."""
+"""A flow as a safetensors file, in the way of an analysis (`normscope.engine.saving`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from normscope.analysis import Label
+from normscope.engine.saving import read, write
 from normscope.errors import NormscopeError
 from normscope.flow.result import Flow, Scores, keep
-from normscope.saved import read, write
 
 FORMAT = "normscope-flow-tensors-1"
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError, nearest
-from normscope.flow.freezing import FrozenModel
+from normscope.flow.freeze import FrozenModel
 from normscope.flow.frozen import FrozenPool
 from normscope.flow.result import Scores
+from normscope.models.loaded import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -55,29 +55,29 @@ def row_of(aim: Aim, model: FrozenModel, map: Tensor) -> Tensor:
     return map[int(real[: aim.row].sum())]
 
 
-def aim(lens: Analyzer, model: FrozenModel, names: tuple[str, ...], target: Any, position: int | None) -> Aim:
+def aim(loaded: LoadedModel, model: FrozenModel, names: tuple[str, ...], target: Any, position: int | None) -> Aim:
     """The target as given, checked: an index, a label or token, "top", or two of these to be told apart."""
     if model.logits is None:
         others = [name for name in model.outputs if name.endswith("logits")]
         has = f"has no head for one logit, but {' and '.join(others)}" if others else "has no head"
         raise NormscopeError(
-            f"{type(lens.model).__name__} {has}, so there is no logit to explain. Load the model with another head, "
+            f"{type(loaded.model).__name__} {has}, so there is no logit to explain. Load the model with another head, "
             "such as AutoModelForCausalLM or AutoModelForSequenceClassification, or leave the target out."
         )
-    row = _row(lens, model.logits, names, position)
+    row = _row(loaded, model.logits, names, position)
     wanted = target if isinstance(target, tuple) else (target,)
     if len(wanted) not in (1, 2):
         raise NormscopeError(f"A target is one class or token, or two to be told apart, not {len(wanted)}.")
-    indices = tuple(_index(lens, model.logits, row, one) for one in wanted)
+    indices = tuple(_index(loaded, model.logits, row, one) for one in wanted)
     if len(indices) == 2 and indices[0] == indices[1]:
         raise NormscopeError("The two targets are the same: their difference is nothing.")
-    named = " minus ".join(_named(lens, model.logits, index) for index in indices)
+    named = " minus ".join(_named(loaded, model.logits, index) for index in indices)
     place = f" at position {row}" if len(model.logits) > 1 else ""
     notes = "".join(f" ({note})" for note in model.notes)
     return Aim(row, indices, f"logit of {named}{notes}{place}")
 
 
-def _row(lens: Analyzer, logits: Tensor, names: tuple[str, ...], position: Any) -> int:
+def _row(loaded: LoadedModel, logits: Tensor, names: tuple[str, ...], position: Any) -> int:
     size = len(logits)
     if position is not None:
         if isinstance(position, bool) or not isinstance(position, int):
@@ -87,20 +87,20 @@ def _row(lens: Analyzer, logits: Tensor, names: tuple[str, ...], position: Any) 
                 f"There is no position {position} in the logits: valid are 0 to {size - 1} (or -{size} to -1)."
             )
         return position % size
-    if size == 1 or lens.stacks[-1].side == "decoder":
+    if size == 1 or loaded.stacks[-1].side == "decoder":
         return size - 1
-    mask = getattr(lens.tokenizer, "mask_token", None)
+    mask = getattr(loaded.tokenizer, "mask_token", None)
     if mask in names:
         return names.index(mask)
     raise NormscopeError("This model has logits at every token: say at which, position=, or mask one in the text.")
 
 
-def _index(lens: Analyzer, logits: Tensor, row: int, target: Any) -> int:
+def _index(loaded: LoadedModel, logits: Tensor, row: int, target: Any) -> int:
     size = logits.shape[1]
     if isinstance(target, str):
         if target == "top":
             return int(logits[row].argmax())
-        return _named_index(lens, size, target)
+        return _named_index(loaded, size, target)
     if isinstance(target, bool) or not isinstance(target, int):
         raise NormscopeError(f"A target is an index, a label or a token, not {type(target).__name__} {target!r}.")
     if not -size <= target < size:
@@ -108,39 +108,39 @@ def _index(lens: Analyzer, logits: Tensor, row: int, target: Any) -> int:
     return target % size
 
 
-def _named_index(lens: Analyzer, size: int, target: str) -> int:
-    if not _is_language_model(lens, size):
-        labels = {name.lower(): index for index, name in classes_of(lens).items()}
+def _named_index(loaded: LoadedModel, size: int, target: str) -> int:
+    if not _is_language_model(loaded, size):
+        labels = {name.lower(): index for index, name in classes_of(loaded).items()}
         if target.lower() not in labels and target.isdecimal() and int(target) < size:
             return int(target)
         if target.lower() not in labels:
             raise NormscopeError(f"There is no class {target!r}.{nearest(target, labels)} Known: {', '.join(labels)}.")
         return labels[target.lower()]
-    if lens.tokenizer is None:
-        raise NormscopeError("This Analyzer has no tokenizer: give the target as a token's id.")
-    vocabulary = lens.tokenizer.get_vocab()
+    if loaded.tokenizer is None:
+        raise NormscopeError("This LoadedModel has no tokenizer: give the target as a token's id.")
+    vocabulary = loaded.tokenizer.get_vocab()
     # A word in running text is what a language model predicts: with the mark of a word's start where there is one.
     for form in (f"\u2581{target.strip()}", f"\u0120{target.strip()}", target, target.strip()):
         if form in vocabulary:
             return int(vocabulary[form])
-    pieces = lens.tokenizer.tokenize(target)
-    if not pieces or lens.tokenizer.unk_token in pieces:
+    pieces = loaded.tokenizer.tokenize(target)
+    if not pieces or loaded.tokenizer.unk_token in pieces:
         raise NormscopeError(f"{target!r} is not in the vocabulary.")
     raise NormscopeError(f"{target!r} is no single token here, but {pieces}: choose one of them.")
 
 
-def _is_language_model(lens: Analyzer, size: int) -> bool:
-    return size >= int(getattr(lens.model.config, "vocab_size", 2**62))
+def _is_language_model(loaded: LoadedModel, size: int) -> bool:
+    return size >= int(getattr(loaded.model.config, "vocab_size", 2**62))
 
 
-def classes_of(lens: Analyzer) -> dict[int, str]:
+def classes_of(loaded: LoadedModel) -> dict[int, str]:
     """The classes by index, as the config names them."""
-    found: Any = lens.model.config.id2label or {}
+    found: Any = loaded.model.config.id2label or {}
     return {int(index): str(name) for index, name in found.items()}
 
 
-def _named(lens: Analyzer, logits: Tensor, index: int) -> str:
-    if _is_language_model(lens, logits.shape[1]):
-        token = lens.tokenizer.convert_ids_to_tokens(index) if lens.tokenizer is not None else index
+def _named(loaded: LoadedModel, logits: Tensor, index: int) -> str:
+    if _is_language_model(loaded, logits.shape[1]):
+        token = loaded.tokenizer.convert_ids_to_tokens(index) if loaded.tokenizer is not None else index
         return repr(token)
-    return repr(classes_of(lens).get(index, index))
+    return repr(classes_of(loaded).get(index, index))

@@ -12,34 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.analyzer import Analyzer
-from normscope.flow.freezing import FrozenModel
+from normscope.flow.freeze import FrozenModel
 from normscope.flow.frozen import FrozenAttention
-from normscope.flow.hooks import mine
-from normscope.inputs import Item
-from normscope.interface import lock_of
-from normscope.layers import layer_modules
-from normscope.measures.sinks import normalised
+from normscope.inputs.item import Item, forward_inputs
+from normscope.measures.first_token import normalised
+from normscope.models.loaded import LoadedModel
+from normscope.models.modules import layer_modules, value_rows
 from normscope.models.spec import Attention
-from normscope.parameters import value_rows
+from normscope.tracing.attention_interface import lock_of
+from normscope.tracing.hooks import mine
 
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, what it was called with and put out
 
 
-def layer_maps(lens: Analyzer, item: Item, model: FrozenModel) -> Tensor:
+def layer_maps(loaded: LoadedModel, item: Item, model: FrozenModel) -> Tensor:
     """(layers, n, n), masked tokens left out. The frozen model says how many heads the values have."""
-    (stack,) = lens.stacks
+    (stack,) = loaded.stacks
     (part,) = (b.op for block in stack.blocks for b in block.branches if isinstance(b.op, Attention))
     real = item.sides[stack.side].real.nonzero().flatten().tolist()
     found = []
     sizes = _sizes(model)
-    with lock_of(lens.base), torch.no_grad():
-        for layer, args, kwargs, y in _calls(lens, item):
+    with lock_of(loaded.base), torch.no_grad():
+        for layer, args, kwargs, y in _calls(loaded, item):
             found.append([_turned(y, _without(j, layer, part, sizes, args, kwargs))[real] for j in real])
-    return normalised(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(lens.dtype).cpu())
+    return normalised(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())
 
 
-def _calls(lens: Analyzer, item: Item) -> list[Call]:
+def _calls(loaded: LoadedModel, item: Item) -> list[Call]:
     """Every layer call of a forward pass; a shared layer stands there several times."""
     calls: list[Call] = []
     handles = []
@@ -48,9 +47,9 @@ def _calls(lens: Analyzer, item: Item) -> list[Call]:
         calls.append((module, args, kwargs, _output(made)))
 
     try:
-        for layer in layer_modules(lens.base, lens.stacks[0]):
+        for layer in layer_modules(loaded.base, loaded.stacks[0]):
             handles.append(layer.register_forward_hook(mine(hook), with_kwargs=True))
-        lens.base(**lens.batch([item]))
+        loaded.base(**forward_inputs(loaded, [item]))
     finally:
         for handle in handles:
             handle.remove()

@@ -101,7 +101,7 @@ def load_or_count(setting: Setting, ids: Iterable[int]) -> tuple[Frequencies, Fi
     if setting.frequencies is None:
         return own, None
     special = () if lens.tokenizer is None else lens.tokenizer.all_special_ids
-    found = read(setting.frequencies, lens.tokenizer, lens.limits.vocabulary)
+    found = read(setting.frequencies, lens.tokenizer, lens.loaded.limits.vocabulary)
     return found, refuse_misfit(found, own, special)
 
 

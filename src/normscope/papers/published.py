@@ -89,7 +89,7 @@ def corpora(paper: str, model: str) -> tuple[str, ...]:
 
 def model_key(lens: Analyzer) -> str | None:
     """Which of the papers' models this is, by name and shape; None if none of them."""
-    config = lens.base.config
+    config = lens.loaded.base.config
     shape = (config.model_type, getattr(config, "num_hidden_layers", None), getattr(config, "hidden_size", None))
     parts = set(lens.model_name.replace("\\", "/").replace("--", "/").split("/"))  # a cached one is models--org--name
     for key, (wanted, names) in MODELS.items():

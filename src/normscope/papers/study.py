@@ -70,12 +70,12 @@ class Setting:
     @property
     def side(self) -> str:
         """The side that papers read: the first one, for an encoder-decoder the encoder."""
-        return self.lens.stacks[0].side
+        return self.lens.loaded.stacks[0].side
 
     @property
     def depth(self) -> int:
         """The number of layers of that side."""
-        return self.lens.depths[0]
+        return self.lens.loaded.depths[0]
 
     @property
     def mask_seed(self) -> int | None:

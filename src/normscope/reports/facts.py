@@ -51,10 +51,10 @@ def model_name(lens: Analyzer) -> str:
 
 def describe_layers(lens: Analyzer) -> str:
     """The family with its layers, heads and width."""
-    width = getattr(lens.base.config, "hidden_size", None)
+    width = getattr(lens.loaded.base.config, "hidden_size", None)
     sides = [
         f"{f'{stack.side} ' if lens.two_sided else ''}{depth} layers with {heads} heads"
-        for stack, depth, heads in zip(lens.stacks, lens.depths, lens.head_counts, strict=True)
+        for stack, depth, heads in zip(lens.loaded.stacks, lens.loaded.depths, lens.loaded.head_counts, strict=True)
     ]
     return f"{lens.family.name}: {', '.join(sides)}{f', width {width}' if width else ''}"
 

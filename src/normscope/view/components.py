@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from normscope.analysis import Analysis
-from normscope.models import families
+from normscope.models.registry import families
+from normscope.models.scopes import Step, aliases_of, steps_of
 from normscope.models.spec import Attention, Block
-from normscope.scopes import Step, aliases_of, steps_of
 
 LABELS = {"attention": "ATTN", "cross-attention": "XATTN", "ff": "FF", "norm": "LN", "residual": "+RES", "scale": "×"}
 SPELLED = {"ATTN": "attention", "XATTN": "cross-attention", "FF": "ff", "LN": "norm", "RES": "residual"}

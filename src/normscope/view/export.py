@@ -29,7 +29,7 @@ from torch import Tensor
 
 from normscope.analysis import Analysis, Label
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.files import atomic
+from normscope.engine.files import atomic
 from normscope.view import figure, page
 from normscope.view.formats import FIGURES, check_path
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from normscope.analysis import Analysis
+from normscope.engine.files import atomic
 from normscope.errors import NormscopeError
-from normscope.files import atomic
 from normscope.view.formats import FIGURES, NO_MATPLOTLIB
 from normscope.view.labels import (
     Labelled,

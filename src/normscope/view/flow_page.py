@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from normscope.analysis import Label
-from normscope.files import atomic, check_suffix
+from normscope.engine.files import atomic, check_suffix
 from normscope.flow.result import Flow
 from normscope.view.flow_terminal import BLUE, ORANGE, equation
 from normscope.view.labels import own_cells, scale_of, spans_of, visible

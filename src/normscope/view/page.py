@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normscope.files import atomic, check_suffix
+from normscope.engine.files import atomic, check_suffix
 from normscope.view import bundle
 from normscope.view.document import Result, as_json, packed, sides_of, title_of
 from normscope.view.labels import own_cells, quantity, values_of, visible, worst_completeness

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from normscope.analysis import Analysis, Label
 from normscope.errors import NormscopeError
-from normscope.features import opened
+from normscope.inputs.media import opened
 from normscope.view import figure, labels
 from normscope.view.labels import Scale, Values, model_label, visible
 from normscope.view.look import PLAIN, Look, annotate

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from normscope import Analyzer, NormscopeError
-from normscope.inputs import Item
+from normscope.inputs.encode import encode
+from normscope.inputs.item import Item
 from normscope.papers.faithfulness.contexts import contexts, random_generator, task_of
 from normscope.papers.faithfulness.settings import Settings, from_plain
 from tests.papers.faithfulness.cases import causal, classifier, masked
@@ -19,7 +20,7 @@ TEXT = "the cats sat on the big red mat"  # [CLS] the cat ##s sat on the big red
 
 
 def item(lens: Analyzer, text: str = TEXT) -> Item:
-    (found,) = lens.items(text)
+    (found,) = encode(lens.loaded, text)
     return found
 
 

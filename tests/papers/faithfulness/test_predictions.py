@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normscope import Analyzer, NormscopeError
+from normscope.inputs.encode import encode
 from normscope.papers.faithfulness import predictions as predictions_module
 from normscope.papers.faithfulness.contexts import Context, contexts
 from normscope.papers.faithfulness.predictions import Erased, Replacement, logits_of, predictions, replacement_token
@@ -22,7 +23,7 @@ UNKNOWN = Replacement(1, "[UNK]")
 
 
 def context(lens: Analyzer) -> Context:
-    return contexts(lens, lens.items("the cats sat on the big red mat")[0], None, "a", Settings())[0]
+    return contexts(lens, encode(lens.loaded, "the cats sat on the big red mat")[0], None, "a", Settings())[0]
 
 
 def by_hand(lens: Analyzer, ids: list[int], at: int | None) -> Tensor:
@@ -73,7 +74,7 @@ def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_left_is_one_neutral_token() -> None:
     lens = causal()
-    item = lens.items({"input_ids": [7, 8, 9, 10]})[0]  # without special tokens
+    item = encode(lens.loaded, {"input_ids": [7, 8, 9, 10]})[0]  # without special tokens
     one = contexts(lens, item, None, "a", Settings())[0]
     assert one.removable == (0, 1, 2, 3)
     (logits,) = logits_of(lens, one, [Erased("delete", frozenset(range(4)))], UNKNOWN)

@@ -309,7 +309,7 @@ def test_names_of_models() -> None:
     from tests.tiny import tiny
 
     first, second = toy_lens(), Analyzer(tiny("bert"), toy_lens().tokenizer)
-    second.model_name = first.model_name
+    second.loaded.name = first.model_name
     assert list(by_name([first, second])) == [first.model_name, f"{first.model_name} (2)"]
 
 

@@ -19,7 +19,10 @@ from normscope.corpus.items import Entry
 from normscope.corpus.measuring import Sample
 from normscope.corpus.store import Run
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
+from normscope.engine.request import Options, requests_for
+from normscope.engine.run import run
 from normscope.errors import NormscopeError
+from normscope.inputs.encode import encode
 from normscope.measures.alignment import SETTINGS, Hits, word_maps
 from normscope.measures.frequency import spearman
 from normscope.measures.similarity import correlation
@@ -296,8 +299,13 @@ def _matrices(
 ) -> tuple[list[str], list[str], dict[tuple[str, str], NDArray[np.float64]]]:
     """The labels of source and target, and the matrix of each setting and method."""
     lens = setting.lens
-    (item,) = lens.items((" ".join(entry.words or ()), " ".join(entry.target or ())))
-    (result,) = lens.run([item], lens.requests(scopes=("XATTN-W", "XATTN-N"), heads=[0]))
+    (item,) = encode(lens.loaded, (" ".join(entry.words or ()), " ".join(entry.target or ())))
+    (result,) = run(
+        lens.loaded,
+        [item],
+        requests_for(lens.loaded, Options(scopes=("XATTN-W", "XATTN-N"), heads=[0])),
+        lens.workspace,
+    )
     assert isinstance(result, EncoderDecoderAnalysis)
     decoder = result.side("decoder")
     words = words_of(Sample(entry, item, item, lens, decoder, result))

@@ -10,7 +10,7 @@ from torch import Tensor
 from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
 from normscope.corpus.items import Entry
-from normscope.measures.sinks import normalised
+from normscope.measures.first_token import normalised
 from normscope.papers.emnlp2021.ratios import methods, scope
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
@@ -72,7 +72,7 @@ def example(setting: Setting) -> dict[str, list[int]]:
             return {"input_ids": tokenizer.convert_tokens_to_ids(list(entry.words[:LONGEST]))}
         texts = _texts(entry)
     encoding = tokenizer(*texts, truncation=True, max_length=LONGEST)
-    keys = ("input_ids", "token_type_ids") if "token_type_ids" in setting.lens.limits.keys else ("input_ids",)
+    keys = ("input_ids", "token_type_ids") if "token_type_ids" in setting.lens.loaded.limits.keys else ("input_ids",)
     return {key: list(encoding[key]) for key in keys if key in encoding}
 
 
@@ -88,7 +88,7 @@ def _analyze(lens: Analyzer, encoding: Mapping[str, Any]) -> Analysis:
     if lens.two_sided:  # the decoder's input does not matter to the encoder
         given["decoder_input_ids"] = given["input_ids"][:1]
     result = lens.analyze(given, scopes=methods(lens))
-    return result if isinstance(result, Analysis) else result.side(lens.stacks[0].side)
+    return result if isinstance(result, Analysis) else result.side(lens.loaded.stacks[0].side)
 
 
 def _texts(entry: Entry) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from normscope import probing
 from normscope.analyzer import Analyzer
+from normscope.engine import probing
 from normscope.measures import expansion as rates
 from normscope.papers.common import finite
 from normscope.papers.emnlp2021.shared import PUBLISHED, reference
@@ -61,7 +61,7 @@ def expansion(setting: Setting, runs: Runs) -> Section:
     return Section(
         "expansion",
         "Expansion rate of the affine maps",
-        TEXT + (PRE_NORM if lens.stacks[0].blocks[0].branches[0].pre else ""),
+        TEXT + (PRE_NORM if lens.loaded.stacks[0].blocks[0].branches[0].pre else ""),
         (*tables, Picture("expansion-chart", "Expansion rate by layer", chart)),
         (claim,),
         finite(numbers),
@@ -70,7 +70,7 @@ def expansion(setting: Setting, runs: Runs) -> Section:
 
 def layer_rates(lens: Analyzer) -> dict[str, list[float | None]]:
     """matrix -> its expansion rate in each layer; None if b_O does not fit the code's."""
-    maps = [probing.affine(lens, layer) for layer in range(lens.depths[0])]
+    maps = [probing.attention_maps(lens.loaded, layer) for layer in range(lens.loaded.depths[0])]
     return {"code": [rates.code(*one) for one in maps], "paper": [rates.paper(*one) for one in maps]}
 
 

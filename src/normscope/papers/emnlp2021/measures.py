@@ -12,7 +12,7 @@ from torch import Tensor
 from normscope.corpus.measuring import Columns, Sample, register
 from normscope.measures.change import cosine_distance, cross_entropy, relative_change
 from normscope.papers.common import typed_columns
-from normscope.uniform_attention import uniform
+from normscope.tracing.uniform_attention import run_uniform
 
 ALL = -1  # all layers at once, in the column `layer`
 TYPES: dict[str, Any] = {
@@ -26,14 +26,14 @@ def uniform_attention(sample: Sample) -> Columns:
     """layer (-1: all at once) -> with uniform attention there: relative change and cosine distance of the final hidden
     states (means over tokens), loss and plain loss over the scored tokens, if the model has a head"""
     lens, item, layers = sample.lens, sample.item, list(sample.analysis.layers)
-    if sample.analysis.info["side"] != lens.stacks[0].side:
+    if sample.analysis.info["side"] != lens.loaded.stacks[0].side:
         return typed_columns(TYPES, [])
     positions, targets = scored_tokens(sample)
-    plain, plain_loss = uniform(lens, item, ()), _loss(sample, [], positions, targets)
+    plain, plain_loss = run_uniform(lens.loaded, item, ()), _loss(sample, [], positions, targets)
     rows = []
     for layer in (*layers, ALL):
         chosen = layers if layer == ALL else [layer]
-        changed = uniform(lens, item, chosen)
+        changed = run_uniform(lens.loaded, item, chosen)
         apart = [float(measure(plain, changed).mean()) for measure in (relative_change, cosine_distance)]
         rows.append((layer, len(plain), *apart, _loss(sample, chosen, positions, targets), plain_loss, len(positions)))
     return typed_columns(TYPES, rows)
@@ -43,7 +43,7 @@ def scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
     """Where the head is asked for a token, and which one is right: the masked positions of a masked language model, all
     but the last of a causal one (for the next token). Empty for a model without a head over its vocabulary."""
     none = torch.zeros(0, dtype=torch.long)
-    lens, side = sample.lens, sample.lens.stacks[0].side
+    lens, side = sample.lens, sample.lens.loaded.stacks[0].side
     if lens.two_sided or not has_head(lens):
         return none, none
     real = sample.item.sides[side].real
@@ -56,12 +56,12 @@ def scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
 
 def has_head(lens: Any) -> bool:
     """Whether the model scores every token of its vocabulary."""
-    return lens.model is not lens.base and lens.model.get_output_embeddings() is not None
+    return lens.model is not lens.loaded.base and lens.model.get_output_embeddings() is not None
 
 
 def _loss(sample: Sample, layers: list[int], positions: Tensor, targets: Tensor) -> float:
     """Mean cross-entropy at the positions, in nats; NaN if there are none."""
     if not len(positions):
         return nan
-    logits = uniform(sample.lens, sample.item, layers, logits=True)
+    logits = run_uniform(sample.lens.loaded, sample.item, layers, logits=True)
     return float(cross_entropy(logits, targets, positions).mean())

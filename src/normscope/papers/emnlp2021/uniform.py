@@ -96,7 +96,7 @@ def changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float
     score = pl.col("scored").cast(pl.Float64)
     means = [((pl.col(kind) * weight).sum() / (weight + 0 * pl.col(kind)).sum()).alias(kind) for kind in CHANGES]
     losses = [((pl.col(kind).fill_nan(0.0) * score).sum() / score.sum()).alias(kind) for kind in ("loss", "plain_loss")]
-    rows = run.scan("uniform_attention").filter(pl.col("side") == lens.stacks[0].side)
+    rows = run.scan("uniform_attention").filter(pl.col("side") == lens.loaded.stacks[0].side)
     found: dict[int, dict[str, float]] = {}
     for row in aggregate(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
         values = {"relative": 100 * row["relative"], "cosine": row["cosine"]}
@@ -161,8 +161,8 @@ def _loss_text(setting: Setting, everywhere: Mapping[str, Any]) -> str:
     if "plain" not in everywhere:
         return "This model has no head that predicts tokens here, so there is no loss to compare."
     what = "at the masked tokens" if masked_run(setting) == "masked" else "of each next token"
+    guess = math.log(setting.lens.loaded.limits.vocabulary)
     return (
         f"The loss is the cross-entropy {what} in nats; with the learned attention it is {everywhere['plain']:.3f}. A "
-        f"uniform guess among all tokens would have {math.log(setting.lens.limits.vocabulary):.3f}: if the loss is "
-        "near that, the model has little to lose."
+        f"uniform guess among all tokens would have {guess:.3f}: if the loss is near that, it has little to lose."
     )

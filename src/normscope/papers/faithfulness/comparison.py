@@ -98,7 +98,7 @@ def _facts(
     target = given if settings.target == "given" else "what the model itself predicts"
     where = "at the last position" if not settings.positions else f"at {settings.positions} positions drawn at random"
     return (
-        ("model", f"{facts.model_name(lens)} ({type(lens.model).__name__}, {lens.depths[0]} layers)"),
+        ("model", f"{facts.model_name(lens)} ({type(lens.model).__name__}, {lens.loaded.depths[0]} layers)"),
         ("data", data),
         (
             "contexts",
@@ -145,7 +145,7 @@ def _command(
 
 def _fingerprint_head(lens: Analyzer) -> str:
     """A fingerprint of the weights outside the base model, on which all predictions depend."""
-    base = {id(parameter) for parameter in lens.base.parameters()}
+    base = {id(parameter) for parameter in lens.loaded.base.parameters()}
 
     def parts() -> Iterator[bytes]:
         for name, parameter in sorted(lens.model.named_parameters()):

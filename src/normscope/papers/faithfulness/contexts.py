@@ -13,7 +13,7 @@ import torch
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
 from normscope.flow.targets import classes_of
-from normscope.inputs import Item, Tokens
+from normscope.inputs.item import Item, Tokens
 from normscope.papers.faithfulness.settings import Settings
 
 Task = Literal["class", "next", "masked"]
@@ -41,12 +41,12 @@ def task_of(lens: Analyzer) -> Task:
         if int(getattr(lens.model.config, "num_labels", 2)) < 2:
             raise NormscopeError(f"{kind} here has one output, a number: there is no probability that could fall.")
         return "class"
-    if lens.model is lens.base or lens.model.get_output_embeddings() is None:
+    if lens.model is lens.loaded.base or lens.model.get_output_embeddings() is None:
         raise NormscopeError(
             f"{kind} has no head that predicts a class or a token. Load the model with one, such as "
             "AutoModelForSequenceClassification or AutoModelForCausalLM."
         )
-    if lens.stacks[0].side == "decoder":
+    if lens.loaded.stacks[0].side == "decoder":
         return "next"
     if lens.tokenizer.mask_token_id is None:
         raise NormscopeError(f"{kind} predicts masked tokens, but its tokenizer has no mask token.")
@@ -132,7 +132,7 @@ def _class(lens: Analyzer, label: str | None) -> int | None:
     """The class of a label, by name or number; None if there is none."""
     if label is None:
         return None
-    classes = classes_of(lens)
+    classes = classes_of(lens.loaded)
     named = {name.lower(): index for index, name in classes.items()}
     if label.strip().lower() in named:
         return named[label.strip().lower()]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
-from normscope.inputs import Item
+from normscope.inputs.item import Item, forward_inputs
 from normscope.papers.faithfulness.contexts import Context, keep_tokens
 
 BATCH = 64  # inputs in a forward pass,
@@ -53,7 +53,7 @@ def replacement_token(lens: Analyzer, wanted: str = "") -> Replacement:
         if vocabulary[wanted] == ending:
             raise NormscopeError(f"{wanted!r} is the padding token, which marks the end of a text for this model.")
         return Replacement(int(vocabulary[wanted]), wanted)
-    encoder = lens.stacks[0].side == "encoder"
+    encoder = lens.loaded.stacks[0].side == "encoder"
     space = tokenizer(" ", add_special_tokens=False)["input_ids"]
     ends = tokenizer.eos_token_id
     unknown = tokenizer.unk_token_id if tokenizer.unk_token_id != ends else None  # GPT-2 has one token for both
@@ -63,7 +63,7 @@ def replacement_token(lens: Analyzer, wanted: str = "") -> Replacement:
         (
             id
             for id in (mask, unknown, padding, blank, ends)
-            if id not in (None, ending) and id < lens.limits.vocabulary
+            if id not in (None, ending) and id < lens.loaded.limits.vocabulary
         ),
         None,
     )
@@ -123,8 +123,8 @@ def _without(context: Context, erased: Erased, replacement: Replacement) -> tupl
 
 
 def _run(lens: Analyzer, made: Sequence[tuple[Item, int | None]]) -> Iterator[Tensor]:
-    lens.refuse_prompt("Faithfulness")
-    batch = lens.batch([item for item, _ in made])
+    lens.loaded.refuse_prompt("Faithfulness")
+    batch = forward_inputs(lens.loaded, [item for item, _ in made])
     last = len(made[0][0].tensors["input_ids"]) - 1
     only_last = _can_keep_last(lens) and all(at == last for _, at in made)
     if only_last:
@@ -138,16 +138,16 @@ def _run(lens: Analyzer, made: Sequence[tuple[Item, int | None]]) -> Iterator[Te
 def _batch_size(lens: Analyzer, context: Context, length: int) -> int:
     """How many inputs of a length fit into one forward pass."""
     if context.position is None:
-        causal = lens.stacks[0].side == "decoder"
+        causal = lens.loaded.stacks[0].side == "decoder"
         return 1 if causal and _ends_by_padding(lens) is None else BATCH  # it refuses batches
     if _can_keep_last(lens):
         return BATCH
-    return max(1, min(BATCH, LOGITS // (length * lens.limits.vocabulary)))
+    return max(1, min(BATCH, LOGITS // (length * lens.loaded.limits.vocabulary)))
 
 
 def _ends_by_padding(lens: Analyzer) -> int | None:
     """The padding token of a causal classifier, which reads the last token before the padding."""
-    if lens.stacks[0].side == "encoder" or not type(lens.model).__name__.endswith("ForSequenceClassification"):
+    if lens.loaded.stacks[0].side == "encoder" or not type(lens.model).__name__.endswith("ForSequenceClassification"):
         return None
     found = lens.model.config.pad_token_id
     return None if found is None else int(found)
@@ -155,4 +155,6 @@ def _ends_by_padding(lens: Analyzer) -> int | None:
 
 def _can_keep_last(lens: Analyzer) -> bool:
     """Whether the head can read the last token only."""
-    return lens.stacks[0].side == "decoder" and "logits_to_keep" in inspect.signature(lens.model.forward).parameters
+    return (
+        lens.loaded.stacks[0].side == "decoder" and "logits_to_keep" in inspect.signature(lens.model.forward).parameters
+    )

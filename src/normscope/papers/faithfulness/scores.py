@@ -10,9 +10,9 @@ import torch
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
 from normscope.flow.methods import METHODS, chosen
-from normscope.flow.running import flow
+from normscope.flow.run import flow
+from normscope.models.scopes import names_of
 from normscope.papers.faithfulness.contexts import Context
-from normscope.scopes import names_of
 
 LEAVE_ONE_OUT = "leave_one_out"
 RANDOM = "random"
@@ -32,7 +32,7 @@ def methods_of(lens: Analyzer, wanted: Sequence[str] = ()) -> tuple[str, ...]:
     """The methods to compare: those wanted, else all of `flow`, with rollout of every scope; then the references."""
     known = [name for name in METHODS if name != "rollout-raw"]
     # Weights with half a residual connection are what "rollout" alone rolls out.
-    scopes = [f"rollout:{scope}" for scope in names_of(lens.stacks[-1].blocks) if not scope.endswith("RES-W")]
+    scopes = [f"rollout:{scope}" for scope in names_of(lens.loaded.stacks[-1].blocks) if not scope.endswith("RES-W")]
     for name in wanted:
         plain = name.partition(":")[0]
         if plain not in METHODS and name not in REFERENCES:
@@ -46,7 +46,7 @@ def refusal(lens: Analyzer, method: str) -> str:
     if method in REFERENCES:
         return ""
     try:
-        chosen(lens, method)
+        chosen(lens.loaded, method)
     except NormscopeError as error:
         return str(error)
     return ""
@@ -55,7 +55,7 @@ def refusal(lens: Analyzer, method: str) -> str:
 def by_flow(lens: Analyzer, context: Context, method: str, target: int) -> Scores:
     """The scores of a method of `flow` for the target's logit."""
     try:
-        found = flow(lens, context.item, method, target, context.position, "ig")
+        found = flow(lens.loaded, context.item, method, target, context.position, "ig", lens.workspace)
     except NormscopeError as error:
         return Scores(reason=str(error))
     places = {label.position: n for n, label in enumerate(found.columns)}

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope import probing
 from normscope.analysis import Analysis
 from normscope.corpus.items import subword_spans
 from normscope.corpus.measuring import Columns, Sample, reachable, reads_itself, register
+from normscope.engine import probing
 from normscope.errors import NormscopeError
 from normscope.measures.amplification import shares
 from normscope.measures.similarity import correlation, ranks
@@ -69,7 +69,7 @@ def ff_magnitudes(sample: Sample) -> Columns:
     if sample.analysis.info["side"] != scopes.side:
         return typed_columns(MAGNITUDES, [])
     wanted = {"bypass": scopes.block, "input": scopes.input, "output": scopes.added}
-    vectors = probing.outputs(sample.lens, sample.item, list(dict.fromkeys(wanted.values())))
+    vectors = probing.scope_outputs(sample.lens.loaded, sample.item, list(dict.fromkeys(wanted.values())))
     depth, tokens, width = vectors[scopes.block].shape
     found: dict[str, Any] = {
         "layer": np.repeat(np.arange(depth), width + 1),
@@ -88,7 +88,7 @@ def token_words(sample: Sample) -> Columns:
     """-> the word of each token, counted from 0; -1 for special tokens"""
     side = sample.analysis.info["side"]
     tokens, tensors = sample.original.sides[side], sample.original.tensors
-    ids = tensors["input_ids" if side == sample.lens.stacks[0].side else "decoder_input_ids"].tolist()
+    ids = tensors["input_ids" if side == sample.lens.loaded.stacks[0].side else "decoder_input_ids"].tolist()
     special = _special_ids(sample.lens.tokenizer)
     marks = [id in special or (tokens.word_ids is not None and tokens.word_ids[n] is None) for n, id in enumerate(ids)]
     words = words_of(tokens.names, marks, tokens.word_ids)
@@ -99,7 +99,7 @@ def token_words(sample: Sample) -> Columns:
 @register("entity_spans", scopes=("weights",), whole=True)
 def entity_spans(sample: Sample) -> Columns:
     """start, end (not included), label of every named entity, in tokens"""
-    side = sample.lens.stacks[0].side
+    side = sample.lens.loaded.stacks[0].side
     spans = []
     if sample.entry.entities and sample.analysis.info["side"] == side:
         word_ids = sample.original.sides[side].word_ids
@@ -133,15 +133,15 @@ def _removal_measure(share: float, rounding: str) -> Callable[[Sample], Columns]
         """layer -> how many dimensions of the lowest gain of the last norm were removed from the feed-forward's
         contributions, and Spearman's correlation of its map with the one before it, with and without them"""
         analysis, lens = sample.analysis, sample.lens
-        if analysis.info["side"] != lens.stacks[0].side:
+        if analysis.info["side"] != lens.loaded.stacks[0].side:
             types = {"layer": np.int16, "removed": np.int32, "whole": np.float64, "rest": np.float64}
             return typed_columns(types, [])
-        gains = probing.gains(lens, "layer")
+        gains = probing.norm_gains(lens.loaded, "layer")
         count = removal_count(gains.shape[1], share, rounding)
         rest = {layer: split_by_gain(gains[layer], count)[1] for layer in range(len(gains))}
         cells = reachable(analysis)
         before = ranks(analysis["attention-block"][:, cells])
-        maps = probing.map_within(lens, sample.item, rest)
+        maps = probing.map_within(lens.loaded, sample.item, rest)
         return {
             "layer": np.array(analysis.layers, dtype=np.int16),
             "removed": np.full(len(analysis.layers), count, dtype=np.int32),

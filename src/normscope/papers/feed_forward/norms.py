@@ -9,8 +9,8 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from normscope import probing
 from normscope.corpus.store import Run
+from normscope.engine import probing
 from normscope.errors import NormscopeError
 from normscope.measures.similarity import spearman
 from normscope.papers.common import describe_input, layer_numbers, layers_text, masked_run
@@ -79,7 +79,7 @@ def gamma(setting: Setting, runs: Runs) -> Section:
     known = pl.col("whole").is_not_nan() & pl.col("rest").is_not_nan()
     frame = _by_layer(table, [pl.col("whole", "rest").filter(known).mean()])
     layers, whole, rest = (frame[column].to_list() for column in ("layer", "whole", "rest"))
-    gains = probing.gains(setting.lens, "layer")
+    gains = probing.norm_gains(setting.lens.loaded, "layer")
     width = gains.shape[1]
     count = removal_count(width, readings.gamma_share, readings.gamma_rounding)
     removed = [split_by_gain(row, count)[0].tolist() for row in gains]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normscope.analyzer import Analyzer
+from normscope.models.scopes import aliases_of, steps_of
 from normscope.papers import published
 from normscope.papers.study import Setting
-from normscope.scopes import aliases_of, steps_of
 
 NAME = "ff"
 REFERENCE = "BERT-base on Wikipedia"
@@ -61,7 +61,7 @@ class Layout:
 
 def layout(lens: Analyzer) -> Layout | None:
     """The scopes of the first side of a model; None if the feed-forward has none of its own (parallel layers)."""
-    stack = lens.stacks[0]
+    stack = lens.loaded.stacks[0]
     alias = aliases_of(stack.blocks)
     if alias["ff"] in (alias["attention-block"], alias["layer"]):
         return None
@@ -117,7 +117,7 @@ def missing_entities(setting: Setting) -> str | None:
 def missing_norm(setting: Setting) -> str | None:
     """Why there is no norm after the feed-forward's residual, as post-LN layers have."""
     missing = missing_layout(setting)
-    if missing is None and steps_of(setting.lens.stacks[0].blocks)[-1].role != "after":
+    if missing is None and steps_of(setting.lens.loaded.stacks[0].blocks)[-1].role != "after":
         return (
             f"No norm follows the feed-forward's residual in a layer of {setting.lens.family.name}: the next one that "
             "reads the stream is not in the layer."

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from normscope.models.scopes import aliases_of
 from normscope.papers.runs import RunPlan
 from normscope.papers.shapley.sections import RUN, agreement, conclusion
 from normscope.papers.study import Experiment, NoReadings, Paper, Setting
-from normscope.scopes import aliases_of
 
 
 def _missing(setting: Setting) -> str | None:
     if setting.lens.two_sided:
         return "It is for models with one side."
-    aliases = aliases_of(setting.lens.stacks[0].blocks)
+    aliases = aliases_of(setting.lens.loaded.stacks[0].blocks)
     if aliases["attention-block"] == aliases["layer"]:
         return "Attention and feed-forward of this model are one block: there is no map between them."
     return None

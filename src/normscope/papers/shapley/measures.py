@@ -9,6 +9,8 @@ import torch
 
 from normscope.analysis import Analysis
 from normscope.corpus.measuring import Columns, Sample, reachable, register
+from normscope.engine.request import Options, requests_for
+from normscope.engine.run import run
 from normscope.measures.similarity import correlation, ranks
 
 FEW = 12  # tokens up to which all coalitions are taken
@@ -60,6 +62,8 @@ def scopes_after_feed_forward(analysis: Analysis) -> list[str]:
 
 def _analysis(sample: Sample, scopes: list[str], gate: str) -> Analysis:
     lens = sample.lens
-    (found,) = lens.run([sample.item], lens.requests(scopes=scopes, gate=gate))
+    (found,) = run(
+        lens.loaded, [sample.item], requests_for(lens.loaded, Options(scopes=scopes, gate=gate)), lens.workspace
+    )
     assert isinstance(found, Analysis)
     return found

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from normscope.analyzer import Analyzer
+from normscope.engine.request import Options, requests_for
+from normscope.engine.run import run
 from normscope.errors import NormscopeError, nearest
 from normscope.flow.result import Flow
-from normscope.flow.running import flow as flow_of
+from normscope.flow.run import flow as flow_of
 from normscope.flow.targets import classes_of
-from normscope.inputs import Item
-from normscope.scopes import names_of
+from normscope.inputs.encode import encode
+from normscope.inputs.item import Item
+from normscope.models.scopes import names_of
 from normscope.view import document
 from normscope.view.document import Result
 from normscope.view.server.jobs import Report
@@ -70,30 +73,30 @@ def kind_of(lens: Analyzer) -> Kind | None:
         return "vision"
     if lens.two_sided:
         return "encoder-decoder"
-    return "causal" if lens.stacks[0].side == "decoder" else "encoder"
+    return "causal" if lens.loaded.stacks[0].side == "decoder" else "encoder"
 
 
 def describe(name: str, lens: Analyzer) -> ModelInfo:
     kind = kind_of(lens)
     assert kind is not None
-    scopes = dict.fromkeys(scope for stack in reversed(lens.stacks) for scope in names_of(stack.blocks))
+    scopes = dict.fromkeys(scope for stack in reversed(lens.loaded.stacks) for scope in names_of(stack.blocks))
     return ModelInfo(
         name=name,
         family=lens.family.name,
         kind=kind,
         layers=lens.depth,
-        heads=max(lens.head_counts),
+        heads=max(lens.loaded.head_counts),
         scopes=list(scopes),
-        max_tokens=None if kind == "vision" else lens.limits.positions,
+        max_tokens=None if kind == "vision" else lens.loaded.limits.positions,
         targets=targets_of(lens),
-        classes=[name for _, name in sorted(classes_of(lens).items())] if targets_of(lens) == "classes" else [],
+        classes=[name for _, name in sorted(classes_of(lens.loaded).items())] if targets_of(lens) == "classes" else [],
         positions=targets_of(lens) == "tokens" or "TokenClassification" in type(lens.model).__name__,
     )
 
 
 def targets_of(lens: Analyzer) -> Targets:
     """What the logits of a model's head are of; "none" where it has no head, or one without logits to explain."""
-    if lens.model is lens.base:
+    if lens.model is lens.loaded.base:
         return "none"
     if "Classification" in type(lens.model).__name__:
         return "classes"
@@ -153,13 +156,15 @@ def analysed(lens: Analyzer, request: AnalysisRequest, report: Report[Shown]) ->
     if request.target and request.target.strip():
         given = (request.text, request.target)
     try:
-        (item,) = lens.items(given, generate=request.generate)  # for both: what a model writes itself is written once
-        requests = lens.requests(heads=request.heads)
+        (item,) = encode(
+            lens.loaded, given, generate=request.generate
+        )  # for both: what a model writes itself is written once
+        requests = requests_for(lens.loaded, Options(heads=request.heads))
         # The maps first: they refuse a text that is too large before anything is run.
         progress = report if request.flow is None else _followed(report)
         # Not before a flow: its target may be refused, and nobody wants a first layer then.
         first = None if request.flow is not None else lambda results: report.first(shown(results[0]))
-        result: Result = lens.run([item], requests, progress, first)[0]
+        result: Result = run(lens.loaded, [item], requests, lens.workspace, progress, first)[0]
         flow = None if request.flow is None else flowing(lens, item, request.flow)
     except NormscopeError as error:
         raise NormscopeError(VIEWER.reword(str(error))) from error
@@ -173,4 +178,4 @@ def _followed(progress: Callable[[int, int], None]) -> Callable[[int, int], None
 
 def flowing(lens: Analyzer, item: Item, asked: FlowRequest) -> Flow:
     target = asked.target if asked.against is None else (asked.target, asked.against)
-    return flow_of(lens, item, asked.method, target, asked.position, "ig")
+    return flow_of(lens.loaded, item, asked.method, target, asked.position, "ig", lens.workspace)

@@ -1,0 +1,269 @@
+"""Walk one layer component by component and measure the scopes that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normscope.decompose import gram
+from normscope.decompose.activations import Gate
+from normscope.decompose.attention import ValueBias, attend
+from normscope.decompose.feed_forward import feed_forward, lifts_of, stream
+from normscope.decompose.gram import Figures, Piece, Reduced, reduce, reduce_weights, stacked
+from normscope.decompose.scratch import Scratch
+from normscope.decompose.shapley.gate import Shapley
+from normscope.decompose.shapley.rows import ShapleyRows, row_vectors, shapley_feed_forward
+from normscope.decompose.shapley.rows import reduce as reduce_shapley
+from normscope.decompose.state import Factored, Mixture, Rows, row_norms, untouched
+from normscope.models.scopes import Step
+from normscope.models.spec import Attention
+from normscope.tracing.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, ScaleRecord, at_rows
+
+BLOCK_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """How a layer is decomposed."""
+
+    gate: Gate | Shapley = "ig"
+    value_bias: ValueBias = "token"
+    heads: tuple[int, ...] = ()
+    block_bytes: int = BLOCK_BYTES
+
+    @property
+    def complete(self) -> bool:
+        """Whether contributions and remainder must sum to the model's own vectors."""
+        return not self.gate.approximate if isinstance(self.gate, Shapley) else self.gate != "tangent"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which columns and rows of one padded item are real."""
+
+    columns: slice | Tensor
+    rows: slice | Tensor
+    encoder: slice | Tensor | None = None  # the encoder's columns, for a decoder that reads them
+    lengths: tuple[int, int] = (0, 0)  # all columns of either kind, padding included
+
+
+@dataclass(frozen=True)
+class HeadPieces:
+    """Head-level maps of some items, rows and columns still padded."""
+
+    weights: Tensor  # (g, j, heads, R), own cells zero
+    own: Tensor  # (g, R, heads): the own cells
+    value_norms: Tensor  # (g, j, heads): ||f^h(x_j)||
+    cross: bool
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The contribution vectors of one scope, one layer and one item, with what they must add up to."""
+
+    contributions: Tensor  # (R, j, d)
+    bias: Tensor  # (R, d)
+    actual: Tensor  # (R, d) the model's own
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """A state on the way through the layer."""
+
+    step: Step
+    state: Factored | Rows | ShapleyRows
+    actual: Tensor  # (g, R, d)
+
+
+def measure_layer(
+    layer: LayerRecord,
+    steps: Sequence[Step],
+    scopes: Collection[str],
+    items: Sequence[Place],
+    positions: Tensor | None,
+    options: LayerOptions,
+    scratch: Scratch,
+) -> tuple[list[Reduced], list[HeadPieces]]:
+    """The wanted scopes (and head-level maps) of a layer. `positions` (g, R): the rows' own columns; None: all rows."""
+    last = max(n for n, step in enumerate(steps) if step.norms in scopes or step.weights in scopes)
+    reached = _walk(layer, steps[: last + 1], positions, options, scratch)
+    mixtures = [_mixture(at) for at in reached if isinstance(at.step.part, Attention)]
+    heads = [_head_maps(mixture, options.heads) for mixture in mixtures if options.heads]
+    found = []
+    for mixture in mixtures:
+        # The residual connection around this attention; that around a cross-attention is no scope of weights.
+        weighted = [at.step for at in reached if at.step.weights in scopes and _belongs(at.step, mixture)]
+        if weighted:
+            names = [str(step.weights) for step in weighted]
+            found.append(reduce_weights(names, [step.role == "sum" for step in weighted], mixture))
+    wanted = [at for at in reached if at.step.norms in scopes]
+    linear = [(at, at.state) for at in wanted if isinstance(at.state, Factored)]
+    if linear:
+        names = [str(at.step.norms) for at, _ in linear]
+        found.append(reduce(names, [state for _, state in linear], [at.actual for at, _ in linear], scratch))
+    gated = [at for at in wanted if isinstance(at.state, Rows)]
+    if gated:
+        found.append(_reduce_rows(gated, items, options, scratch))
+    valued = [(at, at.state) for at in wanted if isinstance(at.state, ShapleyRows)]
+    if valued:
+        names = [str(at.step.norms) for at, _ in valued]
+        states = [state for _, state in valued]
+        places = [(_columns(states[0], item), item.rows) for item in items]
+        found.append(reduce_shapley(names, states, [at.actual for at, _ in valued], places))
+    return found, heads
+
+
+def _mixture(at: _Reached) -> Mixture:
+    assert isinstance(at.state, Factored)
+    return at.state.terms[0].mixture
+
+
+def _columns(state: ShapleyRows, item: Place) -> list[slice | Tensor]:
+    """The item's columns, for each term."""
+    found = [item.encoder if term.mixture.cross else item.columns for term in state.source.terms]
+    return [columns for columns in found if columns is not None]
+
+
+def _belongs(step: Step, mixture: Mixture) -> bool:
+    return (isinstance(step.part, Attention) and step.part.cross) == mixture.cross
+
+
+def layer_vectors(
+    layer: LayerRecord, steps: Sequence[Step], scope: str, item: Place, positions: Tensor | None, options: LayerOptions
+) -> Vectors:
+    """The contribution vectors at one scope of the only item of a layer, over all columns: (R, columns, d)."""
+    scratch = Scratch()
+    last = next(n for n, step in enumerate(steps) if step.norms == scope)
+    at = _walk(layer, steps[: last + 1], positions, options, scratch)[-1]
+    pieces: dict[bool, Tensor] = {}
+    if isinstance(at.state, Factored):
+        for term, full in zip(at.state.terms, gram.vectors(at.state, positions), strict=True):
+            columns = item.encoder if term.mixture.cross else item.columns
+            pieces[term.mixture.cross] = full[0][item.rows][:, columns]
+        bias = at.state.bias.expand(at.actual.shape)[0][item.rows]
+    elif isinstance(at.state, ShapleyRows):
+        rows = torch.arange(at.actual.shape[1])[item.rows].tolist()
+        by_row = [row_vectors(at.state, 0, row, _columns(at.state, item)) for row in rows]
+        for number, term in enumerate(at.state.source.terms):
+            pieces[term.mixture.cross] = torch.stack([one.contributions[number] for one in by_row])
+        pieces[False][_diagonal(item, positions, at.actual)] = torch.stack([one.own for one in by_row])
+        bias = torch.stack([one.bias for one in by_row])
+    else:
+        point = len(at.state.steps)
+        for number, term in enumerate(at.state.source.terms):
+            columns = item.encoder if term.mixture.cross else item.columns
+            assert columns is not None
+            lifts = lifts_of(at.state, term)
+            taps = stream(
+                at.state, lifts, [point], number, 0, columns, item.rows, options.block_bytes, scratch, keep_vectors=True
+            )
+            found = taps[point].vectors
+            assert found is not None
+            if not term.mixture.cross:
+                found[_diagonal(item, positions, at.actual)] = at.state.own[0][item.rows]
+            pieces[term.mixture.cross] = found
+        bias = at.state.bias.expand(at.actual.shape)[0][item.rows]
+    for cross, columns in ((False, item.columns), (True, item.encoder)):
+        if cross not in pieces and columns is not None:  # nothing reaches these columns here
+            length = len(torch.arange(item.lengths[cross])[columns])
+            pieces[cross] = bias.new_zeros(len(bias), length, bias.shape[-1])
+    full = torch.cat([pieces[cross] for cross in sorted(pieces)], dim=1)
+    return Vectors(full, bias, at.actual[0][item.rows])
+
+
+def _diagonal(item: Place, positions: Tensor | None, actual: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the rows' own cells are in (rows, columns)."""
+    device = actual.device
+    own = (torch.arange(actual.shape[1], device=device) if positions is None else positions[0])[item.rows]
+    columns = torch.arange(item.lengths[0], device=device)[item.columns]
+    return torch.arange(len(own), device=device), torch.searchsorted(columns, own)
+
+
+def _walk(
+    layer: LayerRecord, steps: Sequence[Step], positions: Tensor | None, options: LayerOptions, scratch: Scratch
+) -> list[_Reached]:
+    """Every state on the way. Each branch of a block starts from what entered the block; the block's sum adds them all
+    to it."""
+    reached: list[_Reached] = []
+    entry: Factored | Rows | ShapleyRows = untouched(at_rows(layer.input, positions))
+    state: Factored | Rows | ShapleyRows = entry
+    done: list[Factored | Rows | ShapleyRows] = []  # the block's finished branches
+    for number, (step, record) in enumerate(zip(steps, layer.parts, strict=False)):
+        if step.starts:
+            if state is not entry:
+                done.append(state)
+            state = entry
+        if isinstance(record, AttentionRecord):
+            state = attend(record, positions, options.value_bias, scratch)
+        elif isinstance(record, FeedForwardRecord):
+            assert isinstance(state, Factored)
+            if isinstance(options.gate, Shapley):
+                state = shapley_feed_forward(state, record, options.gate)
+            else:
+                state = feed_forward(state, record, options.gate)
+        elif isinstance(record, NormRecord):
+            # A norm before an attention is inside its values: where it is no scope, nobody reads the state after it.
+            if step.norms is not None or step.role != "pre" or not isinstance(steps[number + 1].part, Attention):
+                state = state.normed(record)
+        elif isinstance(record, ScaleRecord):
+            state = state.scaled(record.gain)
+        else:
+            for other in (*done, entry):
+                assert isinstance(other, Factored)
+                state = state.plus(other)
+            done, entry = [], state
+        if step.role == "after":
+            entry = state
+        if step.norms is not None or step.weights is not None:
+            assert not isinstance(record, ScaleRecord)
+            reached.append(_Reached(step, state, record.output))
+    return reached
+
+
+def _reduce_rows(
+    wanted: Sequence[_Reached], items: Sequence[Place], options: LayerOptions, scratch: Scratch
+) -> Reduced:
+    """The scopes after the feed-forward gate, item by item: only real tokens are worth their cost."""
+    states = [at.state for at in wanted if isinstance(at.state, Rows)]
+    actual = [at.actual for at in wanted]
+    points = [len(state.steps) for state in states]
+    last = max(states, key=lambda state: len(state.steps))
+    mixed = {point: torch.zeros_like(actual[0]) for point in points}
+    maps: dict[int, list[Piece]] = {point: [] for point in points}
+    for number, term in enumerate(last.source.terms):
+        weights, cross = term.mixture.weights, term.mixture.cross
+        cells = {point: weights.new_zeros(weights.shape[0], weights.shape[1], weights.shape[3]) for point in points}
+        lifts = lifts_of(last, term)
+        for n, item in enumerate(items):
+            columns = item.encoder if cross else item.columns
+            assert columns is not None
+            taps = stream(last, lifts, points, number, n, columns, item.rows, options.block_bytes, scratch)
+            for point, tap in taps.items():
+                if isinstance(columns, slice):
+                    cells[point][n, columns, item.rows] = tap.map
+                else:
+                    real_rows = torch.arange(weights.shape[3], device=weights.device)[item.rows]
+                    cells[point][n, columns[:, None], real_rows] = tap.map
+                mixed[point][n, item.rows] += tap.others
+        for point in points:
+            maps[point].append(Piece(cells[point], None, cross))
+    figures = []
+    for point, state, y in zip(points, states, actual, strict=True):
+        missing = mixed[point] + state.own + state.bias - y
+        own, others, missed, length, remainder = (
+            row_norms(one) for one in (state.own, mixed[point], missing, y, state.bias.expand_as(y))
+        )
+        peak = torch.stack([piece.cells.amax(1) for piece in maps[point]]).amax(0)
+        figures.append(Figures(own, others, missed, length, remainder, peak))
+    names = tuple(str(at.step.norms) for at in wanted)
+    return Reduced(names, tuple(tuple(maps[point]) for point in points), stacked(figures))
+
+
+def _head_maps(mixture: Mixture, heads: tuple[int, ...]) -> HeadPieces:
+    """``alpha^h_ij`` and ``||f^h(x_j)||`` (EMNLP 2020): of one head alone the norm is their product."""
+    chosen = torch.tensor(heads, device=mixture.weights.device)
+    norms = row_norms(mixture.vectors()[:, :, chosen])
+    return HeadPieces(mixture.weights[:, :, chosen], mixture.own_weights[:, :, chosen], norms, mixture.cross)

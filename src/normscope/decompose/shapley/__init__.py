@@ -1,0 +1,1 @@
+"""The activation split by Shapley values instead of integrated gradients."""

@@ -1,0 +1,164 @@
+"""The feed-forward block with Shapley values in the place of integrated gradients, one output token at a time.
+
+The players of output i are its contributions ``z_ij = c_ij W_1`` and, as one more, what comes from biases: the
+remainder through W_1 with b_1. Their values phi_ij (`shapley`) go through W_2, ``y_ij = phi_ij W_2``; g(0) W_2 and b_2
+go to the remainder. Since every pair has values of its own, there is no gate to share: each row is worked out by
+itself, and everything that follows is done to its vectors as they are. Memory is n x d_ff for one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from normscope.decompose.gram import Piece, Reduced
+from normscope.decompose.shapley.gate import EXPERTS, Shapley, constant
+from normscope.decompose.state import Factored, row_norms, with_shift
+from normscope.errors import NormscopeError
+from normscope.tracing.records import FeedForwardRecord, NormRecord, Unit, apply_norm
+
+Columns = Sequence[slice | Tensor]  # the real columns of each term
+
+
+@dataclass(frozen=True)
+class ShapleyRows:
+    """``c_ij = steps(phi_ij W_2)``: a recipe, carried out by `reduce` and `vectors`."""
+
+    source: Factored
+    unit: Unit
+    how: Shapley
+    steps: tuple[NormRecord | Factored | Tensor, ...] = ()  # a norm to pass, a state to add, a gain to multiply with
+
+    def normed(self, norm: NormRecord) -> ShapleyRows:
+        return replace(self, steps=(*self.steps, norm))
+
+    def scaled(self, gain: Tensor) -> ShapleyRows:
+        return replace(self, steps=(*self.steps, gain))
+
+    def plus(self, state: Factored) -> ShapleyRows:
+        return replace(self, steps=(*self.steps, state))
+
+
+def shapley_feed_forward(state: Factored, record: FeedForwardRecord, how: Shapley) -> Factored | ShapleyRows:
+    """The state after the feed-forward component. One without terms has two players, the own token and the biases, and
+    keeps its form."""
+    if len(record.units) != 1 or record.units[0].routing is not None:
+        raise NormscopeError(EXPERTS)
+    (unit,) = record.units
+    if state.terms:
+        return ShapleyRows(state, unit, how)
+    shape = record.output.shape[:-1]
+    both = torch.stack([state.own, state.bias.expand_as(state.own)])  # (2, g, R, d)
+    z = [one.flatten(1) for one in _projected(unit, both)]
+    values = how.values(unit, z).to(both).unflatten(1, (*shape, -1)) @ unit.out
+    return Factored((), values[0], None, values[1] + _constant(unit))
+
+
+def reduce(
+    scopes: Sequence[str],
+    states: Sequence[ShapleyRows],
+    actual: Sequence[Tensor],
+    items: Sequence[tuple[Columns, slice | Tensor]],
+) -> Reduced:
+    """Maps and figures of states of one feed-forward block; `actual` (g, R, d) are the
+    model's own vectors there, `items` the real columns of each term and the real rows."""
+    last = max(states, key=lambda state: len(state.steps))
+    points = [len(state.steps) for state in states]
+    terms = last.source.terms
+    like = actual[0]
+    shape = (len(states), *like.shape[:2])
+    weights = [term.mixture.weights for term in terms]
+    cells = [like.new_zeros(len(states), len(one), one.shape[1], one.shape[3]) for one in weights]
+    own, others, missing, remainder, highest = (like.new_zeros(shape) for _ in range(5))
+    for n, (columns, rows) in enumerate(items):
+        for row in torch.arange(like.shape[1], device=like.device)[rows].tolist():
+            found = _row(last, n, row, columns, points)
+            for s, point in enumerate(points):
+                at, place = found[point], (s, n, row)
+                own[place], remainder[place] = row_norms(at.own), row_norms(at.bias)
+                total = torch.zeros_like(at.own)
+                for map_, some, js in zip(cells, at.contributions, columns, strict=True):
+                    norms = row_norms(some)
+                    map_[s, n, :, row][js] = norms
+                    highest[place] = torch.maximum(highest[place], norms.amax())
+                    total = total + some.sum(0)
+                others[place] = row_norms(total)
+                missing[place] = row_norms(total + at.own + at.bias - actual[s][n, row])
+    length = torch.stack([row_norms(one) for one in actual])
+    return Reduced(
+        scopes=tuple(scopes),
+        maps=tuple(
+            tuple(Piece(map_[s], None, term.mixture.cross) for map_, term in zip(cells, terms, strict=True))
+            for s in range(len(states))
+        ),
+        figures=torch.stack([own, others, missing, length, remainder, highest]),
+    )
+
+
+@dataclass(frozen=True)
+class RowVectors:
+    """The vectors of one output token at one point."""
+
+    contributions: tuple[Tensor, ...]  # (columns, d) of each term, zero at the own column
+    own: Tensor  # (d,)
+    bias: Tensor  # (d,)
+
+
+def row_vectors(state: ShapleyRows, item: int, row: int, columns: Columns) -> RowVectors:
+    """The contribution vectors of one output token."""
+    point = len(state.steps)
+    return _row(state, item, row, columns, [point])[point]
+
+
+def _row(state: ShapleyRows, item: int, row: int, columns: Columns, points: Collection[int]) -> dict[int, RowVectors]:
+    """One output token at the wanted points: numbers of `steps` passed."""
+    players = _at(state.source, item, row, columns)
+    values = state.how.values(state.unit, _projected(state.unit, players))
+    vectors = values.to(players) @ state.unit.out
+    vectors[-1] += _constant(state.unit)
+    found = {0: vectors} if 0 in points else {}
+    for number, step in enumerate(state.steps[: max(points)], 1):
+        if isinstance(step, Factored):
+            vectors = vectors + _at(step, item, row, columns)
+        elif isinstance(step, Tensor):
+            vectors = vectors * step
+        else:
+            norm = replace(step, inverse=step.inverse[item, row][None])
+            vectors = apply_norm(norm, vectors)
+            vectors[-1] = with_shift(norm, vectors[-1])
+        if number in points:
+            found[number] = vectors
+    sizes = [len(term.mixture.values[item][js]) for term, js in zip(state.source.terms, columns, strict=True)]
+    return {point: RowVectors(one[:-2].split(sizes), one[-2], one[-1]) for point, one in found.items()}
+
+
+def _at(state: Factored, item: int, row: int, columns: Columns) -> Tensor:
+    """(columns of all terms, then own and bias, d): the vectors of one output token."""
+    found = []
+    for term, js in zip(state.terms, columns, strict=True):
+        mixture = term.mixture
+        weighted = mixture.weights[item][js][:, :, row, None] * mixture.values[item][js]  # (j, H, d_h)
+        vectors = term.view(weighted.flatten(1) @ mixture.matrix.flatten(0, 1))
+        found.append(vectors if term.scale is None else vectors * term.scale[item, row])
+    bias = state.bias.expand_as(state.own)[item, row]
+    return torch.cat([*found, state.own[item, row][None], bias[None]])
+
+
+def _projected(unit: Unit, players: Tensor) -> list[Tensor]:
+    """(players, ..., d_ff) for each projection, where the last player is that of the biases."""
+    found = []
+    for projection in unit.projections:
+        z = players @ projection.weight
+        if projection.bias is not None:
+            z[-1] += projection.bias
+        found.append(z)
+    return found
+
+
+def _constant(unit: Unit) -> Tensor:
+    """(d,): g(0) W_2 + b_2"""
+    nothing = constant(unit) @ unit.out
+    return nothing if unit.out_bias is None else nothing + unit.out_bias

@@ -1,0 +1,1 @@
+"""A request on its way: what was asked for, what it costs, and the results of a batch."""

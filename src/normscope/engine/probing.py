@@ -1,0 +1,130 @@
+"""What one input does inside a model, beyond its maps: the model's own vectors, maps over some dimensions only, and the
+parameters that the papers look at. Pure functions of a loaded model and an item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normscope.decompose.gram import Figures
+from normscope.decompose.layer import Place, measure_layer
+from normscope.decompose.scratch import Scratch
+from normscope.engine.request import Options, reach, side_requests
+from normscope.errors import NormscopeError
+from normscope.inputs.item import Item, real_tokens
+from normscope.models.loaded import LoadedModel
+from normscope.models.modules import affine, value_map
+from normscope.models.scopes import aliases_of, resolve, steps_of
+from normscope.models.spec import Attention, Norm, Stack
+from normscope.tracing.build import RecordRequest
+from normscope.tracing.records import FeedForwardRecord, LayerRecord, ScaleRecord
+from normscope.tracing.trace import trace
+
+
+def scope_outputs(loaded: LoadedModel, item: Item, scopes: Sequence[str]) -> dict[str, Tensor]:
+    """scope -> (layers, n, d): the model's own vectors at each scope, by the names or aliases they were asked for.
+
+    At "attention-block" of a post-LN layer that is the feed-forward's input, at "ff" its output, biases included.
+    """
+    stack = loaded.stacks[0]
+    names = {scope: resolve([scope], stack.blocks)[0][0] for scope in scopes}
+    steps = reach(steps_of(stack.blocks), names.values())
+    found: dict[str, list[Tensor]] = {scope: [] for scope in scopes}
+
+    def on_layer(record: LayerRecord) -> None:
+        for step, part in zip(steps, record.parts, strict=True):
+            for scope, name in names.items():
+                if name in (step.norms, step.weights) and not isinstance(part, ScaleRecord):
+                    found[scope].append(part.output[0][item.sides[stack.side].real].clone())
+
+    _trace(loaded, item, stack, steps, on_layer)
+    return {scope: torch.stack(layers) for scope, layers in found.items()}
+
+
+def map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> Tensor:
+    """(layers, n, n): the map at "ff" with ``||y_ij||`` over these dimensions of the model only, for each layer.
+
+    W_2 keeps only its columns of those dimensions, so that every number is exact (FF paper, section 6.2).
+    """
+    stack = loaded.stacks[0]
+    scope = aliases_of(stack.blocks)["ff"]
+    (request,) = side_requests(loaded, [stack], Options(scopes=[scope]))
+    real = item.sides[stack.side].real.nonzero().flatten()
+    whole = len(real) == len(item.sides[stack.side])
+    place = Place(slice(None), slice(None)) if whole else Place(real, real)
+    scratch = Scratch()  # one for all layers: fresh memory costs as much as the work
+    found: list[Tensor] = []
+
+    def on_layer(record: LayerRecord) -> None:
+        kept = dims[record.index].to(loaded.base.device)
+        parts = tuple(_within(part, kept) if isinstance(part, FeedForwardRecord) else part for part in record.parts)
+        ((reduced,), _) = measure_layer(
+            replace(record, parts=parts), request.steps, [scope], [place], None, request.options, scratch
+        )
+        ((piece,),) = reduced.maps
+        full = piece.cells[0].t().clone()  # (i, j)
+        full.diagonal().copy_(Figures(*reduced.figures).own[0, 0])
+        found.append(full[real][:, real].cpu())
+
+    _trace(loaded, item, stack, request.steps, on_layer)
+    return torch.stack(found)
+
+
+def _within(record: FeedForwardRecord, dims: Tensor) -> FeedForwardRecord:
+    units = tuple(
+        replace(unit, out=unit.out[:, dims], out_bias=None if unit.out_bias is None else unit.out_bias[dims])
+        for unit in record.units
+    )
+    return FeedForwardRecord(units, record.output[..., dims])
+
+
+def norm_gains(loaded: LoadedModel, scope: str) -> Tensor:
+    """(layers, d): gamma of the norm that ends at a scope, by name or alias; "layer" is LN2 of a post-LN layer."""
+    stack = loaded.stacks[0]
+    name = resolve([scope], stack.blocks)[0][0]
+    part = next(step.part for step in steps_of(stack.blocks) if step.norms == name)
+    if not isinstance(part, Norm):
+        raise NormscopeError(f"{name} does not end with a norm in {loaded.family.name}: there is no gain to look at.")
+    found = []
+    for layer in loaded.layer_calls(loaded.stacks[0]):
+        module: Any = layer.get_submodule(part.path)
+        found.append(module.weight.detach().to(loaded.dtype).cpu() + part.offset)
+    return torch.stack(found)
+
+
+def attention_maps(loaded: LoadedModel, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W_V (d, H d_h), b_V, W_O (H d_h, d), b_O of the self-attention of a layer, for row vectors ``x W_V + b_V``.
+
+    Values that several heads share are repeated for each; a bias that is not there is zero. Float64.
+    """
+    stack = loaded.stacks[0]
+    part = next(
+        step.part for step in steps_of(stack.blocks) if isinstance(step.part, Attention) and not step.part.cross
+    )
+    module = loaded.layer_calls(loaded.stacks[0])[layer]
+    out, out_bias = affine(module.get_submodule(part.output))
+    heads = loaded.head_counts[0]
+    shared = (
+        heads if part.packing == "interleaved" else getattr(loaded.base.config, "num_key_value_heads", None) or heads
+    )
+    value, bias = value_map(module.get_submodule(part.value), part.packing, heads, shared, out.shape[1] // heads)
+    zeros = torch.zeros(out.shape[0], dtype=torch.float64)
+    flat = value.transpose(0, 1).flatten(1).double().cpu()
+    return (
+        flat,
+        torch.zeros(flat.shape[1], dtype=torch.float64) if bias is None else bias.flatten().double().cpu(),
+        out.detach().double().t().cpu(),
+        zeros if out_bias is None else out_bias.detach().double().cpu(),
+    )
+
+
+def _trace(
+    loaded: LoadedModel, item: Item, stack: Stack, steps: Sequence[Any], on_layer: Callable[[LayerRecord], None]
+) -> None:
+    depth = loaded.depths[loaded.stacks.index(stack)]
+    real = real_tokens([item], stack.side, loaded.base.device)
+    trace(loaded, [item], [RecordRequest(stack, steps, range(depth), on_layer, real, calls=loaded.layer_calls(stack))])

@@ -1,0 +1,1 @@
+"""What people give, as items that a model can read."""

@@ -1,0 +1,125 @@
+"""What a model writes itself: the continuation of a prompt, the answer of an encoder-decoder; and chats and targets."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin
+
+from normscope.errors import NormscopeError
+from normscope.inputs.item import Item, Tokens, names_of
+from normscope.inputs.text import check_length
+from normscope.models.loaded import Limits
+
+ANSWER = 64  # tokens of an answer at most, where nothing else is said
+
+
+def chat_text(tokenizer: Any, chat: Any) -> dict[str, Any]:
+    """A conversation through the tokenizer's template, up to where the model is to speak."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise NormscopeError("This tokenizer has no chat template. Give the prompt as a text.")
+    if not isinstance(chat, Sequence) or not chat or not all(isinstance(turn, Mapping) for turn in chat):
+        raise NormscopeError('chat is a list of turns such as {"role": "user", "content": "Hello"}.')
+    try:
+        speaks = chat[-1].get("role") != "assistant"
+        text = tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=speaks)
+    except Exception as error:  # templates raise what they like
+        raise NormscopeError(f"The chat template refused the conversation: {error}") from error
+    return dict(tokenizer(text, add_special_tokens=False))
+
+
+def continue_text(model: Any, tokenizer: Any, item: Item, tokens: int, limits: Limits) -> Item:
+    """The item followed by `tokens` tokens at most of the model's own, greedily."""
+    if limits.side != "decoder":
+        raise NormscopeError("An encoder does not generate. Leave generate out.")
+    count = _positive(tokens)
+    extra = set(item.tensors) - {"input_ids", "attention_mask"}
+    if extra:
+        raise NormscopeError(f"A prompt with {', '.join(sorted(extra))} is not continued: give the whole input.")
+    prompt = item.tensors["input_ids"]
+    check_length(
+        len(prompt) + count, limits, f"The prompt, with the {count} tokens that were asked for,", "Ask for fewer."
+    )
+    ids = _generate(model, {k: v[None] for k, v in item.tensors.items()}, max_length=len(prompt) + count)
+    new = ids[len(prompt) :]
+    warnings = check_length(len(ids), limits, f"The prompt with the {len(new)} tokens after it", "Ask for fewer.")
+    (side,) = item.sides.values()
+    mask = torch.cat([side.real.to(ids.dtype), torch.ones_like(new)])
+    grown = {"input_ids": ids} | ({"attention_mask": mask} if "attention_mask" in item.tensors else {})
+    names = side.names + _names(tokenizer, new)
+    words = None if side.word_ids is None else side.word_ids + (None,) * len(new)
+    sides = {"decoder": Tokens(names, mask.bool(), words)}
+    return replace(item, tensors=grown, sides=sides, warnings=warnings)
+
+
+def answer(model: Any, tokenizer: Any, source: Item, tokens: int | None, limits: Limits) -> Item:
+    """What an encoder-decoder answers to a source, as its decoder reads it (without the last token, which it only
+    writes)."""
+    count = ANSWER if tokens is None else _positive(tokens)
+    if limits.positions is not None:
+        count = min(count, limits.positions - 1)
+    ids = _generate(model, {k: v[None] for k, v in source.tensors.items()}, max_length=1 + count)
+    return _target(ids[:-1] if len(ids) > 1 else ids, tokenizer)
+
+
+def force_target(model: Any, tokenizer: Any, target: Any, limits: Limits, truncation: bool) -> Item:
+    """A given target text as the decoder reads it: the start token, then all but the last token of the text."""
+    if tokenizer is None:
+        raise NormscopeError(
+            "This Analyzer has no tokenizer: give the target text as decoder_input_ids in the encoding."
+        )
+    if not isinstance(target, str) or not target.strip():
+        raise NormscopeError("text_target is a text that is not empty, or an encoding with input_ids.")
+    start = getattr(model.config, "decoder_start_token_id", None)
+    if start is None:
+        start = getattr(model.generation_config, "decoder_start_token_id", None)
+    if start is None:
+        raise NormscopeError("The model's config has no decoder_start_token_id: give the target as decoder_input_ids.")
+    listed = list(tokenizer(text_target=target)["input_ids"])
+    if truncation:
+        listed = listed[: limits.positions]
+    warnings = check_length(len(listed), limits, "The target", "Shorten it, or ask for truncation=True.")
+    return replace(_target(torch.tensor([int(start), *listed[:-1]]), tokenizer), warnings=warnings)
+
+
+def _target(ids: Tensor, tokenizer: Any) -> Item:
+    mask = torch.ones_like(ids)
+    tensors = {"input_ids": ids, "attention_mask": mask}
+    return Item(tensors, {"decoder": Tokens(_names(tokenizer, ids), mask.bool())})
+
+
+def _names(tokenizer: Any, ids: Tensor) -> tuple[str, ...]:
+    listed = ids.tolist()
+    return names_of(listed, tokenizer)
+
+
+def _positive(tokens: Any) -> int:
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+        raise NormscopeError(f"generate is a number of tokens, at least 1, not {tokens!r}.")
+    return tokens
+
+
+def _generate(model: Any, given: Mapping[str, Tensor], max_length: int) -> Tensor:
+    """Greedy tokens of one input, the prompt of a causal model included."""
+    if not callable(getattr(model, "generate", None)) or not model.can_generate():
+        raise NormscopeError(
+            f"{type(model).__name__} has no head that generates. Load it with one (AutoModelForCausalLM or "
+            "AutoModelForSeq2SeqLM), or give the whole text (the target of an encoder-decoder)."
+        )
+    moved = {key: value.to(model.device) for key, value in given.items()}
+    config = copy.deepcopy(model.generation_config)
+    unset = dict.fromkeys(("max_new_tokens", "temperature", "top_p", "top_k"))  # they would only make it warn
+    config.update(max_length=max_length, do_sample=False, num_beams=1, **unset)
+    # The plain search: some models' own (Whisper's) leave out what the decoder started from.
+    search: Any = GenerationMixin.generate
+    try:
+        with torch.no_grad():
+            made: Tensor = search(model, **moved, generation_config=config)
+    except (ValueError, IndexError, RuntimeError, KeyError) as error:
+        raise NormscopeError(f"The model's own generation failed: {error}. Give the whole text instead.") from error
+    return made[0].cpu()

@@ -1,0 +1,198 @@
+"""Models as people have them: by name, half precision, with adapters."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+
+from normscope.errors import NormscopeError, NormscopeWarning
+from normscope.model_source import EXPECTED, check_folder
+from normscope.models import packages
+from normscope.models.registry import families
+
+HALVES = (torch.float16, torch.bfloat16)
+# Heads come along, for flows to their logits, losses and generation; analyses use the base model inside.
+HEADS = {"causal": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM", "audio": "AutoModelForSpeechSeq2Seq"}
+TASKS = {
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForPreTraining": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForImageClassification": "AutoModelForImageClassification",
+}
+
+
+SHARED = frozenset(  # options of config, model and tokenizer alike
+    ["revision", "token", "subfolder", "gguf_file", "cache_dir", "force_download", "local_files_only", "proxies"]
+)
+TOKENIZERS = frozenset(("use_fast",))  # options of the tokenizer or image processor alone
+
+
+def load(
+    name: str, device: str | torch.device | None, dtype: torch.dtype | None, **options: Any
+) -> tuple[PreTrainedModel, Any]:
+    """A model and its tokenizer (or image processor), in float32 unless said otherwise. No remote code is run, no
+    pickle is read. `options` are those of `from_pretrained` of transformers."""
+    _refuse_options(options)
+    shared = {key: value for key, value in options.items() if key in SHARED}
+    own = {key: value for key, value in options.items() if key not in SHARED | TOKENIZERS}
+    readers = {key: value for key, value in options.items() if key in TOKENIZERS}
+    check_folder(name)
+    if "gguf_file" not in options:
+        _refuse_gguf(Path(name))
+    with _explained(name):
+        config = AutoConfig.from_pretrained(name, **shared)
+        model, missing = _loaded(name, config, _auto_class(config), dtype, shared | own)
+        if missing and type(model).base_model_prefix and model.base_model is not model:
+            # The head may be what is not there.
+            model, missing = _loaded(name, config, "AutoModel", dtype, shared | own)
+    with _explained(name, config):
+        tokenizer = _processor(name, config, shared | readers)
+    if missing:
+        raise NormscopeError(
+            f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}: they would "
+            "be random numbers. Get the whole checkpoint."
+        )
+    if hasattr(tokenizer, "all_special_ids") and len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise NormscopeError(f"There is no tokenizer in {name!r}: only special tokens are known. Add its files.")
+    try:
+        return model.to(device or "cpu").eval(), tokenizer
+    except (RuntimeError, AssertionError) as error:
+        raise NormscopeError(f"Cannot move the model to {device!r}: {str(error).splitlines()[0]}") from error
+
+
+@contextmanager
+def _explained(name: str, config: Any = None) -> Iterator[None]:
+    """What goes wrong in transformers as one error, which names a package that is not installed. With a config, what
+    is loaded is the tokenizer or image processor of such a model."""
+    try:
+        yield
+    except Exception as error:  # transformers, huggingface_hub, safetensors and tokenizers each have their own
+        start = f"Cannot load a model from {name!r}:"
+        kind = None if config is None else _input(config)
+        readers = () if kind in (None, "image") else packages.readers(name, config.model_type)
+        package = packages.missing(error, readers)
+        if package is not None:
+            part = "it" if kind is None else "its image processor" if kind == "image" else "its tokenizer"
+            raise NormscopeError(
+                f"{start} {part} needs {package}, which is not installed. Install it with: {packages.command(package)}"
+            ) from error
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise NormscopeError(f"{start} {said} {EXPECTED}") from error
+
+
+def _refuse_options(options: dict[str, Any]) -> None:
+    """Take out the options that mean what is done anyway, and refuse what is never done."""
+    if options.pop("trust_remote_code", False):
+        raise NormscopeError(
+            "trust_remote_code=True is refused: normscope runs no code from a model repository, and knows the families "
+            "of transformers itself only. If you trust the code, load the model with transformers, describe its layers "
+            "with normscope.register_family, and give it to Analyzer(model, tokenizer)."
+        )
+    if not options.pop("use_safetensors", True):
+        raise NormscopeError("use_safetensors=False is refused: other weights are pickles, which can run any code.")
+    for name in ("torch_dtype", "config", "output_loading_info"):
+        if name in options:
+            raise NormscopeError(f"from_pretrained() takes no {name} here. For the precision use dtype=torch.float32.")
+
+
+def _refuse_gguf(path: Path) -> None:
+    """Refuse weights that must be named, and say how."""
+    files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if files and not (path / "config.json").is_file():
+        raise NormscopeError(
+            f"{str(files[0])!r} is a GGUF file. Load it with Analyzer.from_pretrained({str(files[0].parent)!r}, "
+            f"gguf_file={files[0].name!r}). This needs gguf and accelerate. Install them with: pip install gguf "
+            "accelerate"
+        )
+
+
+def _loaded(
+    name: str, config: Any, auto: str, dtype: torch.dtype | None, options: dict[str, Any]
+) -> tuple[Any, list[str]]:
+    """The model, and what the checkpoint lacks of it, the pooler aside."""
+    fixed = {"use_safetensors": True, "output_loading_info": True}
+    model, loading = getattr(transformers, auto).from_pretrained(
+        name, config=config, dtype=dtype or torch.float32, **options, **fixed
+    )
+    return model, sorted(key for key in loading["missing_keys"] if "pooler." not in key)
+
+
+def _auto_class(config: Any) -> str:
+    """With the head that the checkpoint has, where it is one that is known; else the base model."""
+    heads = " ".join(config.architectures or ())
+    for family in families():
+        if config.model_type in family.model_types:
+            sides = [stack.side for stack in family.stacks]
+            if sides == ["decoder"] and "CausalLM" in heads + ("LMHead" in heads) * "CausalLM":
+                return HEADS["causal"]
+            if sides == ["encoder", "decoder"] and any(h in heads for h in ("ConditionalGeneration", "MTModel")):
+                return HEADS["audio" if family.input == "audio" else "seq2seq"]
+            if len(sides) == 1:
+                return next((auto for task, auto in TASKS.items() if task in heads), "AutoModel")
+    return "AutoModel"
+
+
+def _input(config: Any) -> str:
+    """What a model reads: text, images or audio."""
+    return next((family.input for family in families() if config.model_type in family.model_types), "text")
+
+
+def _processor(name: str, config: Any, options: dict[str, Any]) -> Any:
+    if _input(config) == "image":
+        return transformers.AutoImageProcessor.from_pretrained(name, **options)
+    return AutoTokenizer.from_pretrained(name, **options)
+
+
+def bare(model: Any) -> Any:
+    """The model without the wrappers that compute the same: `torch.compile`, `DataParallel` and its kin."""
+    while isinstance(model, nn.Module):
+        inside = model._modules.get("_orig_mod")
+        if inside is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inside = model.module
+        if inside is None:
+            break
+        model = inside
+    return model
+
+
+def unwrapped(model: Any) -> Any:
+    """The Hugging Face model inside a peft model, with its adapters in place."""
+    inside = getattr(model, "get_base_model", None)
+    return inside() if callable(inside) and not isinstance(model, PreTrainedModel) else model
+
+
+def single_precision(model: Any) -> Any:
+    """The model itself, or a copy of one that is in half precision anywhere, with those parts in float32: their
+    rounding would drown small contributions."""
+    if not isinstance(model, nn.Module) or not any(tensor.dtype in HALVES for tensor in _tensors(model)):
+        return model
+    kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in _tensors(model) if tensor.dtype in HALVES})
+    whole = all(tensor.dtype in HALVES for tensor in _tensors(model) if tensor.is_floating_point())
+    size = sum(tensor.numel() * (4 if tensor.dtype in HALVES else tensor.element_size()) for tensor in _tensors(model))
+    warnings.warn(
+        f"{'The model' if whole else 'A part of the model'} is in {' and '.join(kinds)}: a float32 copy of it "
+        f"({size / 1e9:.1f} GB) is analysed. Load it with dtype=torch.float32 to have one copy only.",
+        category=NormscopeWarning,
+        stacklevel=3,
+    )
+    copied: Any = copy.deepcopy(model)
+    with torch.no_grad():
+        for tensor in _tensors(copied):
+            if tensor.dtype in HALVES:
+                tensor.data = tensor.data.float()
+    return copied
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()

@@ -1,0 +1,1 @@
+"""One forward pass, watched: what every layer did, as plain tensors."""

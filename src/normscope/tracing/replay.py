@@ -1,0 +1,110 @@
+"""A layer computed again from its record, component by component: each from what the model itself put into it.
+
+Where a component does not come out as the model's own, the record does not describe it: a wrong description, a wrapped
+module, a hook that changes values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from normscope.models.scopes import Step
+from normscope.models.spec import Attention, FeedForward
+from normscope.tracing.records import (
+    AttentionRecord,
+    FeedForwardRecord,
+    LayerRecord,
+    NormRecord,
+    ScaleRecord,
+    Unit,
+    apply_norm,
+)
+
+
+def replay(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[Step, Tensor, Tensor]]:
+    """Every component with what it should read or put out by its record, and what it did: (b, n, ...) each, n those of
+    the encoder where a cross-attention reads them."""
+    assert layer.links is not None
+    read, plain = layer.links.read, layer.links.plain
+    entry = state = layer.input
+    done: list[Tensor] = []  # the block's finished branches
+    for step, part in zip(steps, layer.parts, strict=True):
+        op = step.part
+        if step.starts:
+            if state is not entry:
+                done.append(state)
+            state = entry
+        if isinstance(part, ScaleRecord):
+            state = state * part.gain
+            continue
+        if isinstance(part, AttentionRecord):
+            assert isinstance(op, Attention)
+            if op.value in layer.links.values:
+                source, made = layer.links.encoder if op.cross else state, layer.links.values[op.value]
+                if source is not None:
+                    yield step, source, read[op.value]
+                yield step, _by_token(made), _by_token(part.values[:, :, : made.shape[2]])
+            mixed = _mixed(part)
+            yield step, mixed, read[op.output]
+            if op.output not in plain:
+                yield step, _plus(mixed @ part.matrix.flatten(0, 1), part.bias), part.output
+        elif isinstance(part, FeedForwardRecord) and isinstance(op, FeedForward):
+            (unit,) = part.units
+            for path in (op.into,) if op.up is None else (op.into, op.up):
+                yield step, state, read[path]
+            if {op.into, op.up} - plain - {None}:
+                yield from ((step, *projected) for projected in _projected(state, unit))
+            yield step, _gated(unit), read[op.out]
+            if op.out not in plain:
+                yield step, _unit(unit), part.output
+        elif isinstance(part, FeedForwardRecord):
+            for unit in part.units:
+                yield from ((step, *projected) for projected in _projected(state, unit))
+            yield step, sum((_unit(unit) for unit in part.units[1:]), _unit(part.units[0])), part.output
+        elif isinstance(part, NormRecord):
+            made = apply_norm(part, state)
+            yield step, made if part.shift is None else made + part.shift, part.output
+        else:
+            yield step, sum((*done, entry), state), part.output
+        state = part.output
+        if step.role == "sum":
+            done = []
+        if step.role in ("sum", "after"):
+            entry = state
+
+
+def _mixed(part: AttentionRecord) -> Tensor:
+    """(b, i, H d_h): what W_O reads."""
+    shared = part.weights.shape[1] // part.values.shape[1]
+    values = part.values if shared == 1 else part.values.repeat_interleave(shared, dim=1)
+    return torch.matmul(part.weights, values).transpose(1, 2).flatten(2)
+
+
+def _by_token(values: Tensor) -> Tensor:
+    return values.transpose(1, 2).flatten(2)
+
+
+def _projected(x: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
+    for one in unit.projections:
+        yield _plus(x @ one.weight, one.bias), one.hidden
+
+
+def _gated(unit: Unit) -> Tensor:
+    """(b, n, d_ff): what W_2 reads."""
+    hidden = unit.into.hidden
+    if unit.joint is not None and unit.up is not None:
+        return unit.joint(hidden, unit.up.hidden)
+    gated = unit.activation(hidden)
+    return gated if unit.up is None else gated * unit.up.hidden
+
+
+def _unit(unit: Unit) -> Tensor:
+    made = _plus(_gated(unit) @ unit.out, unit.out_bias)
+    return made if unit.routing is None else made * unit.routing[..., None]
+
+
+def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias

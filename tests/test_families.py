@@ -508,7 +508,7 @@ def test_gates_by_hand(name: str, gate: str) -> None:
     result = shared(name).analyze(given(name), gate=gate)
     stacks = layer_oracle.describe(shared(name).model.config)
     side, analysis = next(iter(sides(result).items()))
-    layer = next(m for path, m in shared(name).base.named_modules() if re.fullmatch(stacks[side].layers, path))
+    layer = next(m for path, m in shared(name).loaded.base.named_modules() if re.fullmatch(stacks[side].layers, path))
     ff: Any = stacks[side].blocks[-1].branches[0].op
     (gate_weight, gate_bias), (up_weight, up_bias) = (layer_oracle.linear(layer.get_submodule(p)) for p in ff.inputs)
     out, out_bias = layer_oracle.linear(layer.get_submodule(ff.output))
@@ -565,7 +565,7 @@ def test_value_bias_to_the_remainder(name: str) -> None:
                 assert_close(analysis[scope], sides(token)[side][scope], 1e-12)
             continue
         assert not torch.allclose(analysis["layer"], sides(token)[side]["layer"], rtol=1e-3)
-        modules = [m for path, m in shared(name).base.named_modules() if re.fullmatch(stacks[side].layers, path)]
+        modules = [m for path, m in shared(name).loaded.base.named_modules() if re.fullmatch(stacks[side].layers, path)]
         for block in stacks[side].blocks:
             branch = block.branches[0]
             op: Any = branch.op

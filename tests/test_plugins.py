@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from normscope import NormscopeWarning, default_model, models
+from normscope import NormscopeWarning, default_model
 from normscope.corpus import measuring
+from normscope.models import registry
 from normscope.models.encoders import BERT
 from tests.tiny import tiny
 
@@ -49,23 +50,23 @@ def install(folder: Path, families: str = "", measures: str = "") -> Path:
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(measuring, "_measures", dict(measuring._measures))
-    models._installed.cache_clear()
+    registry._installed.cache_clear()
     measuring._load_installed.cache_clear()
     yield
     sys.modules.pop("others_package", None)
-    models._installed.cache_clear()
+    registry._installed.cache_clear()
     measuring._load_installed.cache_clear()
 
 
 def test_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(install(tmp_path, families="mine = others_package:MINE"))
-    names = [family.name for family in models.families()]
+    names = [family.name for family in registry.families()]
     assert names.count("Mine") == 1
     assert names.index("Mine") < names.index("BERT")
-    monkeypatch.setattr(models, "_registered", [])
-    models.register_family(replace(BERT, name="Mine"))
-    assert models.families()[0].name == "Mine"  # what a process registers comes first
-    assert models.family_of(tiny("bert")).name == "Mine"
+    monkeypatch.setattr(registry, "_registered", [])
+    registry.register_family(replace(BERT, name="Mine"))
+    assert registry.families()[0].name == "Mine"  # what a process registers comes first
+    assert registry.family_of(tiny("bert")).name == "Mine"
 
 
 def test_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +89,7 @@ def test_a_broken_one_is_told_once(
     families: str, measures: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(install(tmp_path, families, measures))
-    ask = models.families if families else measuring.known
+    ask = registry.families if families else measuring.known
     with pytest.warns(NormscopeWarning, match=rf"The package others-package .*{reason}") as told:
         assert ask()
     assert len(told) == 1

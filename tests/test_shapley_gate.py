@@ -197,7 +197,7 @@ def test_experts_are_refused() -> None:
 
 def test_flow_is_refused() -> None:
     lens = Analyzer(tiny_encoder("bert"))
-    with pytest.raises(NormscopeError, match="no linear map"):
+    with pytest.raises(NormscopeError, match="gates that are linear"):
         lens.flow({"input_ids": torch.tensor([[7, 20, 33, 9]])}, gate="shapley")
 
 

@@ -26,10 +26,10 @@ import pytest
 import transformers
 from typer.testing import CliRunner
 
-from normscope import NormscopeError, default_model, models
+from normscope import NormscopeError, default_model
 from normscope.cli import app
 from normscope.corpus import measuring
-from normscope.models import loading
+from normscope.models import loading, registry
 from tests.docs.pages import DOCS, ROOT, SHOWN, Block, blocks, commands, pages
 
 SLOW = ("flow.md", "guides/ray.md", "guides/papers.md")
@@ -92,7 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in SAMPLES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     classifier(tmp_path / "classifier")
-    monkeypatch.setattr(models, "_registered", [])
+    monkeypatch.setattr(registry, "_registered", [])
     measuring.measures_of(["flow"])  # loads all there are: one first loaded by a page would be forgotten after it
     monkeypatch.setattr(measuring, "_measures", dict(measuring._measures))
     monkeypatch.chdir(tmp_path)

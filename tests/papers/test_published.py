@@ -15,7 +15,7 @@ from tests.tiny import tiny
 
 def lens(name: str, layers: int, width: int, kind: str = "bert") -> Any:
     config = SimpleNamespace(model_type=kind, num_hidden_layers=layers, hidden_size=width)
-    return SimpleNamespace(model_name=name, base=SimpleNamespace(config=config))
+    return SimpleNamespace(model_name=name, loaded=SimpleNamespace(base=SimpleNamespace(config=config)))
 
 
 @pytest.mark.parametrize(

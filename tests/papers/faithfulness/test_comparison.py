@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from normscope import Analyzer, NormscopeError
 from normscope.cli.faithfulness import faithfulness
+from normscope.corpus import shards
 from normscope.papers.faithfulness.comparison import compare
 from normscope.papers.faithfulness.settings import Settings
 from tests.papers.faithfulness.cases import causal, classifier, corpus_file
@@ -76,7 +77,7 @@ def test_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*given: Any, **options: Any) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(Analyzer, "run", fail)
+    monkeypatch.setattr(shards, "run", fail)
     compare(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
     assert numbers(tmp_path / "out") == before
     with pytest.raises(NormscopeError, match="holds a run of something else"):

@@ -156,6 +156,6 @@ def test_shared_layers_in_the_order_of_their_calls(options: dict[str, int]) -> N
     for handle in handles:
         handle.remove()
     loaded = Analyzer(model).loaded
-    assert list(loaded.layer_calls(loaded.stacks[0])) == called
+    assert list(loaded.calls.modules[loaded.stacks[0].side]) == called
     expected = [module.full_layer_layer_norm.weight.detach() for module in called]
     torch.testing.assert_close(probing.norm_gains(Analyzer(model).loaded, "layer"), torch.stack(expected))

@@ -99,7 +99,7 @@ def test_a_prefix_is_columns_without_rows(name: str) -> None:
     torch.testing.assert_close(result["ATTN-W"], ours.mean(1), rtol=1e-6, atol=1e-6)
     attention = result.aliases["attention"]
     values = prefix_values(model, weights.shape[1])  # (layers, H, 3, d_h)
-    for n, calls in enumerate(lens.loaded.layer_calls(lens.loaded.stacks[0])):
+    for n, calls in enumerate(lens.loaded.calls.modules[lens.loaded.stacks[0].side]):
         out = output_matrix(calls)
         f = torch.einsum("hjs,hsd->hjd", values[n], out.view(values.shape[1], -1, out.shape[1]))
         brought = torch.einsum("hij,hjd->ijd", weights[n][..., :3], f)

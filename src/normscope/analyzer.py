@@ -25,7 +25,7 @@ from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.inputs.text import Input, check_tokenizer
 from normscope.models import loading, versions
-from normscope.models.loaded import LoadedModel, describe, run_dtype
+from normscope.models.loaded import LoadedModel, load_model, run_dtype
 from normscope.models.spec import Family
 from normscope.tracing.proof import prove
 
@@ -59,7 +59,7 @@ class Analyzer(Generic[ResultT]):
         memory_budget: int | None = None,
     ) -> None:
         versions.warn_if_untested()
-        self.loaded = describe(model, tokenizer, dtype)
+        self.loaded = load_model(model, tokenizer, dtype)
         self.workspace = Workspace(_check_budget(memory_budget))
         if self.family.input != "image":
             check_tokenizer(tokenizer, self.loaded.limits.vocabulary)

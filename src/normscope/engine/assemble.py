@@ -151,7 +151,7 @@ def _recompute(
 
     real = real_tokens([item], side, loaded.base.device)
     constants = request.options.value_bias == "remainder"
-    calls, virtual = loaded.layer_calls(request.stack), len(item.virtual)
+    calls, virtual = loaded.calls.modules[request.stack.side], len(item.virtual)
     trace(
         loaded,
         [item],

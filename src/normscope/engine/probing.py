@@ -90,7 +90,7 @@ def norm_gains(loaded: LoadedModel, scope: str) -> Tensor:
     if not isinstance(part, Norm):
         raise NormscopeError(f"{name} does not end with a norm in {loaded.family.name}: there is no gain to look at.")
     found = []
-    for layer in loaded.layer_calls(loaded.stacks[0]):
+    for layer in loaded.calls.modules[loaded.stacks[0].side]:
         module: Any = layer.get_submodule(part.path)
         found.append(module.weight.detach().to(loaded.dtype).cpu() + part.offset)
     return torch.stack(found)
@@ -105,7 +105,7 @@ def attention_maps(loaded: LoadedModel, layer: int) -> tuple[Tensor, Tensor, Ten
     part = next(
         step.part for step in steps_of(stack.blocks) if isinstance(step.part, Attention) and not step.part.cross
     )
-    module = loaded.layer_calls(loaded.stacks[0])[layer]
+    module = loaded.calls.modules[loaded.stacks[0].side][layer]
     out, out_bias = affine(module.get_submodule(part.output))
     heads = loaded.head_counts[0]
     shared = (
@@ -127,4 +127,4 @@ def _trace(
 ) -> None:
     depth = loaded.depths[loaded.stacks.index(stack)]
     real = real_tokens([item], stack.side, loaded.base.device)
-    trace(loaded, [item], [RecordRequest(stack, steps, range(depth), on_layer, real, calls=loaded.layer_calls(stack))])
+    trace(loaded, [item], [RecordRequest(stack, steps, range(depth), on_layer, real, calls=loaded.calls.modules[stack.side])])

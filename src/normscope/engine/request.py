@@ -57,7 +57,7 @@ def side_requests(loaded: LoadedModel, stacks: Sequence[Stack], options: Options
     places = [loaded.stacks.index(stack) for stack in stacks]
     depths, counts = [loaded.depths[n] for n in places], [loaded.head_counts[n] for n in places]
     heads = options.heads
-    if heads is not False and loaded.uneven_heads:
+    if heads is not False and any(len(set(some)) > 1 for some in loaded.calls.heads.values()):
         raise NormscopeError("The layers of this model have different numbers of heads: leave heads out.")
     gate = gate_of(options.gate)
     if options.value_bias not in VALUE_BIASES:

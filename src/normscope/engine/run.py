@@ -74,7 +74,7 @@ def run(
 
     device = loaded.base.device
     runs = [
-        BatchRun(request, items, device, loaded.dtype, scratch, tick, loaded.layer_calls(request.stack))
+        BatchRun(request, items, device, loaded.dtype, scratch, tick, loaded.calls.modules[request.stack.side])
         for request in requests
     ]
     try:

@@ -110,7 +110,7 @@ def _request(
     side = sides[number]
     stack, states = side.stack, side.states
     steps = steps_of(stack.blocks)
-    modules = loaded.layer_calls(stack)
+    modules = loaded.calls.modules[stack.side]
 
     def on_layer(record: LayerRecord) -> None:
         if not states:
@@ -156,7 +156,7 @@ def _complete(record: LayerRecord, parts: tuple[Map | None, ...], gate: Gate) ->
 
 
 def _refuse(loaded: LoadedModel, stack: Stack, index: int, why: str) -> NoReturn:
-    module = loaded.layer_calls(stack)[index]
+    module = loaded.calls.modules[stack.side][index]
     raise NormscopeError(
         f"Layer {index} (counted from 0) of the {stack.side}, {named(loaded.model, module)}, does not compute what the "
         f"family {loaded.family.name} says: {why.rstrip('.')}. Contributions would miss the model's own states."

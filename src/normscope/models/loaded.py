@@ -46,101 +46,90 @@ class LayerCalls:
 
 @dataclass(eq=False)
 class LoadedModel:
-    """A model, and what its family says of it. `calls` are what a pass was seen to do (`tracing.proof`)."""
+    """A model and everything known about it. What may change while it is in use (`calls`, `prompt` and what follows
+    from them) is kept up to date by `tracing.proof.prove`, which runs before every analysis."""
 
     given: nn.Module  # as its user has it, perhaps with adapters around it
     model: PreTrainedModel  # the Hugging Face model inside, with its head if it has one
     base: PreTrainedModel  # without the head
     family: Family
-    stacks: tuple[Stack, ...]  # the sides that are there
+    stacks: tuple[Stack, ...]  # the sides that exist
+    two_sided: bool  # an encoder-decoder
     tokenizer: Any  # or an image processor, or None
     name: str
     dtype: torch.dtype  # of the decomposition
+    base_limits: Limits  # of the first side, without a soft prompt
+    limits: Limits  # of the first side
     revision: str | None = None  # of the hub, if one was asked for
+    prompt: SoftPrompt | None = None  # of peft
     calls: LayerCalls = field(default_factory=lambda: LayerCalls({}, {}))
-
-    @property
-    def two_sided(self) -> bool:
-        """Whether the model is an encoder-decoder."""
-        return len(self.stacks) == 2
-
-    @property
-    def depths(self) -> list[int]:
-        """The number of layer calls of each side."""
-        return [len(self.layer_calls(stack)) for stack in self.stacks]
-
-    @property
-    def head_counts(self) -> list[int]:
-        """The number of heads of each side, the largest where layers differ."""
-        return [max(self.calls.heads[stack.side]) for stack in self.stacks]
-
-    @property
-    def uneven_heads(self) -> bool:
-        """Whether the layers of a side have different numbers of heads."""
-        return any(len(set(heads)) > 1 for heads in self.calls.heads.values())
-
-    def layer_calls(self, stack: Stack) -> tuple[nn.Module, ...]:
-        """The layer module of every call of a side."""
-        return self.calls.modules[stack.side]
-
-    @property
-    def prompt(self) -> SoftPrompt | None:
-        """The soft prompt of peft that the model has now."""
-        if self.given is self.model:
-            return None
-        prompt = soft_prompt_of(self.given)
-        if prompt is not None and self.two_sided and prompt.kind == "keys":
-            raise NormscopeError(f"Prefix tuning of an encoder-decoder ({self.family.name}) cannot be analysed.")
-        return prompt
-
-    def refuse_prompt(self, what: str) -> None:
-        """Refuse what leaves virtual tokens out."""
-        if self.prompt is not None:
-            raise NormscopeError(f"{what} is not available for a model with a soft prompt: it would be left out.")
-
-    @property
-    def limits(self) -> Limits:
-        """What the first side can take; `target_limits` what the decoder of an encoder-decoder can."""
-        prompt = self.prompt
-        if prompt is None:
-            return self._limits
-        taken = None if self._limits.positions is None else max(1, self._limits.positions - prompt.count)
-        return replace(self._limits, positions=taken, keys=self._limits.keys - {"position_ids"})
-
-    @cached_property
-    def _limits(self) -> Limits:
-        config = self.base.config
-        rows = _position_rows(self.family, config)
-        return Limits(
-            vocabulary=vocabulary_of(self.base.get_input_embeddings()),
-            positions=_max_positions(self.family, self.base),
-            computed=self.family.computed_positions,
-            position_rows=2**31 if rows is None or self.family.computed_positions else rows,
-            token_types=max(1, int(getattr(config, "type_vocab_size", 1) or 1)),
-            keys=frozenset(inspect.signature(self.base.forward).parameters),
-            pad=_padding_id(self.base),
-            side=self.stacks[0].side,
-        )
+    depths: list[int] = field(default_factory=list)  # layer calls on each side
+    head_counts: list[int] = field(default_factory=list)  # heads on each side, the most if its layers differ
 
     @cached_property
     def target_limits(self) -> Limits:
-        """What the decoder of an encoder-decoder can take."""
+        """The limits of the decoder of an encoder-decoder."""
         decoder: Any = getattr(self.base, "decoder", None)
         embedding = getattr(decoder, "embed_tokens", None)
         vocabulary = self.limits.vocabulary if embedding is None else vocabulary_of(embedding)
         return replace(self.limits, vocabulary=vocabulary, keys=frozenset(TOKENS), side="decoder")
 
+    def refuse_prompt(self, what: str) -> None:
+        """Refuse anything that would ignore virtual tokens."""
+        if self.prompt is not None:
+            raise NormscopeError(f"{what} is not available for a model with a soft prompt: it would be left out.")
 
-def describe(model: Any, tokenizer: Any, dtype: torch.dtype | None) -> LoadedModel:
-    """The loaded form of a model that its user holds: unwrapped, and in single precision at least."""
+
+def load_model(model: Any, tokenizer: Any, dtype: torch.dtype | None) -> LoadedModel:
+    """The LoadedModel of a model that its user holds: unwrapped, and in single precision at least."""
     model = loading.bare(model)
     family = family_of(loading.unwrapped(model))
     given = loading.single_precision(model)
     inside: PreTrainedModel = loading.unwrapped(given)
     base: Any = inside.base_model
-    name = str(getattr(inside, "name_or_path", "") or type(inside).__name__)
-    return LoadedModel(
-        given, inside, base, family, _present(base, family.stacks), tokenizer, name, run_dtype(dtype, base.dtype)
+    stacks = _present_stacks(base, family.stacks)
+    limits = _read_limits(family, base, stacks[0].side)
+    loaded = LoadedModel(
+        given=given,
+        model=inside,
+        base=base,
+        family=family,
+        stacks=stacks,
+        two_sided=len(stacks) == 2,
+        tokenizer=tokenizer,
+        name=str(getattr(inside, "name_or_path", "") or type(inside).__name__),
+        dtype=run_dtype(dtype, base.dtype),
+        base_limits=limits,
+        limits=limits,
+    )
+    update_prompt(loaded)
+    return loaded
+
+
+def update_prompt(loaded: LoadedModel) -> None:
+    """Note the soft prompt that the model has now, and the limits that it leaves for a text."""
+    prompt = soft_prompt_of(loaded.given)
+    if prompt is not None and loaded.two_sided and prompt.kind == "keys":
+        raise NormscopeError(f"Prefix tuning of an encoder-decoder ({loaded.family.name}) cannot be analysed.")
+    limits = loaded.base_limits
+    if prompt is not None:
+        left = None if limits.positions is None else max(1, limits.positions - prompt.count)
+        limits = replace(limits, positions=left, keys=limits.keys - {"position_ids"})
+    loaded.prompt, loaded.limits = prompt, limits
+
+
+def _read_limits(family: Family, base: PreTrainedModel, side: Side) -> Limits:
+    config = base.config
+    rows = _position_rows(family, config)
+    return Limits(
+        vocabulary=vocabulary_of(base.get_input_embeddings()),
+        positions=_max_positions(family, base),
+        computed=family.computed_positions,
+        position_rows=2**31 if rows is None or family.computed_positions else rows,
+        token_types=max(1, int(getattr(config, "type_vocab_size", 1) or 1)),
+        keys=frozenset(inspect.signature(base.forward).parameters),
+        pad=_padding_id(base),
+        side=side,
     )
 
 
@@ -154,7 +143,7 @@ def run_dtype(wanted: torch.dtype | None, model: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def _present(base: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
+def _present_stacks(base: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
     """The sides that a model has: of an encoder-decoder perhaps the encoder alone."""
     found = tuple(stack for stack in stacks if has_layers(base, stack))
     if len(stacks) == 2 and [stack.side for stack in found] == ["decoder"]:

@@ -25,7 +25,7 @@ from normscope.errors import NormscopeError
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item, forward_inputs, real_tokens
 from normscope.inputs.samples import random_inputs
-from normscope.models.loaded import LayerCalls, LoadedModel
+from normscope.models.loaded import LayerCalls, LoadedModel, update_prompt
 from normscope.models.modules import layer_modules
 from normscope.models.scopes import Step, steps_of
 from normscope.models.spec import Side, Stack
@@ -65,13 +65,17 @@ def prove(loaded: LoadedModel) -> None:
     lists = nn.ModuleList | nn.ModuleDict
     if any(module.training for module in loaded.given.modules() if not isinstance(module, lists)):
         raise NormscopeError("The model is in training mode: dropout would change every number. Call model.eval().")
+    if loaded.given is not loaded.model:  # peft may have switched to another adapter
+        update_prompt(loaded)
     with lock_of(loaded.base):
         found = _proved.get(loaded.base)
         if found is None or found[0] != (loaded.stacks, standing(loaded)):
             forget(loaded)
-            calls = _first_proof(loaded)  # before the model is looked at: transformers may put hooks in when it runs
+            calls = _first_proof(loaded)  # first: transformers may add hooks when the model runs
             found = _proved[loaded.base] = ((loaded.stacks, standing(loaded)), calls)
-        loaded.calls = found[1]
+        loaded.calls = calls = found[1]
+        loaded.depths = [len(calls.modules[stack.side]) for stack in loaded.stacks]
+        loaded.head_counts = [max(calls.heads[stack.side]) for stack in loaded.stacks]
 
 
 def forget(loaded: LoadedModel) -> None:

@@ -35,7 +35,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def memory_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fresh memory holds NaN, and working memory that is taken again does too: what is read before it is written shows.
     `make test-poisoned` runs the tests so."""
-    from normscope.decompose.scratch import Scratch
+    from normscope.decompose.state import Scratch
 
     take = Scratch.take
 

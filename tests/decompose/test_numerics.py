@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from normscope.decompose import feed_forward, gram
-from normscope.decompose.attention import attend
-from normscope.decompose.scratch import Scratch
-from normscope.decompose.state import Factored, Rows
+from normscope.decompose.state import Factored, Rows, Scratch, attend
 from normscope.tracing.records import AttentionRecord, FeedForwardRecord, NormRecord, Projection, Unit
 
 

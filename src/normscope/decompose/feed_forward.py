@@ -15,11 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from normscope.decompose import kernels
 from normscope.decompose.activations import Gate, coefficient, jointly, two_sided
-from normscope.decompose.packed import multiplied, packed
-from normscope.decompose.scratch import Scratch
-from normscope.decompose.state import Factored, GatedUnit, Rows, Term, reach, row_norms
-from normscope.tracing.records import FeedForwardRecord, NormRecord, Unit, apply_norm
+from normscope.decompose.state import Factored, GatedUnit, Rows, Scratch, Term, apply_norm, reach, row_norms
+from normscope.tracing.records import FeedForwardRecord, NormRecord, Projection, Unit
 
 HIDDEN = 1024  # hidden units gated at a time
 HEADROOM = 2.0**60  # float32 squares of cells down to 1e-30 must not underflow
@@ -41,7 +40,7 @@ def feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Fact
 
 def gated_unit(unit: Unit, gate: Gate) -> GatedUnit:
     """The activation split into one coefficient per projection and output token (`gates`)."""
-    projections = unit.projections
+    projections = projections_of(unit)
     weights = tuple(projection.weight for projection in projections)
     if unit.routing is None:
         return GatedUnit(weights, _coefficients(unit, gate, *(p.hidden for p in projections)), unit.out)
@@ -51,6 +50,11 @@ def gated_unit(unit: Unit, gate: Gate) -> GatedUnit:
     for c, some in zip(coefficients, found, strict=True):
         c[chosen] = some * unit.routing[chosen][:, None]
     return GatedUnit(weights, coefficients, unit.out, chosen)
+
+
+def projections_of(unit: Unit) -> tuple[Projection, ...]:
+    """The projections into the hidden units: one, or two if gated."""
+    return (unit.into,) if unit.up is None else (unit.into, unit.up)
 
 
 def _coefficients(unit: Unit, gate: Gate, a: Tensor, u: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -70,7 +74,7 @@ def _through(made: GatedUnit, x: Tensor) -> Tensor:
 def constant_of(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
     """What the unit puts out whatever the tokens are: the incoming remainder, its own biases, and g(0)."""
     hidden = torch.zeros_like(made.coefficients[0])
-    for projection, c in zip(unit.projections, made.coefficients, strict=True):
+    for projection, c in zip(projections_of(unit), made.coefficients, strict=True):
         entered = bias @ projection.weight
         hidden = hidden + c * (entered if projection.bias is None else entered + projection.bias)
     share = 1 if unit.routing is None else unit.routing[..., None]
@@ -198,9 +202,10 @@ def stream(
         point.norms = like.new_zeros(n_columns, n_rows) if n in points else None
         point.vectors = like.new_zeros(n_rows, n_columns, width) if keep_vectors and n in points else None
 
-    # Of many experts another layout would be too much memory.
-    products = n_columns * n_rows if len(state.units) == 1 else 0
-    outs = [[packed(part, products) for part in made.out.split(HIDDEN)] for made in state.units]
+    outs = [made.out.split(HIDDEN) for made in state.units]
+    products = n_columns * n_rows
+    if products >= kernels.MANY and len(outs) == 1:  # with many experts another layout would take too much memory
+        outs = [tuple(kernels.pack_matrix(part, products) for part in outs[0])]
     for j in range(0, n_columns, step_j):
         js = slice(j, min(j + step_j, n_columns))
         hit = reach(source.weights[js])
@@ -276,7 +281,11 @@ def _gated_product(
                 e.mul_(gate[:, ks])
             else:
                 e.addcmul_(into, gate[:, ks])
-        flat = multiplied(e.flatten(0, 1), out, flat, add=k > 0)
+        x = e.flatten(0, 1)
+        if out.is_mkldnn:
+            flat = kernels.multiply_packed(x, out, flat, add=k > 0)
+        else:
+            flat = flat.addmm_(x, out) if k else torch.mm(x, out, out=flat)
     return flat.view_as(y)
 
 

@@ -16,9 +16,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from normscope.decompose.attention import set_own_cells
-from normscope.decompose.scratch import Scratch
-from normscope.decompose.state import BESIDE, Factored, Mixture, Term, probe, reach, row_norms
+from normscope.decompose.state import BESIDE, Factored, Mixture, Scratch, Term, probe, reach, row_norms, set_own_cells
 
 TOKENS = 64  # doubtful columns done again at a time
 PRODUCT = 2**20  # cells of the product with the weights at a time

@@ -10,14 +10,12 @@ from torch import Tensor
 
 from normscope.decompose import gram
 from normscope.decompose.activations import Gate
-from normscope.decompose.attention import ValueBias, attend
 from normscope.decompose.feed_forward import feed_forward, lifts_of, stream
 from normscope.decompose.gram import Figures, Piece, Reduced, reduce, reduce_weights, stacked
-from normscope.decompose.scratch import Scratch
 from normscope.decompose.shapley.gate import Shapley
 from normscope.decompose.shapley.rows import ShapleyRows, row_vectors, shapley_feed_forward
 from normscope.decompose.shapley.rows import reduce as reduce_shapley
-from normscope.decompose.state import Factored, Mixture, Rows, row_norms, untouched
+from normscope.decompose.state import Factored, Mixture, Rows, Scratch, ValueBias, attend, row_norms, untouched
 from normscope.models.scopes import Step
 from normscope.models.spec import Attention
 from normscope.tracing.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, ScaleRecord, at_rows
@@ -188,7 +186,9 @@ def _walk(
     """Every state on the way. Each branch of a block starts from what entered the block; the block's sum adds them all
     to it."""
     reached: list[_Reached] = []
-    entry: Factored | Rows | ShapleyRows = untouched(at_rows(layer.input, positions))
+    entry: Factored | Rows | ShapleyRows = untouched(
+        layer.input if positions is None else at_rows(layer.input, positions)
+    )
     state: Factored | Rows | ShapleyRows = entry
     done: list[Factored | Rows | ShapleyRows] = []  # the block's finished branches
     for number, (step, record) in enumerate(zip(steps, layer.parts, strict=False)):

@@ -13,18 +13,70 @@ g items, j columns, R rows (output positions), H heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from normscope.decompose.scratch import Scratch
-from normscope.tracing.records import NormRecord, apply_norm
+from normscope.tracing.records import AttentionRecord, NormRecord, at_rows
+
+ValueBias = Literal["token", "remainder"]
 
 VECTORS = 2**23  # numbers in the vectors f that are made at a time
 BESIDE = 4  # vectors beside those of the heads, see `probed`
+
+
+SCRATCH_BLOCK = 31 * 2**20  # bytes
+
+
+class Scratch:
+    """Working memory that is reused layer after layer: named buffers, each overwritten by the next user of its name.
+
+    Fresh large tensors cost a page fault for every 4 kB, more than many of the passes over them.
+    """
+
+    def __init__(self) -> None:
+        # Freeing one block of this size raises glibc's mmap threshold (to 32 MB at most), so later blocks are reused.
+        torch.empty(SCRATCH_BLOCK, dtype=torch.uint8)
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._taken: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}  # in the last shape asked for
+
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        begin: Callable[[Tensor], None] | None = None,
+    ) -> Tensor:
+        """A tensor of this shape. As long as the name is taken in one shape it holds what was last written there; at
+        first it is not initialised, but by `begin`."""
+        key = (name, dtype, device)
+        taken = self._taken.get(key)
+        if taken is None or taken.shape != shape:
+            size = prod(shape)
+            if key not in self._buffers or self._buffers[key].numel() < size:
+                self._buffers[key] = torch.empty(size, dtype=dtype, device=device)
+            taken = self._taken[key] = self._buffers[key][:size].view(shape)
+            if begin is not None:
+                begin(taken)
+        return taken
+
+    def like(
+        self, name: str, shape: tuple[int, ...], tensor: Tensor, begin: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        """The same, of the dtype and device of `tensor`."""
+        return self.take(name, shape, tensor.dtype, tensor.device, begin)
+
+    def trim(self, limit: int) -> None:
+        """Let go of everything if it is more than `limit` bytes."""
+        if sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values()) > limit:
+            self._buffers.clear()
+            self._taken.clear()
 
 
 @dataclass(frozen=True)
@@ -138,6 +190,72 @@ def untouched(x: Tensor) -> Factored:
     return Factored((), x, None, x.new_zeros(1, 1, x.shape[-1]))
 
 
+def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueBias, scratch: Scratch) -> Factored:
+    """A fresh state: what came in, its remainder included, is inside the values. b_O goes to the remainder. The
+    record's weights may be overwritten.
+
+    `positions` (g, R) are the columns that the rows of the record stand for; None: all, in order. With
+    `value_bias="token"` the value bias (and the shift of a norm before it) is part of f, as in the papers (attention
+    rows sum to one, so it is spread over j); with "remainder" it goes to b_i.
+    """
+    weights = record.weights.permute(0, 3, 1, 2)  # (g, j, H, R)
+    items, columns, heads, rows = weights.shape
+    width = record.matrix.shape[2]
+    bias = (record.output.new_zeros(width) if record.bias is None else record.bias)[None, None]
+    values = record.values.transpose(1, 2)  # (g, j, heads of the values, d_h)
+    if value_bias == "remainder" and record.value_bias is not None:
+        values = values - record.value_bias
+        each = record.value_bias.repeat_interleave(heads // len(record.value_bias), dim=0)
+        constant = torch.bmm(each[:, None], record.matrix)[:, 0]  # (H, d)
+        bias = bias + record.weights.sum(-1).transpose(1, 2) @ constant
+    if values.shape[2] != heads:
+        values = values.repeat_interleave(heads // values.shape[2], dim=2)
+
+    if record.cross:
+        own_weights = weights.new_zeros(items, rows, heads)
+    else:
+        own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2)
+        own_weights = own_weights.clone(memory_format=torch.contiguous_format)  # (g, R, H)
+        set_own_cells(weights.transpose(1, 2), positions, 0)
+    few = items * columns * (heads + BESIDE) * width <= VECTORS
+    whole = probed(values, record.matrix, record.cross, scratch) if few else None
+    mixture = Mixture(weights, own_weights, values, record.matrix, whole, record.cross, record.sinks)
+
+    own = torch.empty_like(record.output)
+    if record.cross:
+        own.zero_()
+    elif whole is not None and positions is None:
+        own_vectors = whole[:heads, :, :rows].flatten(1, 2).transpose(0, 1)  # (g*R, H, d)
+        torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors, out=own.view(items * rows, 1, width))
+    else:
+        mixed = (own_weights[..., None] * at_rows(values, positions)[:, :rows]).flatten(2)
+        torch.matmul(mixed, record.matrix.flatten(0, 1), out=own)
+    return Factored((Term(mixture),), own, torch.sub(record.output, own).sub_(bias), bias)
+
+
+def own_cells(cells: Tensor, positions: Tensor | None) -> Tensor:
+    """(..., j, R) -> (..., R): every row's own column. `positions` None: row and column indices agree."""
+    if positions is None:
+        return cells.diagonal(dim1=-2, dim2=-1)
+    return cells.gather(-2, _at(cells, positions))[..., 0, :]
+
+
+def set_own_cells(cells: Tensor, positions: Tensor | None, value: Tensor | float) -> None:
+    """Overwrite every row's own column of (..., j, R) with `value` (..., R)."""
+    if positions is None:
+        cells.diagonal(dim1=-2, dim2=-1).copy_(torch.as_tensor(value, dtype=cells.dtype, device=cells.device))
+    else:
+        index = _at(cells, positions)
+        source = torch.as_tensor(value, dtype=cells.dtype, device=cells.device)
+        cells.scatter_(-2, index, source.expand(index[..., 0, :].shape)[..., None, :])
+
+
+def _at(cells: Tensor, positions: Tensor) -> Tensor:
+    """Positions (g, R) as an index (g, ..., 1, R) into cells (g, ..., j, R)."""
+    shape = [len(positions), *[1] * (cells.dim() - 2), positions.shape[1]]
+    return positions.view(shape).expand(*cells.shape[:-2], 1, -1)
+
+
 @dataclass(frozen=True)
 class GatedUnit:
     """``sum_k coefficient_ki * (c_ij weight_k)``, then W_2: one feed-forward with its activation split."""
@@ -174,6 +292,16 @@ class Rows:
     def plus(self, state: Factored) -> Rows:
         """The residual connection around the feed-forward block."""
         return replace(self, own=self.own + state.own, bias=self.bias + state.bias, steps=(*self.steps, state))
+
+
+def apply_norm(norm: NormRecord, x: Tensor) -> Tensor:
+    """The norm with its statistic frozen, without its shift: ``gain * (x - mean x) / s_i`` (EMNLP 2021, eq. 6)."""
+    if norm.kind == "rms":
+        return (x * norm.gain) * norm.inverse[..., None]
+    # One fused pass: layer_norm also divides by each vector's own deviation, which is taken back.
+    normed, _, reciprocal = torch.native_layer_norm(x, [x.shape[-1]], norm.gain, None, 1e-30)
+    factor = norm.inverse[..., None] / reciprocal
+    return normed.mul_(factor) if factor.shape[:-1] == normed.shape[:-1] else normed * factor
 
 
 def with_shift(norm: NormRecord, x: Tensor) -> Tensor:

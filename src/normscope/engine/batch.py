@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normscope.analysis import Label
 from normscope.decompose.layer import Place, measure_layer
-from normscope.decompose.scratch import Scratch
+from normscope.decompose.state import Scratch
 from normscope.engine.collect import Collected
 from normscope.engine.estimate import GROUP_TOKENS
 from normscope.engine.request import Request, within

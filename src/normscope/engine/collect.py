@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from normscope.analysis import Measured
-from normscope.decompose.attention import set_own_cells
 from normscope.decompose.gram import Figures, Reduced, completeness
 from normscope.decompose.layer import HeadPieces
+from normscope.decompose.state import set_own_cells
 from normscope.engine.request import Request
 from normscope.measures.mixing import mixing_ratio
 from normscope.models.scopes import keeps_own

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normscope.decompose.gram import Figures
 from normscope.decompose.layer import Place, measure_layer
-from normscope.decompose.scratch import Scratch
+from normscope.decompose.state import Scratch
 from normscope.engine.request import Options, reach, side_requests
 from normscope.errors import NormscopeError
 from normscope.inputs.item import Item, real_tokens
@@ -127,4 +127,8 @@ def _trace(
 ) -> None:
     depth = loaded.depths[loaded.stacks.index(stack)]
     real = real_tokens([item], stack.side, loaded.base.device)
-    trace(loaded, [item], [RecordRequest(stack, steps, range(depth), on_layer, real, calls=loaded.calls.modules[stack.side])])
+    trace(
+        loaded,
+        [item],
+        [RecordRequest(stack, steps, range(depth), on_layer, real, calls=loaded.calls.modules[stack.side])],
+    )

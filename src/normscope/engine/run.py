@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from normscope.decompose.scratch import Scratch
+from normscope.decompose.state import Scratch
 from normscope.engine.assemble import Result, assemble
 from normscope.engine.batch import BatchRun
 from normscope.engine.estimate import Estimate, default_budget, estimate, refuse_over_budget, shape_of

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from normscope.decompose.activations import Gate
-from normscope.decompose.feed_forward import constant_of, gated_unit
+from normscope.decompose.feed_forward import constant_of, gated_unit, projections_of
 from normscope.decompose.state import GatedUnit
 from normscope.models.scopes import Step
 from normscope.tracing.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, Record, ScaleRecord
@@ -261,7 +261,7 @@ def frozen_feed_forward(part: FeedForwardRecord, gate: Gate) -> FrozenFeedForwar
     for unit in part.units:
         made = gated_unit(unit, gate)
         units.append(made)
-        biases.append(tuple(projection.bias for projection in unit.projections))
+        biases.append(tuple(projection.bias for projection in projections_of(unit)))
         constant = constant + constant_of(unit, made, nothing)
     return FrozenFeedForward(tuple(units), tuple(biases), constant[0])
 

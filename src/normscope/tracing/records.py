@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 
@@ -75,10 +74,6 @@ class Unit:
     joint: Callable[[Tensor, Tensor], Tensor] | None = None  # instead of g(into) * up, any function of the two
     bend: float | None = None  # where it has kinks, in either
 
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        return (self.into,) if self.up is None else (self.into, self.up)
-
 
 @dataclass(frozen=True)
 class FeedForwardRecord:
@@ -110,16 +105,6 @@ class LayerRecord:
     input: Tensor  # (b, n, d)
     parts: tuple[Record, ...]  # one for each step of the layer, as far as it was asked for
     links: Links | None = None  # only for a proof
-
-
-def apply_norm(norm: NormRecord, x: Tensor) -> Tensor:
-    """The norm with its statistic frozen, without its shift: ``gain * (x - mean x) / s_i`` (EMNLP 2021, eq. 6)."""
-    if norm.kind == "rms":
-        return (x * norm.gain) * norm.inverse[..., None]
-    # One fused pass: layer_norm also divides by each vector's own deviation, which is taken back.
-    normed, _, reciprocal = torch.native_layer_norm(x, [x.shape[-1]], norm.gain, None, 1e-30)
-    factor = norm.inverse[..., None] / reciprocal
-    return normed.mul_(factor) if factor.shape[:-1] == normed.shape[:-1] else normed * factor
 
 
 BATCHED = {"weights", "values", "output", "inverse", "hidden", "routing"}  # the fields that have an item dimension

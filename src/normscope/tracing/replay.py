@@ -20,7 +20,6 @@ from normscope.tracing.records import (
     NormRecord,
     ScaleRecord,
     Unit,
-    apply_norm,
 )
 
 
@@ -65,8 +64,8 @@ def replay(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[Step, Te
                 yield from ((step, *projected) for projected in _projected(state, unit))
             yield step, sum((_unit(unit) for unit in part.units[1:]), _unit(part.units[0])), part.output
         elif isinstance(part, NormRecord):
-            made = apply_norm(part, state)
-            yield step, made if part.shift is None else made + part.shift, part.output
+            centred = state - state.mean(-1, keepdim=True) if part.kind == "layer" else state
+            yield step, _plus(centred * part.inverse[..., None] * part.gain, part.shift), part.output
         else:
             yield step, sum((*done, entry), state), part.output
         state = part.output
@@ -88,8 +87,9 @@ def _by_token(values: Tensor) -> Tensor:
 
 
 def _projected(x: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
-    for one in unit.projections:
-        yield _plus(x @ one.weight, one.bias), one.hidden
+    for one in (unit.into, unit.up):
+        if one is not None:
+            yield _plus(x @ one.weight, one.bias), one.hidden
 
 
 def _gated(unit: Unit) -> Tensor:

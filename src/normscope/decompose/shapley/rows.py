@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from normscope.decompose.feed_forward import projections_of
 from normscope.decompose.gram import Piece, Reduced
 from normscope.decompose.shapley.gate import EXPERTS, Shapley, constant
-from normscope.decompose.state import Factored, row_norms, with_shift
+from normscope.decompose.state import Factored, apply_norm, row_norms, with_shift
 from normscope.errors import NormscopeError
-from normscope.tracing.records import FeedForwardRecord, NormRecord, Unit, apply_norm
+from normscope.tracing.records import FeedForwardRecord, NormRecord, Unit
 
 Columns = Sequence[slice | Tensor]  # the real columns of each term
 
@@ -150,7 +151,7 @@ def _at(state: Factored, item: int, row: int, columns: Columns) -> Tensor:
 def _projected(unit: Unit, players: Tensor) -> list[Tensor]:
     """(players, ..., d_ff) for each projection, where the last player is that of the biases."""
     found = []
-    for projection in unit.projections:
+    for projection in projections_of(unit):
         z = players @ projection.weight
         if projection.bias is not None:
             z[-1] += projection.bias

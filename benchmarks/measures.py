@@ -16,7 +16,7 @@ from benchmarks.published import Published
 from benchmarks.timing import Seconds, Task, best, interleaved
 from normscope import Analyzer
 from normscope.decompose.kernels import multiply_packed, pack_matrix
-from normscope.engine.estimate import default_budget
+from normscope.engine.request import default_budget
 from normscope.models.registry import family_of
 from normscope.models.scopes import aliases_of, names_of
 from normscope.tracing import proof

@@ -22,7 +22,7 @@ from matplotlib.patches import FancyArrowPatch
 
 from normscope import Analysis, Analyzer, default_model
 from normscope.decompose.activations import coefficient, slope
-from normscope.engine.estimate import Shape, estimate
+from normscope.engine.request import Shape, estimate
 from normscope.engine.request import Options, requests_for
 from normscope.measures.amplification import amplification, shares
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import normscope.engine.batch
 import normscope.engine.request
+import normscope.engine.run
 from normscope import Analysis, Analyzer, NormscopeError
-from normscope.decompose import attention, state
+from normscope.decompose import state
 from normscope.decompose import layer as layer_module
 from tests import layer_oracle
 from tests.layer_oracle import OracleLayer
@@ -593,13 +593,12 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """So small that tiny models are done in several pieces."""
     if request.param == "vectors":
         monkeypatch.setattr(state, "VECTORS", 500)
-        monkeypatch.setattr(attention, "VECTORS", 500)
     elif request.param == "blocks":
         monkeypatch.setattr(
             normscope.engine.request, "LayerOptions", partial(layer_module.LayerOptions, block_bytes=20000)
         )
     elif request.param == "groups":
-        monkeypatch.setattr(normscope.engine.batch, "GROUP_TOKENS", 20)
+        monkeypatch.setattr(normscope.engine.run, "GROUP_TOKENS", 20)
     else:
         monkeypatch.setattr(normscope.tracing.trace, "SCORES", 50)
         monkeypatch.setattr(normscope.decompose.feed_forward, "HIDDEN", 7)

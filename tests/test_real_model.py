@@ -7,7 +7,7 @@ import torch
 
 from normscope import Analyzer, NormscopeError, default_model
 from normscope.checking import check
-from normscope.engine import assemble
+from normscope.engine import run
 from normscope.tracing import proof
 from tests.oracle import maps, oracle
 from tests.test_oracle import assert_close_to_oracle
@@ -61,8 +61,8 @@ def test_minilm_check_passes(lens: Analyzer) -> None:
 def test_check_fails_on_a_model_that_is_not_its_family(lens: Analyzer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: a hook that changes a layer's attention output breaks the decomposition."""
 
-    monkeypatch.setattr(assemble, "INCOMPLETE", float("inf"))
-    monkeypatch.setattr(assemble, "INEXACT", float("inf"))
+    monkeypatch.setattr(run, "INCOMPLETE", float("inf"))
+    monkeypatch.setattr(run, "INEXACT", float("inf"))
     monkeypatch.setattr(proof, "CLOSE", float("inf"))
     dense = lens.loaded.base.encoder.layer[2].attention.output.dense
     handle = dense.register_forward_hook(lambda module, args, output: output * 1.01, prepend=True)

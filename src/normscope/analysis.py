@@ -77,6 +77,9 @@ class HeadMaps(dict[str, Tensor]):
         return self.aliases.get(str(scope).strip().lower(), str(scope).strip().upper())
 
 
+NO_HEADS = HeadMaps({}, {})
+
+
 @dataclass(frozen=True, eq=False, repr=False)  # identity comparison: tensor == is elementwise
 class Analysis(ResultBase):
     """The maps of one input, with its tokens, measures and completeness errors.

@@ -13,17 +13,14 @@ from typing_extensions import TypeVar
 
 from normscope import default_model
 from normscope.decompose.shapley.gate import Shapley
-from normscope.engine.assemble import Result
-from normscope.engine.estimate import Estimate
-from normscope.engine.request import Options, gate_of, requests_for
-from normscope.engine.run import Progress, Workspace, cost, run, run_many
+from normscope.engine.request import Estimate, Options, gate_of, requests_for
+from normscope.engine.run import Progress, Result, Workspace, cost, run, run_many
 from normscope.errors import NormscopeError
 from normscope.flow.result import Flow
 from normscope.flow.run import flow
 from normscope.inputs import generation
-from normscope.inputs.encode import encode
+from normscope.inputs.encode import Input, check_tokenizer, encode
 from normscope.inputs.item import Item
-from normscope.inputs.text import Input, check_tokenizer
 from normscope.models import loading, versions
 from normscope.models.loaded import LoadedModel, load_model, run_dtype
 from normscope.models.spec import Family

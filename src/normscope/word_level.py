@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from normscope.analysis import NO_MODEL, Analysis, HeadMaps, Label, Measured
+from normscope.decompose.gram import mixing_ratio
 from normscope.engine.request import integers
 from normscope.errors import NormscopeError
-from normscope.measures.mixing import mixing_ratio
 from normscope.measures.words import BEGINS, CONTINUES, words_of
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from normscope.corpus.masking import mask
 from normscope.corpus.measuring import Measure, Sample, measures_of
 from normscope.corpus.store import ShardFiles, Sums, table_bytes
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.engine.estimate import default_budget
-from normscope.engine.request import Options, Request, requests_for
+from normscope.engine.request import Options, Request, default_budget, requests_for
 from normscope.engine.run import cost, run
 from normscope.errors import NormscopeError
 from normscope.inputs.encode import encode

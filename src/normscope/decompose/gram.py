@@ -111,6 +111,14 @@ def stacked(figures: Sequence[Figures]) -> Tensor:
     return flat.view(len(names), len(figures), *flat.shape[1:])
 
 
+def mixing_ratio(others: Tensor, own: Tensor) -> Tensor:
+    """``r_i = ||sum_{j!=i} c_ij|| / (||sum_{j!=i} c_ij|| + ||c_ii||)`` from the two norms.
+
+    It is the norm of the sum, not the sum of norms. A token without any contribution mixes nothing: 0.
+    """
+    return others / (others + own).clamp_min(torch.finfo(others.dtype).tiny)
+
+
 def completeness(figures: Figures) -> Tensor:
     """``||sum_j c_ij + b_i - y_i|| / max(||y_i||, max_j ||c_ij||)``."""
     largest = torch.maximum(torch.maximum(figures.length, figures.highest), figures.own)

@@ -1,23 +1,120 @@
-"""One side's share of a run over a batch: which tokens are real, what is recorded, and where the results go."""
+"""One batch on its way through a stack: each layer decomposed as soon as it is recorded, its maps collected."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import nan
 
 import torch
 from torch import Tensor, nn
 
-from normscope.analysis import Label
-from normscope.decompose.layer import Place, measure_layer
-from normscope.decompose.state import Scratch
-from normscope.engine.collect import Collected
-from normscope.engine.estimate import GROUP_TOKENS
-from normscope.engine.request import Request, within
+from normscope.analysis import Label, Measured
+from normscope.decompose.gram import Figures, Reduced, completeness, mixing_ratio
+from normscope.decompose.layer import HeadPieces, Place, measure_layer
+from normscope.decompose.state import Scratch, set_own_cells
+from normscope.engine.request import (
+    GROUP_TOKENS,
+    Request,
+    within,
+)
 from normscope.errors import NormscopeError
-from normscope.inputs.item import Item, Tokens, real_tokens
+from normscope.inputs.encode import real_tokens
+from normscope.inputs.item import Item, Tokens
+from normscope.models.scopes import keeps_own
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.records import AttentionRecord, LayerRecord, select_items, select_rows
+
+
+class Collected:
+    """The results of a batch, rows and columns padded: (items, scopes, layers, ...), or (items, layers, heads, ...)."""
+
+    def __init__(
+        self, request: Request, items: int, length: int, encoder: int, dtype: torch.dtype, virtual: int = 0
+    ) -> None:
+        """`length` rows and own columns, with `virtual` columns behind them that have no rows, and `encoder` more of
+        the encoder's where the layers read them."""
+        rows = length if request.rows is None else len(request.rows)
+        length += virtual
+        self.length = length
+        self.kinds = 2 if encoder else 1  # of columns: own and the encoder's
+        layers, heads = len(request.layers), len(request.options.heads)
+        self.attention = next(str(step.norms) for step in request.steps if step.alias == "attention")
+        self.scopes = request.scopes
+        # Scopes that are found together stand together: weights (cross ones last), then norms in the layer's order.
+        order = sorted(request.scopes, key=lambda scope: (not scope.endswith("-W"), scope == "XATTN-W"))
+        self.place = {scope: n for n, scope in enumerate(order)}
+
+        def space(*shape: int) -> Tensor:
+            """Not a number until it is written: what nothing wrote must never pass for a result."""
+            return torch.full((items, *shape), nan, dtype=dtype)
+
+        scopes = len(order)
+        self.maps = space(scopes, layers, rows, length + encoder)
+        self.figures = space(6, scopes, layers, rows)
+        kinds = ("ATTN-W", self.attention, "XATTN-W", "XATTN-N") if encoder else ("ATTN-W", self.attention)
+        self.heads = {kind: space(layers, heads, rows, length + encoder) for kind in kinds if heads}
+        self.value_norms = space(layers, heads, length + encoder) if heads else None
+
+    def put(
+        self, layer: int, items: slice, found: Sequence[Reduced], heads: Sequence[HeadPieces], positions: Tensor | None
+    ) -> None:
+        """One layer of some items."""
+        positions = None if positions is None else positions.cpu()
+        for reduced in found:
+            first = self.place[reduced.scopes[0]]
+            scopes = slice(first, first + len(reduced.scopes))
+            self.figures[items, :, scopes, layer].copy_(reduced.figures.permute(2, 0, 1, 3))
+            for n, pieces in enumerate(reduced.maps, first):
+                if len({piece.cross for piece in pieces}) < self.kinds:  # nothing reaches the other columns
+                    self.maps[items, n, layer] = 0
+                for piece in pieces:
+                    columns = slice(self.length, None) if piece.cross else slice(0, self.length)
+                    into, cells, scale = (
+                        self.maps[items, n, layer, :, columns],
+                        piece.cells.transpose(1, 2),
+                        piece.scale,
+                    )
+                    scale = scale[..., None] if isinstance(scale, Tensor) else scale
+                    if scale is None or cells.device != into.device:
+                        into.copy_(cells if scale is None else cells * scale)
+                    else:
+                        torch.mul(cells, scale, out=into)
+        for found_heads in heads:
+            assert self.value_norms is not None
+            cross = found_heads.cross
+            columns = slice(self.length, None) if cross else slice(0, self.length)
+            by_weight, by_norm = ("XATTN-W", "XATTN-N") if cross else ("ATTN-W", self.attention)
+            if self.kinds > 1:
+                self.heads[by_weight][items, layer] = self.heads[by_norm][items, layer] = 0
+            weights = self.heads[by_weight][items, layer][..., columns]
+            weights.copy_(found_heads.weights.permute(0, 2, 3, 1))
+            if not cross:
+                set_own_cells(weights.transpose(2, 3), positions, found_heads.own.transpose(1, 2))
+            norms = self.value_norms[items, layer][..., columns].copy_(found_heads.value_norms.transpose(1, 2))
+            torch.mul(weights, norms[:, :, None], out=self.heads[by_norm][items, layer][..., columns])
+
+    def settle(self, layers: slice, positions: Tensor | None) -> Tensor:
+        """Some layers of all items: their own cells into the maps; mixing ratio, remainder and completeness of every
+        row, (items, 3, scopes, layers, rows)."""
+        figures = Figures(*self.figures[:, :, :, layers].unbind(1))
+        positions = None if positions is None else positions.cpu()
+        set_own_cells(self.maps[:, :, layers, :, : self.length].transpose(3, 4), positions, figures.own)
+        return torch.stack([mixing_ratio(figures.others, figures.own), figures.remainder, completeness(figures)], dim=1)
+
+    def item(
+        self, number: int, settled: Tensor, rows: slice | Tensor, columns: slice | Tensor, layers: slice
+    ) -> tuple[dict[str, Measured], dict[str, Tensor], Tensor | None]:
+        """Some layers of one item without its padding, as they were settled: scopes, head-level maps, ||f||."""
+        maps = self.maps[number, :, layers][:, :, rows][..., columns].contiguous()
+        mixing, remainder, error = settled[number][..., rows].contiguous()
+        worst = error.amax(-1).to(torch.float64)
+        kept = (ratio if keeps_own(scope) else None for scope, ratio in zip(self.place, mixing, strict=True))
+        each = (Measured(*one) for one in zip(maps, kept, remainder, worst, strict=True))
+        measured = dict(zip(self.place, each, strict=True))
+        heads = {scope: of[number, layers][:, :, rows][..., columns].contiguous() for scope, of in self.heads.items()}
+        norms = None if self.value_norms is None else self.value_norms[number, layers][..., columns].contiguous()
+        return {scope: measured[scope] for scope in self.scopes}, heads, norms
 
 
 class BatchRun:
@@ -35,16 +132,17 @@ class BatchRun:
     ) -> None:
         self.request, self.items = request, items
         side = request.stack.side
-        self.longest = max(len(item.sides[side]) for item in items)
+        self.longest = max(len(item.sides[side].names) for item in items)
         self.geometry = [geometry_of(item, side, request.rows, self.longest) for item in items]
         self.positions = None
         if request.rows is not None:
             self.positions = torch.stack([geometry.positions for geometry in self.geometry]).to(device)
-        encoder = max(len(item.sides["encoder"]) for item in items) if request.crosses else 0
+        encoder = max(len(item.sides["encoder"].names) for item in items) if request.crosses else 0
         virtual = len(items[0].virtual)
         self.collected = Collected(request, len(items), self.longest, encoder, dtype, virtual)
         self.places = [place_of(item, request, g) for item, g in zip(items, self.geometry, strict=True)]
         self.scratch, self.tick = scratch, tick
+        self.warnings: list[str] = []  # of results
         self.records = RecordRequest(
             request.stack,
             request.steps,
@@ -66,7 +164,8 @@ class BatchRun:
             for start in range(0, len(self.items), group):
                 some = slice(start, start + group)
                 rows = None if self.positions is None else self.positions[some]
-                part = select_rows(select_items(record, some), rows)
+                part = record if len(self.items) <= group else select_items(record, some)
+                part = part if rows is None else select_rows(part, rows)
                 found, heads = measure_layer(
                     part, request.steps, request.scopes, self.places[some], rows, request.options, self.scratch
                 )
@@ -107,13 +206,13 @@ def geometry_of(item: Item, side: str, rows: Sequence[int] | None, longest: int)
 
 
 def _span(tokens: Tokens) -> slice | Tensor:
-    return slice(0, len(tokens)) if bool(tokens.real.all()) else tokens.real.nonzero().flatten()
+    return slice(0, len(tokens.names)) if bool(tokens.real.all()) else tokens.real.nonzero().flatten()
 
 
 def place_of(item: Item, request: Request, geometry: Geometry) -> Place:
     lengths = (
-        len(item.sides[request.stack.side]) + len(item.virtual),
-        len(item.sides["encoder"]) if request.crosses else 0,
+        len(item.sides[request.stack.side].names) + len(item.virtual),
+        len(item.sides["encoder"].names) if request.crosses else 0,
     )
     encoder = _span(item.sides["encoder"]) if request.crosses else None
     return Place(geometry.columns, geometry.rows, encoder, lengths)

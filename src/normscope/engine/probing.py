@@ -15,7 +15,8 @@ from normscope.decompose.layer import Place, measure_layer
 from normscope.decompose.state import Scratch
 from normscope.engine.request import Options, reach, side_requests
 from normscope.errors import NormscopeError
-from normscope.inputs.item import Item, real_tokens
+from normscope.inputs.encode import real_tokens
+from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import affine, value_map
 from normscope.models.scopes import aliases_of, resolve, steps_of
@@ -54,7 +55,7 @@ def map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> T
     scope = aliases_of(stack.blocks)["ff"]
     (request,) = side_requests(loaded, [stack], Options(scopes=[scope]))
     real = item.sides[stack.side].real.nonzero().flatten()
-    whole = len(real) == len(item.sides[stack.side])
+    whole = len(real) == len(item.sides[stack.side].names)
     place = Place(slice(None), slice(None)) if whole else Place(real, real)
     scratch = Scratch()  # one for all layers: fresh memory costs as much as the work
     found: list[Tensor] = []

@@ -1,19 +1,28 @@
-"""What was asked for, checked against the model."""
+"""What is asked of a model, checked, and what it will cost."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from normscope.decompose.activations import Gate
 from normscope.decompose.layer import LayerOptions
 from normscope.decompose.shapley.gate import EXPERTS, Shapley, parse
+from normscope.decompose.state import BESIDE, VECTORS
 from normscope.errors import NormscopeError
 from normscope.models.loaded import LoadedModel
-from normscope.models.scopes import Step, resolve, steps_of
-from normscope.models.spec import Experts, Stack
+from normscope.models.scopes import Step, names_of, resolve, steps_of
+from normscope.models.spec import Experts, FeedForward, Stack
 from normscope.tracing.proof import prove
+from normscope.tracing.trace import SCORES
 
 SHARED: tuple[Gate, ...] = ("ig", "frozen", "tangent")  # one coefficient for all inputs of an output token
 GATES = (*SHARED, "shapley", "shapley-exact", "shapley-sampled", "shapley-gaussian")
@@ -65,7 +74,10 @@ def side_requests(loaded: LoadedModel, stacks: Sequence[Stack], options: Options
     chosen = indices("layer", options.layers, max(depths))
     wanted_heads = () if heads is False else indices("head", None if heads is True else heads, max(counts))
     wanted_rows = None if options.rows is None else tuple(integers("row", options.rows))
-    names = resolve(options.scopes, *(stack.blocks for stack in stacks))
+    if options.scopes is None:
+        names = [names_of(stack.blocks) for stack in stacks]
+    else:
+        names = resolve(options.scopes, *(stack.blocks for stack in stacks))
     made = []
     for stack, found, depth, count in zip(stacks, names, depths, counts, strict=True):
         there = tuple(head for head in wanted_heads if head < count)
@@ -124,3 +136,118 @@ def within(what: str, given: Iterable[int] | int, size: int) -> list[int]:
 
 def indices(what: str, given: Iterable[int] | int | None, size: int) -> tuple[int, ...]:
     return tuple(range(size)) if given is None else tuple(within(what, given, size))
+
+
+# Items are decomposed together up to this many tokens: enough work for each call, not too much for the cache.
+GROUP_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that decide the cost of a layer."""
+
+    width: int
+    heads: int
+    hidden: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory beyond the model's own, and time, of an analysis."""
+
+    tokens: int
+    memory: int  # bytes
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens: about {readable(self.memory)} of memory and {self.seconds:.1f} s"
+
+
+def shape_of(layer: nn.Module, config: Any, heads: int) -> Shape:
+    """The sizes of a stack, from one of its layers."""
+    widths = [module.out_features for module in layer.modules() if isinstance(module, nn.Linear)]
+    widths += [module.nf for module in layer.modules() if isinstance(module, Conv1D)]
+    width = getattr(config, "hidden_size", None)
+    if not isinstance(width, int):
+        raise NormscopeError(f"The config {type(config).__name__} has no hidden_size, the width of its vectors.")
+    return Shape(width=width, heads=heads, hidden=max(widths))
+
+
+def estimate(lengths: Sequence[int], request: Request, shape: Shape, dtype: torch.dtype) -> Estimate:
+    """The cost of one batch of inputs of the given lengths."""
+    size = 8 if dtype == torch.float64 else 4
+    n, items = max(lengths), len(lengths)
+    out = n if request.rows is None else min(len(request.rows), n)
+    layers, scopes, heads = len(request.layers), len(request.scopes), len(request.options.heads)
+    has_ff = any(isinstance(step.part, FeedForward | Experts) for step in request.steps)
+    maps = size * layers * sum(min(out, m) * m for m in lengths) * (scopes + 2 * heads)
+    # Attention of the whole batch, with some scores; then, for a group of items, the vectors f (as they are and after a
+    # norm) and a few maps at a time.
+    group = min(items, max(1, GROUP_TOKENS // n))
+    attention = size * (items * shape.heads * n * n + 4 * SCORES)
+    vectors = 2 * size * min(group * n * (shape.heads + BESIDE) * shape.width, max(VECTORS, shape.heads * shape.width))
+    products = size * group * n * (2 * shape.heads * min(out, 2**20 // n + 1) + 8 * out)
+    activations = size * items * n * (8 * shape.width + 2 * shape.hidden)
+    # Blocks of contributions and the holes that they leave; W_O W_1, twice where gated, and W_2 in another layout.
+    blocks = 4 * request.options.block_bytes + 3 * size * shape.width * shape.hidden if has_ff else 0
+    memory = maps + attention + vectors + products + activations + blocks
+
+    seconds = 0.0
+    if has_ff and isinstance(request.options.gate, Shapley):
+        players = n + 2  # of a row, with the own token and the biases
+        memory += 64 * players * shape.hidden
+        pairs = sum(min(out, m) * (m + 2) for m in lengths)
+        seconds = 1e-9 * layers * pairs * shape.hidden * request.options.gate.nanoseconds(players)
+
+    tokens = items * n
+    layer = 2 * tokens * shape.width * (4 * shape.width + 2 * shape.hidden) + 4 * tokens * n * shape.width
+    flops = float((max(request.layers) + 1) * layer + layers * 0.5 * layer)  # a pass ends after the last wanted layer
+    if has_ff:
+        flops += layers * sum(2 * min(out, m) * m * shape.width * shape.hidden for m in lengths) * 1.15
+    return Estimate(n, memory, seconds + flops / gemm_rate(dtype, torch.get_num_threads()))
+
+
+def refuse_over_budget(cost: Estimate, budget: int) -> None:
+    """Refuse an analysis that would not fit, with the numbers and the ways out."""
+    if cost.memory > budget:
+        raise NormscopeError(
+            f"This analysis would take {cost}, over the memory budget of {readable(budget)}. "
+            "Ways out: fewer layers=[...] or scopes=[...], rows=[...] for some output positions only, heads=False, "
+            "a smaller batch_size, a shorter input (truncation=True), or a larger memory_budget."
+        )
+
+
+def default_budget() -> int:
+    """Nine tenths of the memory that is free now, where the system tells; else half of all there is; else 8 GB."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable"):
+                    return int(line.split()[1]) * 1024 * 9 // 10
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return 8 * 2**30
+
+
+@lru_cache(maxsize=8)
+def gemm_rate(dtype: torch.dtype, threads: int) -> float:
+    """Flops per second of a matrix product on this machine's CPU, measured once (a few milliseconds)."""
+    x = torch.ones(512, 512, dtype=dtype)
+    best = float("inf")
+    for _ in range(4):
+        start = time.perf_counter()
+        x @ x
+        best = min(best, time.perf_counter() - start)
+    return float(2 * 512**3 / best)
+
+
+def readable(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

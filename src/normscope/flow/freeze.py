@@ -25,7 +25,8 @@ from normscope.flow.heads import head_of, tail_of
 from normscope.flow.passes import another_pass, logits_of, pass_of
 from normscope.flow.verify import mistake
 from normscope.flow.watch import Watch, named, watching
-from normscope.inputs.item import Item, real_tokens
+from normscope.inputs.encode import real_tokens
+from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import value_map
 from normscope.models.scopes import Step, steps_of

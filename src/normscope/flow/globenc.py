@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from normscope.decompose.gram import mixing_ratio
 from normscope.flow.attending import attending
 from normscope.flow.freeze import FrozenStack
 from normscope.measures.first_token import normalised
-from normscope.measures.mixing import mixing_ratio
 
 SCOPES = {  # the variants that are rollouts of one scope's map
     "w": "ATTN-W",

@@ -15,11 +15,12 @@ from normscope.flow.freeze import FrozenModel
 from normscope.flow.passes import logits_of
 from normscope.flow.result import Scores
 from normscope.flow.targets import Aim, scored
-from normscope.inputs.item import Item, forward_inputs
+from normscope.inputs.encode import forward_inputs
+from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules
-from normscope.tracing.attention_interface import lock_of
 from normscope.tracing.hooks import mine
+from normscope.tracing.trace import lock_of
 
 
 def gradient_x_input(loaded: LoadedModel, item: Item, model: FrozenModel, aim: Aim) -> Scores:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from normscope.flow.modules import is_linear
 from normscope.flow.watch import Call, Watch, watching
-from normscope.inputs.item import Item, forward_inputs
+from normscope.inputs.encode import forward_inputs
+from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules
-from normscope.tracing.attention_interface import lock_of
 from normscope.tracing.closeness import coarser, rows_of
 from normscope.tracing.hooks import mine
-from normscope.tracing.trace import caller
+from normscope.tracing.trace import caller, lock_of
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from normscope.analysis import Label
-from normscope.engine.assemble import INCOMPLETE, INEXACT
 from normscope.engine.batch import labels_of
-from normscope.engine.run import Workspace
+from normscope.engine.run import INCOMPLETE, INEXACT, Workspace
 from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.flow.freeze import freeze
 from normscope.flow.methods import Run, chosen

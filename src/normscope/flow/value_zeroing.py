@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from normscope.flow.freeze import FrozenModel
 from normscope.flow.frozen import FrozenAttention
-from normscope.inputs.item import Item, forward_inputs
+from normscope.inputs.encode import forward_inputs
+from normscope.inputs.item import Item
 from normscope.measures.first_token import normalised
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules, value_rows
 from normscope.models.spec import Attention
-from normscope.tracing.attention_interface import lock_of
 from normscope.tracing.hooks import mine
+from normscope.tracing.trace import lock_of
 
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, what it was called with and put out
 

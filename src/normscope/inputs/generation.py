@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from normscope.errors import NormscopeError
-from normscope.inputs.item import Item, Tokens, names_of
-from normscope.inputs.text import check_length
+from normscope.inputs.item import Item, Tokens, check_length, names_of
 from normscope.models.loaded import Limits
 
 ANSWER = 64  # tokens of an answer at most, where nothing else is said

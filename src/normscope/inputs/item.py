@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from normscope.models.loaded import LoadedModel
+from normscope.errors import NormscopeError
+from normscope.models.loaded import Limits
 
-FEATURES = {"image": "pixel_values", "audio": "input_features"}
+# Keys of an encoding that say nothing new.
+IGNORED = {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "labels", "word_ids"}
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,6 @@ class Tokens:
     names: tuple[str, ...]
     real: Tensor  # (n,): False where masked inside the text
     word_ids: tuple[int | None, ...] | None = None
-
-    def __len__(self) -> int:
-        return len(self.names)
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Item:
     warnings: tuple[str, ...] = ()  # what a result of this input must tell
 
     def __len__(self) -> int:
-        return max(len(side) for side in self.sides.values())
+        return max(len(side.names) for side in self.sides.values())
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -49,50 +48,6 @@ class Item:
         )
 
 
-def collate(items: Sequence[Item], pad: int, device: torch.device) -> dict[str, Tensor]:
-    """One batch, padded on the right (positions stay what they are without padding). A mask that nobody gave is made
-    only where something is padded: without one a model may make its own."""
-    batch = {}
-    items = (
-        [_masked(item) for item in items] if len({len(i.tensors.get("input_ids", ())) for i in items}) > 1 else items
-    )
-    for key, first in items[0].tensors.items():  # all items of a batch are of one kind
-        given = [item.tensors[key] for item in items]
-        if first.dim() == 1:
-            longest = max(len(tensor) for tensor in given)
-            fill = pad if key.endswith("input_ids") else 0
-            given = [torch.nn.functional.pad(tensor, (0, longest - len(tensor)), value=fill) for tensor in given]
-        batch[key] = torch.stack(given).to(device)
-    return batch
-
-
-def _masked(item: Item) -> Item:
-    ids = item.tensors.get("input_ids")
-    if ids is None or "attention_mask" in item.tensors:
-        return item
-    return replace(item, tensors={**item.tensors, "attention_mask": torch.ones_like(ids)})
-
-
-def real_tokens(items: Sequence[Item], side: str, device: torch.device) -> Tensor:
-    """(items, longest): the tokens of one side that are neither padding nor masked."""
-    longest = max(len(item.sides[side]) for item in items)
-    masks = [item.sides[side].real for item in items]
-    return torch.stack([torch.nn.functional.pad(mask, (0, longest - len(mask))) for mask in masks]).to(device)
-
-
-def forward_inputs(loaded: LoadedModel, items: Sequence[Item]) -> dict[str, Any]:
-    """The arguments of the model's forward pass over a batch."""
-    batch: dict[str, Any] = dict(collate(items, loaded.limits.pad, loaded.base.device))
-    for key in FEATURES.values():
-        if key in batch:
-            batch[key] = batch[key].to(loaded.base.dtype)
-    if "use_cache" in loaded.limits.keys:  # a cache would keep keys and values for nothing
-        batch["use_cache"] = False
-    if getattr(loaded.model.config, "return_dict", True) is False:  # tuples have no names
-        batch["return_dict"] = True
-    return batch
-
-
 def join(source: Item, target: Item) -> Item:
     """The input of an encoder-decoder from what each side reads."""
     mask = target.tensors.get("attention_mask", torch.ones_like(target.tensors["input_ids"]))
@@ -102,6 +57,20 @@ def join(source: Item, target: Item) -> Item:
     }
     (tokens,) = target.sides.values()
     return Item(tensors, {**source.sides, "decoder": tokens}, source.grid, warnings=source.warnings + target.warnings)
+
+
+def check_length(length: int, limits: Limits, what: str, ways_out: str) -> tuple[str, ...]:
+    """Refuse what is longer than the model's table of positions; where they are computed, the warning to give."""
+    if limits.positions is None or length <= limits.positions:
+        return ()
+    if not limits.computed:
+        raise NormscopeError(
+            f"{what} has {length} tokens, but the model has positions for {limits.positions}. {ways_out}"
+        )
+    return (
+        f"{what} has {length} tokens, more than the {limits.positions} that the model was made for. Its positions are "
+        "computed, so it is analysed as it is, but the model may not work well at this length.",
+    )
 
 
 def names_of(ids: Sequence[int], tokenizer: Any) -> tuple[str, ...]:

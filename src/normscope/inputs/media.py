@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from normscope.errors import NormscopeError
-from normscope.inputs.item import Item, Tokens
-from normscope.inputs.text import IGNORED
+from normscope.inputs.item import IGNORED, Item, Tokens
 
 SECONDS_PER_FRAME = 0.02  # of Whisper's encoder
 

@@ -180,6 +180,29 @@ def hooked_everywhere() -> bool:
 _LINEAR = (nn.Linear.forward, Conv1D.forward)  # as they were when this was imported
 
 
+def changed(base: PreTrainedModel) -> bool:
+    """Whether somebody has hooked, patched or wrapped a part of the model, so that an item may not be the same in a
+    batch as alone."""
+    own = {type(base).__module__.partition(".")[0], "torch", "transformers", "peft"}
+    return hooked(base) or any(
+        "forward" in module.__dict__ or type(module).__module__.partition(".")[0] not in own
+        for module in base.modules()
+    )
+
+
+def hooked(base: PreTrainedModel) -> bool:
+    """Whether somebody listens to the model, other than transformers itself for its outputs."""
+    if hooked_everywhere():
+        return True
+    hooks = (
+        hook
+        for module in base.modules()
+        if module._forward_hooks or module._forward_pre_hooks
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    )
+    return any(not (getattr(hook, "__module__", None) or "").startswith("transformers.") for hook in hooks)
+
+
 def norm_epsilon(module: nn.Module) -> float | None:
     """The epsilon of a norm, by whatever name; None where it has none that is known."""
     named = (getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon"))

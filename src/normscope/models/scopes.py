@@ -9,7 +9,7 @@ A `-W` scope reads attention weights, an `-N` scope the norms of contribution ve
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, TypeGuard
@@ -91,12 +91,14 @@ def _branch(branch: Branch, path: str, *, mixed: bool, parallel: bool) -> tuple[
     return path, steps
 
 
+@lru_cache(maxsize=64)
 def names_of(blocks: tuple[Block, ...]) -> tuple[str, ...]:
     """All scope names of a layer, weights before norms at each component."""
     return tuple(name for step in steps_of(blocks) for name in (step.weights, step.norms) if name)
 
 
-def aliases_of(blocks: tuple[Block, ...]) -> dict[str, str]:
+@lru_cache(maxsize=64)
+def aliases_of(blocks: tuple[Block, ...]) -> Mapping[str, str]:
     """alias -> scope name: `weights attention attention-residual attention-block ff ff-residual layer`, and
     `cross-attention` where there is one.
 
@@ -115,6 +117,7 @@ def aliases_of(blocks: tuple[Block, ...]) -> dict[str, str]:
     return table
 
 
+@lru_cache(maxsize=256)
 def keeps_own(scope: str) -> bool:
     """Whether a token can be part of its own output. Cross-attention reads the encoder's tokens only, so that before
     its residual connection there is no own token, and nothing that could be called mixing."""

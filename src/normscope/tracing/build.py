@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from normscope.models.modules import (
     value_constant,
     value_rows,
 )
-from normscope.models.scopes import Step
+from normscope.models.scopes import Step, steps_of
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
 from normscope.tracing.closeness import coarser, equal, is_product, rows_of
 from normscope.tracing.records import (
@@ -42,7 +43,25 @@ from normscope.tracing.records import (
     Unit,
 )
 
-Space = Callable[[bool, tuple[int, int, int, int], torch.device], Tensor]  # for probabilities; of a second attention?
+
+class ProbabilitySpace:
+    """Memory for attention probabilities, reused in every layer; the decomposition may overwrite it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._spaces: dict[bool, Tensor] = {}
+
+    def take(self, second: bool, shape: tuple[int, int, int, int], device: torch.device) -> Tensor:
+        """(b, j, H, i) for `shape` (b, H, j, i). `second`: for the second attention of a decoder's layer."""
+        items, heads, columns, rows = shape
+        space = self._spaces.get(second)
+        if space is None or space.shape != (items, columns, heads, rows):
+            if items == 1:  # as close to the model's own order as the products allow: the copy is cheaper
+                space = torch.empty(shape, dtype=self.dtype, device=device).transpose(1, 2)
+            else:  # one stride for the columns of all items
+                space = torch.empty(items, columns, heads, rows, dtype=self.dtype, device=device)
+            self._spaces[second] = space
+        return space
 
 
 @dataclass(frozen=True)
@@ -71,7 +90,7 @@ class LayerCall:
     wanted: RecordRequest
     dtype: torch.dtype
     plain: frozenset[str]  # the paths of its plain linear submodules
-    space: Space
+    space: ProbabilitySpace
     seen: dict[str, tuple[list[Any], list[Tensor]]] = field(default_factory=dict)  # path -> inputs, outputs
     attention: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # id(module) -> probabilities, values
     recorded: bool = False
@@ -155,7 +174,7 @@ class LayerCall:
         else:
             given = self.seen[part.probabilities][0][0][0]
             items, heads, rows, columns = given.shape
-            kept = self.space(bool(self.attention), (items, heads, columns, rows), given.device).copy_(
+            kept = self.space.take(bool(self.attention), (items, heads, columns, rows), given.device).copy_(
                 given.permute(0, 3, 1, 2)
             )
             weights = kept.permute(0, 2, 3, 1)
@@ -329,3 +348,28 @@ def _close(a: Tensor, b: Tensor) -> bool:
 def _join(pieces: list[Tensor]) -> Tensor:
     """One tensor; `chunk_size_feed_forward` runs a module over pieces of the sequence."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+
+def check_last_norm(call: LayerCall, y: Tensor) -> None:
+    """A layer that ends with a norm outputs what the norm did; a hook on the layer may change it after that."""
+    wanted = call.wanted
+    last = wanted.steps[-1].part
+    whole = len(wanted.steps) == len(steps_of(wanted.stack.blocks))
+    if not whole or not isinstance(last, Norm) or last.path not in call.seen or wanted.links:
+        return  # a proof compares it with the model alone
+    made = call.output_of(last.path)
+    if made.data_ptr() != y.data_ptr() and not torch.allclose(made[wanted.real], y[wanted.real], 1e-5, 1e-6):
+        raise NormscopeError(
+            f"Layer {call.index} (counted from 0) does not output what {last.path}, its last component, does: a hook "
+            "or wrapper changes it. Remove that, and try again."
+        )
+
+
+def check_finite(x: Tensor, real: Tensor, where: str) -> None:
+    # A finite sum has finite summands; the look at each of them is for the rest.
+    if not isfinite(x.sum().item()) and not bool(torch.isfinite(x[real]).all()):
+        raise NormscopeError(f"{where} NaN or infinite values. Check the weights there, and the model's dtype.")
+
+
+def is_encoder_output(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.is_floating_point() and given.dim() == 3

@@ -19,27 +19,29 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from normscope.errors import NormscopeError
-from normscope.inputs.encode import encode
-from normscope.inputs.item import Item, forward_inputs, real_tokens
+from normscope.inputs.encode import encode, forward_inputs, real_tokens
+from normscope.inputs.item import Item
 from normscope.inputs.samples import random_inputs
 from normscope.models.loaded import LayerCalls, LoadedModel, update_prompt
 from normscope.models.modules import layer_modules
 from normscope.models.scopes import Step, steps_of
 from normscope.models.spec import Side, Stack
-from normscope.tracing.attention_interface import (
-    configs_of,
-    foreign_attention,
-    lock_of,
-    own_implementation,
-    refuse_maskless,
-)
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.records import AttentionRecord, LayerRecord
 from normscope.tracing.replay import replay
-from normscope.tracing.trace import eagerly, refuse_autocast, watch
+from normscope.tracing.trace import (
+    configs_of,
+    eagerly,
+    lock_of,
+    own_implementation,
+    refuse_autocast,
+    watch,
+)
 
 CLOSE = 1e-4  # relative difference from which on two vectors are not the same; rounding stays well below
 
@@ -161,6 +163,25 @@ def standing(loaded: LoadedModel) -> Any:
     everywhere = torch.nn.modules.module
     hooks = tuple(everywhere._global_forward_hooks), tuple(everywhere._global_forward_pre_hooks)
     return modules, hooks, names, [ALL_ATTENTION_FUNCTIONS.get(name) for name in names], eager
+
+
+def foreign_attention(base: PreTrainedModel) -> bool:
+    """Whether the model attends by a function that is not transformers' own."""
+    names = {own_implementation(config) for config in configs_of(base)}
+    functions = (ALL_ATTENTION_FUNCTIONS.get(name) for name in names)
+    return any(one is not None and not one.__module__.startswith("transformers.") for one in functions)
+
+
+def refuse_maskless(base: PreTrainedModel) -> None:
+    """Refuse an attention implementation for which no mask function is registered: transformers then makes no mask, and
+    what the implementation attends to is known to nobody else."""
+    for name in {own_implementation(config) for config in configs_of(base)}:
+        if name not in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
+            raise NormscopeError(
+                f"The attention implementation {name!r} has no mask function: what it attends to cannot be seen. "
+                "Register one with transformers.AttentionMaskInterface, or load the model with "
+                "attn_implementation='eager'."
+            )
 
 
 def _alone(loaded: LoadedModel, given: ProofInput) -> tuple[dict[str, list[tuple[nn.Module, Tensor]]], Any, bool]:

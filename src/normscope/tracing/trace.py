@@ -1,31 +1,151 @@
 """Run a model once and hand out what each layer did.
 
-The attention probabilities come from a function registered with transformers' attention interface (and a mask function
-registered with it: without one the model would silently attend everywhere); everything else from forward hooks. The
-model is given back exactly as it was, whatever happens. One lock per model; a plain forward pass of the same model in
-another thread meanwhile is computed by the model's own attention implementation and recorded nowhere.
+The attention probabilities come from a function registered with transformers' attention interface, together with a mask
+function (without one the model would silently attend everywhere). A config names the implementation that its modules
+use; during a trace it names ours, which passes what it sees to the recorder of the tracing thread and serves any other
+thread with the model's own implementation. Everything else comes from forward hooks.
+
+One lock per model. The model is always restored exactly.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from math import isfinite
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from normscope.errors import NormscopeError
-from normscope.inputs.item import Item, forward_inputs
+from normscope.inputs.encode import forward_inputs
+from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import hooked_everywhere, is_plain, last_path, layer_modules, paths, submodule
-from normscope.models.scopes import steps_of
-from normscope.models.spec import Norm
-from normscope.tracing.attention_interface import active, lock_of, standing_in
-from normscope.tracing.build import LayerCall, RecordRequest
+from normscope.models.modules import hooked, is_plain, last_path, layer_modules, paths, submodule
+from normscope.tracing.build import (
+    LayerCall,
+    ProbabilitySpace,
+    RecordRequest,
+    check_finite,
+    check_last_norm,
+    is_encoder_output,
+)
+
+_guard = threading.Lock()
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+active = threading.local()  # .recorder: the Recorder of the trace that this thread is running
+_swapped: dict[int, list[Any]] = {}  # id of a config -> [its own attention implementation, traces that use it now]
+_names: dict[str, str] = {}  # a model's own attention implementation -> the name of ours that stands in for it
+
+
+def lock_of(base: PreTrainedModel) -> threading.RLock:
+    """One lock per model, for whatever hooks it."""
+    with _guard:
+        return _locks.setdefault(base, threading.RLock())
+
+
+@contextmanager
+def standing_in(base: PreTrainedModel, recorder: Any) -> Iterator[list[Any]]:
+    """While this lasts, attention of this thread goes to the recorder. Gives a list for the handles of hooks: they are
+    removed at the end, and the model is as it was, whatever happens."""
+    handles: list[Any] = []
+    configs: list[Any] = []
+    previous = getattr(active, "recorder", None)
+    try:
+        active.recorder = recorder
+        for config in configs_of(base):
+            _swap(config)
+            configs.append(config)
+        yield handles
+    finally:
+        for config in configs:
+            _restore(config)
+        for handle in handles:
+            handle.remove()
+        active.recorder = previous
+
+
+def configs_of(base: PreTrainedModel) -> list[Any]:
+    """The configs that say how a part of the model attends, each once."""
+    found = {id(m.__dict__["config"]): m.__dict__["config"] for m in base.modules() if "config" in m.__dict__}
+    return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
+
+
+def own_implementation(config: Any) -> str:
+    """The attention implementation that a config names, also while ours stands in for it."""
+    with _guard:
+        entry = _swapped.get(id(config))
+        return str(config._attn_implementation if entry is None else entry[0])
+
+
+def _swap(config: Any) -> None:
+    """Put our attention in; counted, as models that share a config may be traced side by side."""
+    with _guard:
+        if id(config) not in _swapped:
+            own = config._attn_implementation
+            _swapped[id(config)] = [own, 0]
+            config._attn_implementation_internal = _stand_in(own)  # the public setter would go into sub-configs
+        _swapped[id(config)][1] += 1
+
+
+def _restore(config: Any) -> None:
+    with _guard:
+        entry = _swapped[id(config)]
+        entry[1] -= 1
+        if entry[1] == 0:
+            config._attn_implementation_internal = entry[0]
+            del _swapped[id(config)]
+
+
+def _stand_in(own: str) -> str:
+    """The registered name of our attention for models whose own implementation is `own`.
+
+    The name carries the original, so that a thread that is not tracing is served by it without any shared state.
+    It must not contain "sdpa", "flash" or "flex": transformers makes extra checks on such names.
+    """
+    if own in _names:
+        return _names[own]
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> Any:
+        recorder: Any = getattr(active, "recorder", None)
+        eager = _eager(module)
+        if recorder is None:
+            function = ALL_ATTENTION_FUNCTIONS.get_interface(own, eager)
+            return function(module, query, key, value, attention_mask, **kwargs)
+        return recorder.attend(eager, module, query, key, value, attention_mask, kwargs)
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        if getattr(active, "recorder", None) is None:
+            return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **kwargs)
+        dtype = kwargs.get("dtype", torch.float32)
+        # Made in float32 and cast up: float64's lowest value overflows where a family's softmax is in float32.
+        kwargs["dtype"] = torch.float32 if dtype == torch.float64 else dtype
+        made: Tensor | None = eager_mask(*args, **kwargs)
+        return None if made is None else made.to(dtype)
+
+    name = f"normscope{len(_names)}"
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, mask)
+    _names[own] = name
+    return name
+
+
+def _eager(module: nn.Module) -> Callable[..., Any]:
+    """The eager attention of the modelling file that defines the module's class (or the class it derives from)."""
+    for cls in type(module).__mro__:
+        function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function  # type: ignore[no-any-return]
+    raise NormscopeError(f"{type(module).__name__} does not follow transformers' attention interface.")
+
 
 SCORES = 2**20  # attention scores computed at a time
 
@@ -101,29 +221,6 @@ def eagerly(base: nn.Module) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-def changed(base: PreTrainedModel) -> bool:
-    """Whether somebody has hooked, patched or wrapped a part of the model, so that an item may not be the same in a
-    batch as alone."""
-    own = {type(base).__module__.partition(".")[0], "torch", "transformers", "peft"}
-    return hooked(base) or any(
-        "forward" in module.__dict__ or type(module).__module__.partition(".")[0] not in own
-        for module in base.modules()
-    )
-
-
-def hooked(base: PreTrainedModel) -> bool:
-    """Whether somebody listens to the model, other than transformers itself for its outputs."""
-    if hooked_everywhere():
-        return True
-    hooks = (
-        hook
-        for module in base.modules()
-        if module._forward_hooks or module._forward_pre_hooks
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    )
-    return any(not (getattr(hook, "__module__", None) or "").startswith("transformers.") for hook in hooks)
-
-
 class _StopPassError(Exception):
     """Ends a forward pass whose remaining layers nobody needs."""
 
@@ -140,7 +237,7 @@ class Recorder:
         self.counts: dict[str, int] = {}  # layer calls so far on each side
         self.recorded: dict[str, set[int]] = {}  # the layers of each side that were handed out
         self.call: LayerCall | None = None  # the layer that is running
-        self.spaces: dict[bool, Tensor] = {}
+        self.space = ProbabilitySpace(dtype)
         self.hooked: set[tuple[str, nn.Module]] = set()
         self.plain: dict[int, frozenset[str]] = {}  # id of a layer -> its plain linear submodules
         self.running = True  # the model, not what is done with its layers
@@ -201,12 +298,12 @@ class Recorder:
                     f"{request.real.shape[1]}: the model adds or drops some, and what they are is not known."
                 )
             if index == 0:
-                _check_finite(x, request.real, "The embeddings before the first layer hold")
+                check_finite(x, request.real, "The embeddings before the first layer hold")
             encoder = kwargs.get("encoder_hidden_states")
             if encoder is None:
-                encoder = next((one for one in args[1:] if _is_encoder_output(one)), None)
+                encoder = next((one for one in args[1:] if is_encoder_output(one)), None)
             plain = self.plain.get(id(module), frozenset())
-            self.call = LayerCall(index, module, x, encoder, request, self.dtype, plain, self._space)
+            self.call = LayerCall(index, module, x, encoder, request, self.dtype, plain, self.space)
 
         return hook
 
@@ -237,16 +334,16 @@ class Recorder:
         call, wanted = self.call, self._wanted_call() is not None
         y = output[0] if isinstance(output, tuple) else output
         if wanted:
-            _check_end(call, y)
+            check_last_norm(call, y)
             self._hand_out(call, y)
         else:
-            _check_finite(y, call.wanted.real, f"Layer {call.index} (counted from 0) output")
+            check_finite(y, call.wanted.real, f"Layer {call.index} (counted from 0) output")
         self.counts[call.wanted.stack.side] = call.index + 1
         self.call = None
 
     def _hand_out(self, call: LayerCall, y: Tensor) -> None:
         """The layer has come to y, and all that was wanted of it was seen."""
-        _check_finite(y, call.wanted.real, f"Layer {call.index} (counted from 0) output")
+        check_finite(y, call.wanted.real, f"Layer {call.index} (counted from 0) output")
         active.recorder, self.running = None, False  # what runs from here on is no part of the pass
         try:
             record = call.record(y)
@@ -283,7 +380,7 @@ class Recorder:
         by_head = any(isinstance(x, Tensor) and x.dim() == 4 and x.shape[1] == heads for x in (mask, *kwargs.values()))
         if not by_head and not hasattr(module, "sinks"):
             step = shared * max(1, SCORES // (items * rows * columns * shared))
-        kept = self._space(bool(call.attention), (items, heads, columns, rows), query.device)
+        kept = self.space.take(bool(call.attention), (items, heads, columns, rows), query.device)
         outputs = []
         for head in range(0, heads, step):
             some, few = slice(head, head + step), slice(head // shared, (head + step) // shared)
@@ -293,41 +390,3 @@ class Recorder:
         probabilities = kept.permute(0, 2, 3, 1)
         call.attention[id(module)] = (probabilities, value)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), probabilities
-
-    def _space(self, second: bool, shape: tuple[int, int, int, int], device: torch.device) -> Tensor:
-        """A place for the probabilities (b, j, H, i), the same in every layer; the decomposition may overwrite it. The
-        second attention of a decoder's layer has one of its own. `shape` is (b, H, j, i)."""
-        items, heads, columns, rows = shape
-        space = self.spaces.get(second)
-        if space is None or space.shape != (items, columns, heads, rows):
-            if items == 1:  # as near to the model's own order as the products allow: the copy is the cheaper
-                space = torch.empty(shape, dtype=self.dtype, device=device).transpose(1, 2)
-            else:  # one stride for the columns of all items
-                space = torch.empty(items, columns, heads, rows, dtype=self.dtype, device=device)
-            self.spaces[second] = space
-        return space
-
-
-def _check_end(call: LayerCall, y: Tensor) -> None:
-    """A layer that ends with a norm outputs what the norm did; a hook on the layer may change it after that."""
-    wanted = call.wanted
-    last = wanted.steps[-1].part
-    whole = len(wanted.steps) == len(steps_of(wanted.stack.blocks))
-    if not whole or not isinstance(last, Norm) or last.path not in call.seen or wanted.links:
-        return  # a proof compares it with the model alone
-    made = call.output_of(last.path)
-    if made.data_ptr() != y.data_ptr() and not torch.allclose(made[wanted.real], y[wanted.real], 1e-5, 1e-6):
-        raise NormscopeError(
-            f"Layer {call.index} (counted from 0) does not output what {last.path}, its last component, does: a hook "
-            "or wrapper changes it. Remove that, and try again."
-        )
-
-
-def _check_finite(x: Tensor, real: Tensor, where: str) -> None:
-    # A finite sum has finite summands; the look at each of them is for the rest.
-    if not isfinite(x.sum().item()) and not bool(torch.isfinite(x[real]).all()):
-        raise NormscopeError(f"{where} NaN or infinite values. Check the weights there, and the model's dtype.")
-
-
-def _is_encoder_output(given: Any) -> bool:
-    return isinstance(given, Tensor) and given.is_floating_point() and given.dim() == 3

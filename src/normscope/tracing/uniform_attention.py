@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.inputs.item import Item, forward_inputs
+from normscope.inputs.encode import forward_inputs
+from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import attribute, layer_modules
 from normscope.models.scopes import steps_of
 from normscope.models.spec import Attention, Stack
-from normscope.tracing.attention_interface import active, lock_of, standing_in
+from normscope.tracing.trace import active, lock_of, standing_in
 
 
 def run_uniform(loaded: LoadedModel, item: Item, layers: Sequence[int], *, logits: bool = False) -> Tensor:

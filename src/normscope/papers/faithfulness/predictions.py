@@ -12,7 +12,8 @@ from torch import Tensor
 
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
-from normscope.inputs.item import Item, forward_inputs
+from normscope.inputs.encode import forward_inputs
+from normscope.inputs.item import Item
 from normscope.papers.faithfulness.contexts import Context, keep_tokens
 
 BATCH = 64  # inputs in a forward pass,

@@ -18,15 +18,15 @@ from normscope import Analyzer
 from normscope.decompose.kernels import multiply_packed, pack_matrix
 from normscope.engine.request import default_budget
 from normscope.models.registry import family_of
-from normscope.models.scopes import aliases_of, names_of
+from normscope.models.scopes import scope_aliases, scope_names
 from normscope.tracing import proof
 
 
 def attention_names(model: PreTrainedModel) -> tuple[str, ...]:
     """The scopes of a layer up to the end of its attention block."""
     blocks = family_of(model).stacks[-1].blocks
-    names = names_of(blocks)
-    return names[: names.index(aliases_of(blocks)["attention-block"]) + 1]
+    names = scope_names(blocks)
+    return names[: names.index(scope_aliases(blocks)["attention-block"]) + 1]
 
 
 @dataclass
@@ -120,7 +120,7 @@ def door(name: str, make: Callable[[], PreTrainedModel], budget: float) -> Row:
     lens, forward = Analyzer(model), _forward(model, models.encoding(1, 16))
 
     def prove_again() -> None:
-        proof.forget(lens.loaded)
+        proof.forget_proof(lens.loaded)
         proof.prove(lens.loaded)
 
     def two_passes() -> None:
@@ -229,7 +229,7 @@ def extra_memory(
     """Peak memory of all (or the attention) scopes beyond that of the forward pass, each in a process of its own."""
     peaks = {what: peak_of(what, shape, layers, length) for what in ("forward", scopes)}
     model = models.SHAPES[shape](1)
-    count = len(names_of(family_of(model).stacks[-1].blocks)) if scopes == "all" else len(attention_names(model))
+    count = len(scope_names(family_of(model).stacks[-1].blocks)) if scopes == "all" else len(attention_names(model))
     peaks["maps"] = 4 * count * layers * length**2
     extra = peaks[scopes] - peaks["forward"] - (peaks["maps"] if without_maps else 0)
     return Row(

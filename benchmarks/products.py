@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 
 from benchmarks import models
 from normscope import Analyzer
-from normscope.decompose.state import BESIDE
-from normscope.engine.request import reach
+from normscope.decompose.state import EXTRA_VECTORS
+from normscope.engine.request import steps_until
 from normscope.models.registry import family_of
-from normscope.models.scopes import aliases_of, steps_of
+from normscope.models.scopes import layer_steps, scope_aliases
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.records import AttentionRecord, LayerRecord, NormRecord
-from normscope.tracing.trace import watch
+from normscope.tracing.trace import watched_pass
 
 
 class Products:
@@ -32,18 +32,18 @@ class Products:
         config = model.config
         heads, layers = config.num_attention_heads, config.num_hidden_layers
         self.model = model
-        self.vectors = torch.zeros(heads + BESIDE, length, config.hidden_size)
-        self.grams = torch.empty(2, length, heads, heads + BESIDE)
+        self.vectors = torch.zeros(heads + EXTRA_VECTORS, length, config.hidden_size)
+        self.grams = torch.empty(2, length, heads, heads + EXTRA_VECTORS)
         self.forms = torch.empty(2, length, heads, length)
         self.maps = torch.empty(layers, 5, length, length)
         stack = family_of(model).stacks[-1]
-        steps = reach(steps_of(stack.blocks), [aliases_of(stack.blocks)["attention-block"]])
+        steps = steps_until(layer_steps(stack.blocks), [scope_aliases(stack.blocks)["attention-block"]])
         self.records = RecordRequest(
             stack, steps, range(layers), self._on_layer, torch.ones(1, length, dtype=torch.bool)
         )
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        watch(self.model, inputs, [self.records], torch.float32)
+        watched_pass(self.model, inputs, [self.records], torch.float32)
         return self.maps
 
     @torch.inference_mode()

@@ -17,7 +17,7 @@ import transformers
 from normscope import Analyzer
 from normscope.models import causal, encoder_decoders, encoders, vision
 from normscope.models.registry import REFUSED, family_of
-from normscope.models.scopes import aliases_of, names_of
+from normscope.models.scopes import scope_aliases, scope_names
 from normscope.models.spec import Attention, Block, Experts, Family, FeedForward, Norm
 from tests import tiny, tiny_layers
 
@@ -166,10 +166,10 @@ def _layers() -> Iterator[str]:
                 side = f" ({stack.side})" if len(family.stacks) > 1 else ""
                 found.setdefault(_anchor(stack.blocks), (stack.blocks, []))[1].append(family.name + side)
     for blocks, users in found.values():
-        aliases = aliases_of(blocks)
+        aliases = scope_aliases(blocks)
         rows = (
             (f"`{scope}`", ", ".join(f"`{alias}`" for alias in ALIASES if aliases.get(alias) == scope))
-            for scope in names_of(blocks)
+            for scope in scope_names(blocks)
         )
         heading = f"### {_kind(blocks)}: {_escaped(_order(blocks))}"
         table = _table(("scope", "alias"), rows)

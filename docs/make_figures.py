@@ -21,9 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 from normscope import Analysis, Analyzer, default_model
-from normscope.decompose.activations import coefficient, slope
-from normscope.engine.request import Shape, estimate
-from normscope.engine.request import Options, requests_for
+from normscope.decompose.activations import activation_slope, gate_coefficient
+from normscope.engine.request import LayerShape, Options, estimate_cost, requests_for
 from normscope.measures.amplification import amplification, shares
 
 FOLDER = Path(__file__).parent / "figures"
@@ -189,7 +188,7 @@ def gate() -> Figure:
     g = torch.nn.functional.gelu
     x = torch.linspace(-3, 3, 241)
     at = torch.tensor([1.0])
-    chord, tangent = (float(coefficient(kind, "gelu", g, at)) for kind in ("ig", "tangent"))  # type: ignore[arg-type]
+    chord, tangent = (float(gate_coefficient(kind, "gelu", g, at)) for kind in ("ig", "tangent"))  # type: ignore[arg-type]
     left.plot(x, g(x), color=INK, lw=1.6)
     left.plot([0, 1], [0, float(g(at))], color=ORANGE, lw=2.4, solid_capstyle="round")
     left.plot([0.1, 2.1], [float(g(at)) + tangent * (t - 1) for t in (0.1, 2.1)], color=GREY, lw=1.1, ls=(0, (4, 2)))
@@ -201,8 +200,8 @@ def gate() -> Figure:
         leader = {"arrowstyle": "-", "color": colour, "lw": 0.6}
         left.annotate(text, at_line, at_text, color=colour, fontsize=8, arrowprops=leader)
     left.set(xlabel="a", title="GELU", xlim=(-3, 3), ylim=(-0.4, 2.7))
-    right.plot(x, coefficient("ig", "gelu", g, x), color=ORANGE, lw=2, label=r"(g(a) − g(0)) / a = Φ(a)")
-    right.plot(x, slope(g, x), color=GREY, lw=1.1, ls=(0, (4, 2)), label="g'(a)")
+    right.plot(x, gate_coefficient("ig", "gelu", g, x), color=ORANGE, lw=2, label=r"(g(a) − g(0)) / a = Φ(a)")
+    right.plot(x, activation_slope(g, x), color=GREY, lw=1.1, ls=(0, (4, 2)), label="g'(a)")
     right.set(xlabel="a", title="What multiplies every summand of a", xlim=(-3, 3), ylim=(-0.2, 1.25))
     right.legend(frameon=False, fontsize=8, loc="upper left")
     for ax in (left, right):
@@ -235,7 +234,7 @@ def amplified(result: Analysis) -> Figure:
 
 def memory(lens: Analyzer) -> Figure:
     """What contribution vectors would take if they were kept, against what normscope takes, by its own estimate."""
-    shape = Shape(width=768, heads=12, hidden=3072)
+    shape = LayerShape(width=768, heads=12, hidden=3072)
     lengths = [int(n) for n in np.logspace(5, 12, 57, base=2)]
     attention = ["weights", "attention", "attention-residual", "attention-block"]
     curves = [([4 * shape.heads * n**2 * shape.width for n in lengths], "every vector of every head", GREY, (300, 30))]
@@ -244,7 +243,7 @@ def memory(lens: Analyzer) -> Figure:
         (attention, "normscope, attention scopes", BLUE, (300, 0.027)),
     ):
         (request,) = requests_for(lens.loaded, Options(scopes=scopes, layers=[0]))
-        taken = [estimate([n], request, shape, torch.float32).memory for n in lengths]
+        taken = [estimate_cost([n], request, shape, torch.float32).memory for n in lengths]
         curves.append((taken, label, colour, place))
     fig, ax = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
     for values, label, colour, place in curves:
@@ -279,7 +278,7 @@ DRAWINGS: dict[str, Callable[[Analyzer, Analysis], Figure]] = {
 
 
 def main(folder: Path = FOLDER) -> None:
-    lens = Analyzer.from_pretrained(default_model.find())
+    lens = Analyzer.from_pretrained(default_model.find_default_model())
     result = lens.analyze(SENTENCE, heads=True)
     with matplotlib.rc_context(STYLE):
         for name, draw in DRAWINGS.items():

@@ -18,8 +18,8 @@ from normscope import Analysis, Analyzer, NormscopeError
 from normscope.analysis import Label
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.request import Options, requests_for
-from normscope.engine.run import run
-from normscope.engine.saving import FORMAT, UNCHECKED, checksum
+from normscope.engine.run import run_batch
+from normscope.engine.saving import FORMAT, UNCHECKED, tensor_checksum
 from normscope.inputs.encode import encode
 from tests.test_inputs import SCOPES, TEXT, assert_close, some_ids, toy_lens
 from tests.tiny_layers import inputs, tiny
@@ -205,7 +205,7 @@ def damage(path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor]
     tensors = load_file(path)
     change(meta, tensors)
     described = json.dumps(meta)
-    save_file(tensors, path, metadata={"normscope": described, "sha256": checksum(tensors, described)})
+    save_file(tensors, path, metadata={"normscope": described, "sha256": tensor_checksum(tensors, described)})
 
 
 KEYS = ("scopes", "rows", "columns", "layers", "aliases", "head_indices", "word_ids", "info")
@@ -427,7 +427,7 @@ def test_tensors_can_be_used_in_training() -> None:
     lens = toy_lens()
     early: list[Any] = []
     seen: list[bool] = []
-    found = run(
+    found = run_batch(
         lens.loaded,
         encode(lens.loaded, TEXT),
         requests_for(lens.loaded, Options(heads=True)),

@@ -17,7 +17,7 @@ from normscope.corpus.readers import FORMATS
 from normscope.engine.request import GATES, SHARED, VALUE_BIASES
 from normscope.flow.methods import METHODS
 from normscope.models.registry import FAMILIES
-from normscope.models.scopes import aliases_of, names_of
+from normscope.models.scopes import scope_aliases, scope_names
 
 HEAVY = ("torch", "transformers", "polars", "matplotlib")
 LOADS = ("demo", "analyze", "flow", "serve", "corpus", "paper", "faithfulness", "check")
@@ -190,7 +190,7 @@ def test_names_that_are_completed_are_those_there_are() -> None:
     for family in FAMILIES:
         assert family.name in completion.complete_family(family.name)
         for stack in family.stacks:
-            for name in (*names_of(stack.blocks), *aliases_of(stack.blocks)):
+            for name in (*scope_names(stack.blocks), *scope_aliases(stack.blocks)):
                 assert name in completion.complete_scope(name)
 
 

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 import normscope.engine.request
 import normscope.engine.run
 from normscope import Analysis, Analyzer, NormscopeError
-from normscope.decompose import state
 from normscope.decompose import layer as layer_module
+from normscope.decompose import state
 from tests import layer_oracle
 from tests.layer_oracle import OracleLayer
 from tests.test_errors import refused, state_of
@@ -592,7 +592,7 @@ PIECES = ("llama", "gpt2", "bart", "gemma2", "gptj", "mixtral", "t5-gated")
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that tiny models are done in several pieces."""
     if request.param == "vectors":
-        monkeypatch.setattr(state, "VECTORS", 500)
+        monkeypatch.setattr(state, "VECTOR_LIMIT", 500)
     elif request.param == "blocks":
         monkeypatch.setattr(
             normscope.engine.request, "LayerOptions", partial(layer_module.LayerOptions, block_bytes=20000)

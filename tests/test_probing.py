@@ -13,7 +13,7 @@ from normscope.engine import probing
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.models.modules import layer_modules
-from normscope.models.scopes import aliases_of
+from normscope.models.scopes import scope_aliases
 from normscope.tracing.uniform_attention import run_uniform
 from tests import tiny as bert_kin
 from tests.test_errors import state_of
@@ -138,7 +138,7 @@ def test_gains() -> None:
     lens, _, _ = opened("llama")
     with pytest.raises(NormscopeError, match="does not end with a norm"):
         probing.norm_gains(lens.loaded, "layer")
-    assert aliases_of(lens.loaded.stacks[0].blocks)["layer"].endswith("RES-N")
+    assert scope_aliases(lens.loaded.stacks[0].blocks)["layer"].endswith("RES-N")
 
 
 @pytest.mark.parametrize(

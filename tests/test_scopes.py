@@ -7,7 +7,7 @@ from normscope.models.causal import GPT_NEOX, GPTJ, LLAMA
 from normscope.models.encoder_decoders import BART, T5, WHISPER
 from normscope.models.encoders import BERT
 from normscope.models.registry import FAMILIES
-from normscope.models.scopes import aliases_of, names_of, resolve, steps_of
+from normscope.models.scopes import layer_steps, resolve_scopes, scope_aliases, scope_names
 from normscope.models.spec import Attention, Block, Branch, Experts, Family, FeedForward, Norm
 
 ATTENTION = Attention("attn", "attn.v", "attn.o")
@@ -138,7 +138,7 @@ MEANT["scaled"] = MEANT["experts"] = MEANT["pre"]
 @pytest.mark.parametrize("kind", LAYERS)
 def test_names(kind: str) -> None:
     blocks, names = LAYERS[kind]
-    assert names_of(blocks) == names
+    assert scope_names(blocks) == names
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -146,7 +146,7 @@ def test_aliases(kind: str) -> None:
     expected = dict(zip(ALIASES, MEANT[kind], strict=True))
     if kind.endswith("cross"):
         expected["cross-attention"] = "XATTN-N"
-    assert aliases_of(LAYERS[kind][0]) == expected
+    assert scope_aliases(LAYERS[kind][0]) == expected
 
 
 KINDS = {  # of the built-in families' stacks
@@ -167,24 +167,24 @@ KINDS = {  # of the built-in families' stacks
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_has_the_papers_names(family: Family) -> None:
-    assert tuple(names_of(stack.blocks) for stack in family.stacks) == KINDS[family.name]
+    assert tuple(scope_names(stack.blocks) for stack in family.stacks) == KINDS[family.name]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_has_every_alias(family: Family) -> None:
     for stack in family.stacks:
         crosses = stack.side == "decoder" and len(family.stacks) == 2
-        aliases = aliases_of(stack.blocks)
+        aliases = scope_aliases(stack.blocks)
         assert set(aliases) == {*ALIASES, *(["cross-attention"] if crosses else [])}
-        assert set(aliases.values()) <= set(names_of(stack.blocks))
-        assert aliases["layer"] == names_of(stack.blocks)[-1]
+        assert set(aliases.values()) <= set(scope_names(stack.blocks))
+        assert aliases["layer"] == scope_names(stack.blocks)[-1]
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_every_branch_starts_once(kind: str) -> None:
     """A branch reads what entered its block: its first component starts, right after a block's end or a branch's."""
     blocks = LAYERS[kind][0]
-    steps = steps_of(blocks)
+    steps = layer_steps(blocks)
     assert [step.starts for step in steps].count(True) == sum(len(block.branches) for block in blocks)
     assert [step.role for step in steps].count("sum") == len(blocks)
     assert steps[0].starts
@@ -206,19 +206,19 @@ def test_roles_are_in_the_order_of_the_equation(kind: str) -> None:
             expected += [("pre", branch.pre), ("op", branch.op), ("post", branch.post), ("scale", branch.scale)]
         expected += [("sum", ()), ("after", block.after)]
     expected = [(role, None if part == () else part) for role, part in expected if part is not None]
-    assert [(step.role, step.part) for step in steps_of(LAYERS[kind][0])] == expected
+    assert [(step.role, step.part) for step in layer_steps(LAYERS[kind][0])] == expected
 
 
 def test_attention_of_a_pre_norm_layer_starts_afresh() -> None:
     """The norm before attention is inside the values, so it is no scope; the one before the feed-forward is."""
-    steps = steps_of(layer(pre=True))
+    steps = layer_steps(layer(pre=True))
     assert steps[0].norms is None
     assert [step.norms for step in steps if step.part == Norm("pre1")] == ["LNATTNRESLN-N"]
 
 
 def test_norms_of_a_parallel_layer_are_no_scopes() -> None:
     """Both norms read the layer's input, in which nothing has mixed; the feed-forward alone mixes nothing either."""
-    steps = steps_of(parallel())
+    steps = layer_steps(parallel())
     assert [step.norms for step in steps if step.role == "pre"] == [None, None]
     assert [step.norms for step in steps if step.part == FEED_FORWARD] == [None]
     assert all(step.weights is None for step in steps if step.role == "sum")
@@ -235,39 +235,39 @@ def test_weights_stop_at_the_first_residual() -> None:
 @pytest.mark.parametrize("kind", LAYERS)
 def test_resolve_accepts_any_case_and_alias(kind: str) -> None:
     blocks, names = LAYERS[kind]
-    assert resolve(None, blocks) == [names]
+    assert resolve_scopes(None, blocks) == [names]
     for name in names:
-        assert resolve(name.lower(), blocks) == resolve([f" {name.title()} "], blocks) == [(name,)]
-    for alias, name in aliases_of(blocks).items():
-        assert resolve(alias.upper(), blocks) == resolve([f" {alias} "], blocks) == [(name,)]
-    assert resolve(reversed(names), blocks) == [names]
-    assert resolve([names[-1], names[0], names[0]], blocks) == [(names[0], names[-1])]
+        assert resolve_scopes(name.lower(), blocks) == resolve_scopes([f" {name.title()} "], blocks) == [(name,)]
+    for alias, name in scope_aliases(blocks).items():
+        assert resolve_scopes(alias.upper(), blocks) == resolve_scopes([f" {alias} "], blocks) == [(name,)]
+    assert resolve_scopes(reversed(names), blocks) == [names]
+    assert resolve_scopes([names[-1], names[0], names[0]], blocks) == [(names[0], names[-1])]
 
 
 def test_resolve_in_two_stacks() -> None:
     """An entry must name a scope of one side at least; an alias names one of each side that has it."""
     encoder, decoder = (stack.blocks for stack in BART.stacks)
-    assert resolve(None, encoder, decoder) == [POST, POST_CROSS]
-    assert resolve("layer", encoder, decoder) == [(POST[-1],), (POST_CROSS[-1],)]
-    assert resolve("ATTN-N", encoder, decoder) == [("ATTN-N",), ("ATTN-N",)]
-    assert resolve("cross-attention", encoder, decoder) == [(), ("XATTN-N",)]
-    assert resolve(["xattn-w", "ATTNRESLNFF-N"], encoder, decoder) == [("ATTNRESLNFF-N",), ("XATTN-W",)]
+    assert resolve_scopes(None, encoder, decoder) == [POST, POST_CROSS]
+    assert resolve_scopes("layer", encoder, decoder) == [(POST[-1],), (POST_CROSS[-1],)]
+    assert resolve_scopes("ATTN-N", encoder, decoder) == [("ATTN-N",), ("ATTN-N",)]
+    assert resolve_scopes("cross-attention", encoder, decoder) == [(), ("XATTN-N",)]
+    assert resolve_scopes(["xattn-w", "ATTNRESLNFF-N"], encoder, decoder) == [("ATTNRESLNFF-N",), ("XATTN-W",)]
     with pytest.raises(NormscopeError) as caught:
-        resolve(["layer", "XATN-N"], encoder, decoder)
+        resolve_scopes(["layer", "XATN-N"], encoder, decoder)
     assert "'XATTN-N'" in str(caught.value).split("This model has")[0]
     assert all(name in str(caught.value) for name in (*POST, *POST_CROSS, *ALIASES, "cross-attention"))
 
 
 @pytest.mark.parametrize("family", [WHISPER, T5], ids=lambda family: family.name)
 def test_resolve_in_two_pre_norm_stacks(family: Family) -> None:
-    assert resolve(None, *(stack.blocks for stack in family.stacks)) == [PRE, PRE_CROSS]
+    assert resolve_scopes(None, *(stack.blocks for stack in family.stacks)) == [PRE, PRE_CROSS]
 
 
 @pytest.mark.parametrize("family", [GPT_NEOX, GPTJ, LLAMA, BERT], ids=lambda family: family.name)
 def test_no_cross_attention_where_there_is_none(family: Family) -> None:
     for wanted in ("cross-attention", "XATTN-N", "XATTN-W"):
         with pytest.raises(NormscopeError, match="Unknown scope"):
-            resolve(wanted, family.stacks[0].blocks)
+            resolve_scopes(wanted, family.stacks[0].blocks)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_no_cross_attention_where_there_is_none(family: Family) -> None:
 )
 def test_unknown_scope_names_the_nearest(wanted: str, near: str) -> None:
     with pytest.raises(NormscopeError) as caught:
-        resolve(["ATTN-W", wanted], BERT.stacks[0].blocks)
+        resolve_scopes(["ATTN-W", wanted], BERT.stacks[0].blocks)
     message = str(caught.value)
     assert repr(wanted) in message
     assert near.lower() in message.split("This model has")[0].lower()
@@ -290,7 +290,7 @@ def test_unknown_scope_names_the_nearest(wanted: str, near: str) -> None:
 
 def test_unknown_scope_that_is_near_to_nothing() -> None:
     with pytest.raises(NormscopeError) as caught:
-        resolve("qqq", BERT.stacks[0].blocks)
+        resolve_scopes("qqq", BERT.stacks[0].blocks)
     assert "Did you mean" not in str(caught.value)
     assert all(name in str(caught.value) for name in POST)
 
@@ -298,4 +298,4 @@ def test_unknown_scope_that_is_near_to_nothing() -> None:
 @pytest.mark.parametrize("wanted", [[], (), iter([]), [None], [3], 5, [["ATTN-N"]], b"ATTN-N"])
 def test_what_is_no_scope_is_refused(wanted: object) -> None:
     with pytest.raises(NormscopeError):
-        resolve(wanted, BERT.stacks[0].blocks)  # type: ignore[arg-type]
+        resolve_scopes(wanted, BERT.stacks[0].blocks)  # type: ignore[arg-type]

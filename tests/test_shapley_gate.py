@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from normscope import Analyzer, NormscopeError
-from normscope.decompose.shapley.gate import Shapley, parse
+from normscope.decompose.shapley.gate import Shapley, parse_shapley_gate
 from normscope.engine.request import Options, requests_for
-from normscope.engine.run import cost
+from normscope.engine.run import batch_cost
 from normscope.inputs.encode import encode
-from normscope.models.scopes import steps_of
+from normscope.models.scopes import layer_steps
 from normscope.models.spec import Experts
 from tests import layer_oracle
 from tests.layer_oracle import State, Unit
@@ -188,7 +188,7 @@ def test_single_precision() -> None:
 
 def test_experts_are_refused() -> None:
     lens = Analyzer(tiny("mixtral"))
-    assert any(isinstance(step.part, Experts) for step in steps_of(lens.loaded.stacks[0].blocks))
+    assert any(isinstance(step.part, Experts) for step in layer_steps(lens.loaded.stacks[0].blocks))
     with pytest.raises(NormscopeError, match="other experts"):
         lens.analyze(inputs("mixtral", lens.model, 4), gate="shapley")
     before = lens.analyze(inputs("mixtral", lens.model, 4), gate="shapley", scopes="attention-block")
@@ -214,20 +214,20 @@ def test_unknown_ways(gate: str) -> None:
 
 
 def test_names_of_the_ways() -> None:
-    assert parse("ig") is None
-    assert parse("shapley") == Shapley()
-    assert parse("shapley-sampled:40:3") == Shapley("sampled", 40, 3)
+    assert parse_shapley_gate("ig") is None
+    assert parse_shapley_gate("shapley") == Shapley()
+    assert parse_shapley_gate("shapley-sampled:40:3") == Shapley("sampled", 40, 3)
     for name in ("shapley", "shapley-exact", "shapley-gaussian", "shapley-sampled:64:2"):
-        assert str(parse(name)) == name
+        assert str(parse_shapley_gate(name)) == name
     with pytest.raises(NormscopeError, match="at least 4 permutations"):
-        parse("shapley-sampled:2")
+        parse_shapley_gate("shapley-sampled:2")
 
 
 def test_the_estimate_knows() -> None:
     lens = Analyzer(tiny("vit"))
     item = encode(lens.loaded, inputs("vit", lens.model)) if "vit" in IMAGES else []
     costs = [
-        cost(lens.loaded, item, requests_for(lens.loaded, Options(gate=gate)))
+        batch_cost(lens.loaded, item, requests_for(lens.loaded, Options(gate=gate)))
         for gate in ("ig", "shapley", "shapley-sampled:4096")
     ]
     assert costs[0].seconds < costs[1].seconds < costs[2].seconds

@@ -9,7 +9,7 @@ import torch
 
 from normscope import Analyzer, NormscopeError
 from normscope.engine.request import Options, requests_for
-from normscope.engine.run import run
+from normscope.engine.run import run_batch
 from normscope.inputs.encode import encode
 from tests.test_inputs import TEXT, assert_same, some_ids, toy_lens
 from tests.tiny import FAMILIES, tiny
@@ -202,7 +202,7 @@ def test_the_first_layer_is_told_before_the_others_are_there(options: dict[str, 
     items = [item for text in ("the cats sat on the big red mat", "a cat") for item in encode(lens.loaded, text)]
     requests = requests_for(lens.loaded, Options(**options))
     told: list[list[Any]] = []
-    whole = run(lens.loaded, items, requests, lens.workspace, None, told.append)
+    whole = run_batch(lens.loaded, items, requests, lens.workspace, None, told.append)
     if len(whole[0].layers) == 1:
         assert told == []
         return

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from normscope import Analyzer, NormscopeError
 from normscope.models.modules import has_layers, layer_modules
 from normscope.models.registry import family_of
-from normscope.models.scopes import aliases_of, names_of
+from normscope.models.scopes import scope_aliases, scope_names
 from tests import tiny, tiny_layers
 from tests.test_errors import state_of
 
@@ -175,8 +175,8 @@ def test_an_encoder_alone_needs_no_decoder(monkeypatch: pytest.MonkeyPatch) -> N
     assert has_layers(model, decoder)
     started = counting(layer_modules(model, decoder), monkeypatch)
     # A scope that only the decoder has, and one that only the encoder has.
-    cross = aliases_of(decoder.blocks)["cross-attention"]
-    ours = next(scope for scope in names_of(encoder.blocks) if scope not in names_of(decoder.blocks))
+    cross = scope_aliases(decoder.blocks)["cross-attention"]
+    ours = next(scope for scope in scope_names(encoder.blocks) if scope not in scope_names(decoder.blocks))
     lens, inputs = Analyzer(model), tiny_layers.inputs("marian", model)
     started.clear()  # what the proof has run
     result = lens.analyze(inputs, scopes=[ours])

@@ -270,9 +270,9 @@ class Analysis(ResultBase):
         Raises:
             NormscopeError: If the file is damaged (its checksum does not match) or was not written by `save`.
         """
-        from normscope.engine.saving import load
+        from normscope.engine.saving import load_analysis
 
-        return load(path)
+        return load_analysis(path)
 
     def plot(
         self,

@@ -13,8 +13,8 @@ from typing_extensions import TypeVar
 
 from normscope import default_model
 from normscope.decompose.shapley.gate import Shapley
-from normscope.engine.request import Estimate, Options, gate_of, requests_for
-from normscope.engine.run import Progress, Result, Workspace, cost, run, run_many
+from normscope.engine.request import Estimate, Options, parse_gate, requests_for
+from normscope.engine.run import Progress, Result, Workspace, batch_cost, run_batch, run_stream
 from normscope.errors import NormscopeError
 from normscope.flow.result import Flow
 from normscope.flow.run import flow
@@ -102,9 +102,9 @@ class Analyzer(Generic[ResultT]):
         _check_budget(memory_budget)
         hub = {"revision": revision, "token": token, "subfolder": subfolder, "gguf_file": gguf_file}
         given = {key: value for key, value in hub.items() if value is not None}
-        model, tokenizer = loading.load(name, device, dtype, **given, **options)
+        model, tokenizer = loading.load_pretrained(name, device, dtype, **given, **options)
         lens = cls(model, tokenizer, dtype=dtype, memory_budget=memory_budget)
-        lens.loaded.name = default_model.NAME if default_model.is_in(name) else name
+        lens.loaded.name = default_model.NAME if default_model.is_default_model(name) else name
         lens.loaded.revision = revision
         return lens
 
@@ -206,7 +206,7 @@ class Analyzer(Generic[ResultT]):
         _refuse_target(target)
         requests = requests_for(self.loaded, Options(scopes, layers, heads, rows, gate, value_bias))
         item = _one_item(self.loaded, text, words, chat, text_target, generate, truncation)
-        return cast(ResultT, run(self.loaded, [item], requests, self.workspace, progress)[0])
+        return cast(ResultT, run_batch(self.loaded, [item], requests, self.workspace, progress)[0])
 
     def stream(
         self,
@@ -254,7 +254,7 @@ class Analyzer(Generic[ResultT]):
             raise NormscopeError(f"stream() takes many inputs, such as a list of texts, not {type(texts).__name__}.")
         given = iter([texts] if isinstance(texts, Mapping) else texts)
         items = (item for one in given for item in encode(self.loaded, one, truncation))
-        for result in run_many(self.loaded, items, requests, self.workspace, size):
+        for result in run_stream(self.loaded, items, requests, self.workspace, size):
             yield cast(ResultT, result)
 
     def flow(
@@ -293,7 +293,7 @@ class Analyzer(Generic[ResultT]):
         Raises:
             NormscopeError: If the input, the method or the target cannot be used with this model.
         """
-        if isinstance(gate_of(gate), Shapley):
+        if isinstance(parse_gate(gate), Shapley):
             raise NormscopeError(
                 "flow() needs gates that are linear in the input; Shapley values are not. Use gate='ig', or analyze()."
             )
@@ -346,7 +346,9 @@ class Analyzer(Generic[ResultT]):
         """
         _refuse_target(target)
         requests = requests_for(self.loaded, Options(scopes, layers, heads, rows, gate, value_bias))
-        return cost(self.loaded, [_one_item(self.loaded, text, words, chat, text_target, None, truncation)], requests)
+        return batch_cost(
+            self.loaded, [_one_item(self.loaded, text, words, chat, text_target, None, truncation)], requests
+        )
 
     def __repr__(self) -> str:
         layers = " + ".join(

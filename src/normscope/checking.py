@@ -18,7 +18,7 @@ from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.inputs.samples import random_inputs
 from normscope.models.loaded import LoadedModel
-from normscope.models.scopes import steps_of
+from normscope.models.scopes import layer_steps
 from normscope.models.spec import Attention, Stack
 from normscope.tracing import proof
 
@@ -82,13 +82,13 @@ class CheckReport:
         return all(row.ok for row in self.rows) and not any(error > proof.CLOSE for error in self.passes.values())
 
 
-def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) -> CheckReport:
+def check_model(lens: Analyzer, progress: Callable[[int, int], None] | None = None) -> CheckReport:
     """Every scope and layer of a few inputs, each alone and together in one padded batch; and of several kinds of
     input every layer of a watched pass against the model alone."""
     passes, refusals = {}, {}
     for kind, one in _proof_inputs(lens.loaded).items():
         try:
-            passes[kind] = proof.compare(lens.loaded, one)[1]
+            passes[kind] = proof.compare_passes(lens.loaded, one)[1]
         except NormscopeError as error:
             passes[kind], refusals[kind] = inf, str(error)
     given = _samples(lens)
@@ -154,7 +154,7 @@ def _limits(lens: Analyzer) -> tuple[float, float, float]:
 
 def _beyond_one(weights: Tensor, stack: Stack) -> float:
     """How far rows of weights are from 1, or above it where attention sinks take a part of them."""
-    parts = [step.part for step in steps_of(stack.blocks)]
+    parts = [step.part for step in layer_steps(stack.blocks)]
     excess = weights.sum(-1) - 1
     sinks = any(isinstance(part, Attention) and part.sinks for part in parts)
     return _largest(excess.clamp_min(0) if sinks else excess.abs())

@@ -64,9 +64,9 @@ class ResultBase(ABC):
         Raises:
             NormscopeError: If the file cannot be written or has another suffix.
         """
-        from normscope.engine.saving import save
+        from normscope.engine.saving import save_analysis
 
-        return save(path, self)  # type: ignore[arg-type]  # one of the two
+        return save_analysis(path, self)  # type: ignore[arg-type]  # one of the two
 
     def to_pandas(self) -> pandas.DataFrame:
         """Every cell of every map as a row of a pandas DataFrame.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normscope.analysis import NO_MODEL, Analysis, HeadMaps, Label, Measured
 from normscope.decompose.gram import mixing_ratio
-from normscope.engine.request import integers
+from normscope.engine.request import check_integers
 from normscope.errors import NormscopeError
 from normscope.measures.words import BEGINS, CONTINUES, words_of
 
@@ -79,7 +79,7 @@ def words(
     asked = analysis.scopes if scopes is None else (scopes,) if isinstance(scopes, str) else tuple(scopes)
     wanted = {analysis.resolve(scope) for scope in asked}
     names = tuple(scope for scope in analysis.scopes if scope in wanted)
-    chosen = sorted(analysis.layers if layers is None else set(integers("layer", layers)))
+    chosen = sorted(analysis.layers if layers is None else set(check_integers("layer", layers)))
     places = [analysis.layer_position(layer) for layer in chosen]
     by_word = _words(analysis, word_ids)
     vectored = [scope for scope in names if scope.endswith("-N")]

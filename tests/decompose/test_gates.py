@@ -9,7 +9,14 @@ import torch
 from transformers.activations import ACT2FN
 
 from normscope.decompose import activations
-from normscope.decompose.activations import CLOSED_FORMS, MOMENTS, coefficient, quotient, slope, two_sided
+from normscope.decompose.activations import (
+    CLOSED_FORMS,
+    MOMENTS,
+    activation_quotient,
+    activation_slope,
+    gate_coefficient,
+    gated_coefficients,
+)
 
 OTHERS = ["sigmoid", "mish", "hardswish", "leaky_relu", "gelu_fast", "relu6", "relu2", "laplace", "tanh", "gelu_10"]
 
@@ -28,22 +35,22 @@ def integral(name: str, a: torch.Tensor) -> torch.Tensor:
     for panel in range(panels):
         for node, weight in zip(nodes, weights, strict=True):
             t = (panel + (node + 1) / 2) / panels
-            total += weight / 2 / panels * slope(ACT2FN[name], t * a)
+            total += weight / 2 / panels * activation_slope(ACT2FN[name], t * a)
     return total
 
 
 @pytest.mark.parametrize("name", sorted(CLOSED_FORMS))
 def test_closed_form(name: str) -> None:
     a = grid()
-    found = coefficient("ig", name, ACT2FN[name], a)
+    found = gate_coefficient("ig", name, ACT2FN[name], a)
     torch.testing.assert_close(found, integral(name, a), rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", sorted(CLOSED_FORMS))
 def test_float32_keeps_relative_accuracy(name: str) -> None:
     a = torch.linspace(-8, 8, 400)
-    exact = coefficient("ig", name, ACT2FN[name], a.double())
-    found = coefficient("ig", name, ACT2FN[name], a).double()
+    exact = gate_coefficient("ig", name, ACT2FN[name], a.double())
+    found = gate_coefficient("ig", name, ACT2FN[name], a).double()
     seen = exact > 1e-30
     assert float(((found - exact).abs()[seen] / exact[seen]).max()) < 3e-5
 
@@ -51,7 +58,7 @@ def test_float32_keeps_relative_accuracy(name: str) -> None:
 @pytest.mark.parametrize("name", ["sigmoid", "mish", "hardswish", "leaky_relu", "gelu_fast", "relu6", "laplace"])
 def test_any_other_activation(name: str) -> None:
     a = grid()
-    found = quotient(ACT2FN[name], a)
+    found = activation_quotient(ACT2FN[name], a)
     assert bool(torch.isfinite(found).all())
     zero = ACT2FN[name](torch.zeros(1, dtype=torch.float64))
     torch.testing.assert_close(found * a + zero, ACT2FN[name](a), rtol=1e-12, atol=1e-13)
@@ -60,11 +67,13 @@ def test_any_other_activation(name: str) -> None:
 @pytest.mark.parametrize("name", [*sorted(CLOSED_FORMS), "mish", None])
 def test_a_plain_gate_frozen_is_integrated_gradients(name: str | None) -> None:
     activation = ACT2FN[name or "sigmoid"]
-    assert torch.equal(coefficient("frozen", name, activation, grid()), coefficient("ig", name, activation, grid()))
+    assert torch.equal(
+        gate_coefficient("frozen", name, activation, grid()), gate_coefficient("ig", name, activation, grid())
+    )
 
 
 def test_relu_at_zero_is_closed() -> None:
-    assert float(coefficient("ig", "relu", torch.relu, torch.zeros(1))) == 0
+    assert float(gate_coefficient("ig", "relu", torch.relu, torch.zeros(1))) == 0
 
 
 def wide_grid() -> torch.Tensor:
@@ -85,7 +94,7 @@ def averages(name: str, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         for node, weight in zip(nodes, weights, strict=True):
             t = low + (node + 1) / 2 * (high - low)
             share = weight / 2 * (high - low)
-            rise += share * t * slope(ACT2FN[name], t * a)
+            rise += share * t * activation_slope(ACT2FN[name], t * a)
             mean += share * ACT2FN[name](t * a)
     return rise, mean
 
@@ -98,7 +107,7 @@ def some_up(a: torch.Tensor) -> torch.Tensor:
 def test_two_sided_against_quadrature(name: str) -> None:
     a = wide_grid()
     u = some_up(a)
-    on_gate, on_up = two_sided("ig", name, ACT2FN[name], a, u)
+    on_gate, on_up = gated_coefficients("ig", name, ACT2FN[name], a, u)
     rise, mean = averages(name, a)
     # The reference itself loses digits where a hundred panels add up, so also absolutely, in units of g's range.
     torch.testing.assert_close(on_gate, u * rise, rtol=1e-13, atol=2e-14)
@@ -113,7 +122,7 @@ def test_two_sided_is_complete(name: str) -> None:
     """Also where g(0) != 0: the path starts at g(0) * 0."""
     a = wide_grid()
     u = some_up(a)
-    on_gate, on_up = two_sided("ig", name, ACT2FN[name], a, u)
+    on_gate, on_up = gated_coefficients("ig", name, ACT2FN[name], a, u)
     torch.testing.assert_close(a * on_gate + u * on_up, ACT2FN[name](a) * u, rtol=1e-14, atol=2e-14)
 
 
@@ -140,8 +149,8 @@ def test_moments_keep_their_digits_for_large_negative_inputs(name: str) -> None:
 def test_two_sided_is_rounded_only_at_the_end(name: str, dtype: torch.dtype) -> None:
     a = wide_grid().to(dtype)
     u = some_up(a)
-    found = two_sided("ig", name, ACT2FN[name], a, u)
-    exact = two_sided("ig", name, ACT2FN[name], a.double(), u.double())
+    found = gated_coefficients("ig", name, ACT2FN[name], a, u)
+    exact = gated_coefficients("ig", name, ACT2FN[name], a.double(), u.double())
     for one, other in zip(found, exact, strict=True):
         assert one.dtype == dtype
         assert torch.equal(one, other.to(dtype))
@@ -151,12 +160,12 @@ def test_two_sided_is_rounded_only_at_the_end(name: str, dtype: torch.dtype) -> 
 def test_two_sided_in_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a = 4 * torch.randn(2, 5, 14, generator=torch.Generator().manual_seed(0)).transpose(0, 1)
     u = some_up(a)
-    whole = two_sided("ig", name, ACT2FN[name], a, u)
+    whole = gated_coefficients("ig", name, ACT2FN[name], a, u)
     monkeypatch.setattr(activations, "CHUNK", 16)
-    for one, other in zip(two_sided("ig", name, ACT2FN[name], a, u), whole, strict=True):
+    for one, other in zip(gated_coefficients("ig", name, ACT2FN[name], a, u), whole, strict=True):
         assert one.shape == a.shape
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
-    empty = two_sided("ig", name, ACT2FN[name], a[:0], u[:0])
+    empty = gated_coefficients("ig", name, ACT2FN[name], a[:0], u[:0])
     assert [x.shape for x in empty] == [a[:0].shape] * 2
 
 
@@ -164,7 +173,9 @@ def test_two_sided_of_an_unnamed_activation() -> None:
     a = wide_grid()
     u = some_up(a)
     for one, other in zip(
-        two_sided("ig", None, ACT2FN["silu"], a, u), two_sided("ig", "silu", ACT2FN["silu"], a, u), strict=True
+        gated_coefficients("ig", None, ACT2FN["silu"], a, u),
+        gated_coefficients("ig", "silu", ACT2FN["silu"], a, u),
+        strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-14)
 
@@ -173,10 +184,10 @@ def test_two_sided_of_an_unnamed_activation() -> None:
 def test_two_sided_frozen_and_tangent(name: str) -> None:
     a = wide_grid()
     u = some_up(a)
-    on_gate, on_up = two_sided("frozen", name, ACT2FN[name], a, u)
+    on_gate, on_up = gated_coefficients("frozen", name, ACT2FN[name], a, u)
     assert not on_gate.any()
     assert torch.equal(on_up, ACT2FN[name](a))
-    on_gate, on_up = two_sided("tangent", name, ACT2FN[name], a, u)
+    on_gate, on_up = gated_coefficients("tangent", name, ACT2FN[name], a, u)
     assert torch.equal(on_up, ACT2FN[name](a))
     x, y = a.clone().requires_grad_(True), u.clone().requires_grad_(True)
     by_a, by_u = torch.autograd.grad((ACT2FN[name](x) * y).sum(), (x, y))

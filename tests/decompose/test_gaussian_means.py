@@ -41,7 +41,7 @@ def by_quadrature(activation: Any, m: float, v: float, slope: float = 0.0, u: fl
 @pytest.mark.parametrize("name", ["gelu", "relu"])
 def test_closed_forms(name: str) -> None:
     m, v = table()
-    found = gaussian_means.plain(name, ACT2FN[name])(m, v)
+    found = gaussian_means.gaussian_mean(name, ACT2FN[name])(m, v)
     expected = [[by_quadrature(ACT2FN[name], a, b) for b in VARIANCES] for a in MEANS]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-11)
 
@@ -52,7 +52,7 @@ def test_closed_forms_of_a_gate(name: str, share: float) -> None:
     """U of mean 0.7 and variance 2.25, whose correlation with A is `share`."""
     m, v = table()
     c = share * 1.5 * v.sqrt()
-    found = gaussian_means.gated(name, ACT2FN[name])(m, torch.full_like(m, 0.7), v, c)
+    found = gaussian_means.gated_gaussian_mean(name, ACT2FN[name])(m, torch.full_like(m, 0.7), v, c)
     expected = [
         [by_quadrature(ACT2FN[name], a, b, share * 1.5 if b > 0 else 0.0, 0.7) for b in VARIANCES] for a in MEANS
     ]
@@ -73,8 +73,8 @@ def test_closed_forms_of_a_gate(name: str, share: float) -> None:
 def test_other_activations(name: str, limit: float) -> None:
     """Also of a wide distribution, where a rule alone is coarse."""
     m, v = table()
-    plain = gaussian_means.plain(name, ACT2FN[name])(m, v)
-    gated = gaussian_means.gated(name, ACT2FN[name])(m, torch.full_like(m, 0.7), v, 0.9 * v.sqrt())
+    plain = gaussian_means.gaussian_mean(name, ACT2FN[name])(m, v)
+    gated = gaussian_means.gated_gaussian_mean(name, ACT2FN[name])(m, torch.full_like(m, 0.7), v, 0.9 * v.sqrt())
     for i, a in enumerate(MEANS):
         for j, b in enumerate(VARIANCES):
             finer = min(limit, 3e-5) if b <= 0.3 else limit
@@ -87,7 +87,7 @@ def test_silu_is_a_mixture() -> None:
     x = torch.linspace(-60, 60, 24001, dtype=torch.float64)
     assert sum(share for share, _ in gaussian_means.LOGISTIC) == pytest.approx(1, abs=1e-12)
     for name in ("silu", "quick_gelu"):
-        found = gaussian_means.plain(name, ACT2FN[name])(x, torch.zeros_like(x))
+        found = gaussian_means.gaussian_mean(name, ACT2FN[name])(x, torch.zeros_like(x))
         assert float((found - ACT2FN[name](x)).abs().max()) < 2.2e-5
 
 
@@ -96,9 +96,12 @@ def test_without_variance_it_is_the_activation(name: str) -> None:
     m = torch.linspace(-8, 8, 161, dtype=torch.float64)
     zero = torch.zeros_like(m)
     torch.testing.assert_close(
-        gaussian_means.plain(name, ACT2FN[name])(m, zero), ACT2FN[name](m), rtol=1e-12, atol=1e-14
+        gaussian_means.gaussian_mean(name, ACT2FN[name])(m, zero), ACT2FN[name](m), rtol=1e-12, atol=1e-14
     )
     u = torch.linspace(-1, 2, 161, dtype=torch.float64)
     torch.testing.assert_close(
-        gaussian_means.gated(name, ACT2FN[name])(m, u, zero, zero), ACT2FN[name](m) * u, rtol=1e-12, atol=1e-14
+        gaussian_means.gated_gaussian_mean(name, ACT2FN[name])(m, u, zero, zero),
+        ACT2FN[name](m) * u,
+        rtol=1e-12,
+        atol=1e-14,
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normscope.decompose import feed_forward, gram
-from normscope.decompose.state import Factored, Rows, Scratch, attend
+from normscope.decompose.state import Factored, Rows, Scratch, decompose_attention
 from normscope.tracing.records import AttentionRecord, FeedForwardRecord, NormRecord, Projection, Unit
 
 
@@ -39,10 +39,10 @@ def exact(given: AttentionRecord) -> torch.Tensor:
 
 def found(given: AttentionRecord) -> torch.Tensor:
     scratch = Scratch()
-    state = attend(replace(given, weights=given.weights.clone()), None, "token", scratch)
-    reduced = gram.reduce(["ATTN-N"], [state], [given.output], scratch)
+    state = decompose_attention(replace(given, weights=given.weights.clone()), None, "token", scratch)
+    reduced = gram.reduce_states(["ATTN-N"], [state], [given.output], scratch)
     figures = gram.Figures(*reduced.figures)
-    assert float(gram.completeness(figures).max()) < 1e-5
+    assert float(gram.completeness_error(figures).max()) < 1e-5
     cells = reduced.maps[0][0].cells[0].t().clone()
     cells.fill_diagonal_(0)
     cells += torch.diag(figures.own[0, 0])
@@ -96,9 +96,9 @@ def normed_error(given: AttentionRecord, both: bool) -> torch.Tensor:
     """Relative errors of the cells behind a norm, where the scope before it is asked for too (`both`) or not."""
     scratch, gain = Scratch(), torch.rand(given.matrix.shape[2], generator=torch.Generator().manual_seed(3)) + 0.5
     norm = NormRecord("layer", torch.ones(1, given.values.shape[2]), gain, None, given.output)
-    state = attend(replace(given, weights=given.weights.clone()), None, "token", scratch)
+    state = decompose_attention(replace(given, weights=given.weights.clone()), None, "token", scratch)
     states = [state, state.normed(norm)] if both else [state.normed(norm)]
-    reduced = gram.reduce([str(n) for n in range(len(states))], states, [given.output] * len(states), scratch)
+    reduced = gram.reduce_states([str(n) for n in range(len(states))], states, [given.output] * len(states), scratch)
     matrix = given.matrix.double()
     f = torch.einsum("bhje,hed->bhjd", given.values.double(), (matrix - matrix.mean(-1, keepdim=True)) * gain.double())
     expected = torch.einsum("bhij,bhjd->ijd", given.weights.double(), f).norm(dim=-1)
@@ -173,20 +173,22 @@ def test_feed_forward_blocks(block_bytes: int, sharp: float, gated: bool, monkey
     monkeypatch.setattr(feed_forward, "HIDDEN", 7)
     given = record(sharp=sharp)
     tokens, width = given.values.shape[2], given.matrix.shape[2]
-    state = attend(given, None, "token", Scratch())
+    state = decompose_attention(given, None, "token", Scratch())
     make = torch.Generator().manual_seed(2)
     gain, shift = torch.randn(2, width, generator=make)
     norm = NormRecord("layer", torch.rand(1, tokens, generator=make) + 0.5, gain, shift, given.output)
     normed: Factored = state.normed(norm)
     ff = feed_forward_record(width, 20, tokens, gated)
-    made = feed_forward.feed_forward(normed, ff, "ig")
+    made = feed_forward.decompose_feed_forward(normed, ff, "ig")
     assert isinstance(made, Rows)
     rows = made.plus(normed).normed(norm)
-    lifts = feed_forward.lifts_of(rows, normed.terms[0])
+    lifts = feed_forward.term_lifts(rows, normed.terms[0])
     whole = slice(None)
-    taps = feed_forward.stream(rows, lifts, [0, 1, 2], 0, 0, whole, whole, block_bytes, Scratch(), keep_vectors=True)
+    taps = feed_forward.stream_contributions(
+        rows, lifts, [0, 1, 2], 0, 0, whole, whole, block_bytes, Scratch(), keep_vectors=True
+    )
 
-    vectors = gram.vectors(normed, None)[0][0].double()
+    vectors = gram.contribution_vectors(normed, None)[0][0].double()
     (unit,) = rows.units
     hidden = [
         torch.einsum("ik,ijk->ijk", gate[0].double(), vectors @ weight.double())

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from normscope import Flow, NormscopeError
-from normscope.engine.saving import checksum
+from normscope.engine.saving import tensor_checksum
 from tests.test_generation import speaker, translator
 from tests.test_inputs import toy_lens
 
@@ -97,7 +97,7 @@ def rewritten(path: Path, change: Any, whole: bool = True) -> Path:
     change(tensors, meta)
     metadata["normscope"] = json.dumps(meta)
     if whole:
-        metadata["sha256"] = checksum(tensors, metadata["normscope"])
+        metadata["sha256"] = tensor_checksum(tensors, metadata["normscope"])
     save_file(tensors, path, metadata=metadata)
     return path
 

@@ -13,7 +13,7 @@ import normscope.models.registry
 from normscope import Analyzer
 from normscope.flow.methods import METHODS
 from normscope.models.modules import layer_modules
-from normscope.models.scopes import steps_of
+from normscope.models.scopes import layer_steps
 from normscope.models.spec import Attention, Experts, FeedForward, Norm
 from normscope.tracing import proof
 from tests.flow.cases import FAMILIES, GATED, LANGUAGE, build, encoding, opened, relative
@@ -51,7 +51,7 @@ def ahead(module: nn.Module, args: Any, kwargs: Any) -> Any:
 def parts(lens: Analyzer, number: int) -> list[str]:
     """The submodules of a layer whose output its description speaks of."""
     found: list[str] = []
-    for step in steps_of(lens.loaded.stacks[number].blocks):
+    for step in layer_steps(lens.loaded.stacks[number].blocks):
         part = step.part
         if isinstance(part, Norm):
             found.append(part.path)

@@ -71,11 +71,11 @@ def complete_family(incomplete: str) -> list[str]:
 def complete_scope(incomplete: str) -> list[str]:
     """Aliases first: they name the scopes of every model."""
     from normscope.models.registry import families
-    from normscope.models.scopes import aliases_of, names_of
+    from normscope.models.scopes import scope_aliases, scope_names
 
     stacks = [stack.blocks for family in families() for stack in family.stacks]
-    aliases = [alias for blocks in stacks for alias in aliases_of(blocks)]
-    return _in_case(incomplete, [*aliases, *(name for blocks in stacks for name in names_of(blocks))])
+    aliases = [alias for blocks in stacks for alias in scope_aliases(blocks)]
+    return _in_case(incomplete, [*aliases, *(name for blocks in stacks for name in scope_names(blocks))])
 
 
 def _starting(incomplete: str, names: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from rich.text import Text
 from normscope.cli import completion, loading, options
 from normscope.cli.progress import bars, quiet
 from normscope.corpus import readers
-from normscope.engine.files import check_folder
+from normscope.engine.files import check_output_folder
 
 if TYPE_CHECKING:
     from normscope.reports.report import Report
@@ -99,7 +99,7 @@ def faithfulness(
     """
     given = options.reader_options(reader)
     readers.check(data, format, **given)
-    check_folder(out)
+    check_output_folder(out)
     source = loading.source_of(model, device, dtype, revision)
     from normscope.papers.faithfulness.comparison import compare
     from normscope.papers.faithfulness.settings import ERASURES, Settings

@@ -92,7 +92,7 @@ def _named(entries: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]
 
 
 def _family(family: Family) -> dict[str, Any]:
-    from normscope.models.scopes import aliases_of, names_of
+    from normscope.models.scopes import scope_aliases, scope_names
 
     return {
         "name": family.name,
@@ -102,9 +102,9 @@ def _family(family: Family) -> dict[str, Any]:
         "stacks": [
             {
                 "side": stack.side,
-                "order": " ".join(re.findall("X?ATTN|RES|LN|FF", names_of(stack.blocks)[-1])),
-                "scopes": list(names_of(stack.blocks)),
-                "aliases": aliases_of(stack.blocks),
+                "order": " ".join(re.findall("X?ATTN|RES|LN|FF", scope_names(stack.blocks)[-1])),
+                "scopes": list(scope_names(stack.blocks)),
+                "aliases": scope_aliases(stack.blocks),
             }
             for stack in family.stacks
         ],

@@ -14,7 +14,7 @@ from rich.text import Text
 from normscope.cli import loading, options
 from normscope.cli.progress import bars, quiet
 from normscope.corpus import readers
-from normscope.engine.files import check_file, check_folder
+from normscope.engine.files import check_file, check_output_folder
 from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def paper(
         readers.check(data, format, **given)
     if frequencies is not None:
         check_file(frequencies)
-    check_folder(out)
+    check_output_folder(out)
     source = loading.source_of(model, device, dtype, revision)
     from normscope.papers.runs import StoppedError
     from normscope.papers.study import find, reproduce

@@ -23,10 +23,10 @@ from normscope.corpus.measuring import measures_of
 from normscope.corpus.readers import read
 from normscope.corpus.shards import Plan, split, wanted_scopes
 from normscope.corpus.store import FORMAT, Store, fingerprint
-from normscope.engine.request import Options, integers, requests_for
+from normscope.engine.request import Options, check_integers, requests_for
 from normscope.errors import NormscopeError
 from normscope.model_source import ModelSource, analyzer_of
-from normscope.models.scopes import aliases_of
+from normscope.models.scopes import scope_aliases
 
 Progress = Callable[[int, int], None]  # entries done, entries in all
 
@@ -136,7 +136,7 @@ def run(
         tuple(dict.fromkeys(_names("measures", measures))),
         _names("maps", maps),
         None if scopes is None else _names("scopes", scopes),
-        None if layers is None else tuple(integers("layer", layers)),
+        None if layers is None else tuple(check_integers("layer", layers)),
         gate,
         value_bias,
         truncation,
@@ -238,7 +238,7 @@ def _manifest(
             "fingerprint": fingerprint(_chunks(data)) if data.is_file() else None,
         },
         "options": plan.options(),
-        "aliases": {alias: name for stack in lens.loaded.stacks for alias, name in aliases_of(stack.blocks).items()},
+        "aliases": {alias: name for stack in lens.loaded.stacks for alias, name in scope_aliases(stack.blocks).items()},
         "versions": {
             "normscope": __version__,
             "transformers": transformers.__version__,

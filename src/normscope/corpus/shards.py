@@ -22,7 +22,7 @@ from normscope.corpus.measuring import Measure, Sample, measures_of
 from normscope.corpus.store import ShardFiles, Sums, table_bytes
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.request import Options, Request, default_budget, requests_for
-from normscope.engine.run import cost, run
+from normscope.engine.run import batch_cost, run_batch
 from normscope.errors import NormscopeError
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item, Tokens
@@ -178,8 +178,8 @@ def _analysed(
     budget = default_budget() if lens.workspace.budget is None else lens.workspace.budget
     chosen = [items[n] for n in batch]
     try:
-        if len(batch) == 1 or cost(lens.loaded, chosen, requests).memory <= budget:
-            return dict(zip(batch, run(lens.loaded, chosen, requests, lens.workspace), strict=True))
+        if len(batch) == 1 or batch_cost(lens.loaded, chosen, requests).memory <= budget:
+            return dict(zip(batch, run_batch(lens.loaded, chosen, requests, lens.workspace), strict=True))
     except NormscopeError as error:
         if len(batch) == 1:
             entry = shard.entries[batch[0]]

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normscope.engine.files import atomic
+from normscope.engine.files import write_atomically
 from normscope.errors import NormscopeError, nearest
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Store:
         path = self.folder / name
         try:
             path.parent.mkdir(exist_ok=True)
-            with atomic(path) as temporary:
+            with write_atomically(path) as temporary:
                 Path(temporary).write_bytes(content)
         except (OSError, NormscopeError) as error:  # what `atomic` refuses says where and why
             reason = str(error) if isinstance(error, NormscopeError) else f"Cannot write {path}: {error.strerror}."

@@ -52,7 +52,7 @@ CLOSED_FORMS: dict[str, Activation] = {
 }
 
 
-def coefficient(gate: Gate, name: str | None, activation: Activation, a: Tensor) -> Tensor:
+def gate_coefficient(gate: Gate, name: str | None, activation: Activation, a: Tensor) -> Tensor:
     """c(a) elementwise: closed form where there is one for `name`, else numerically from `activation`.
 
     `gate="frozen"` is the same: a plain FF has no other side, and g(a) = a c(a) (+ g(0)) with the factor c(a) frozen
@@ -60,11 +60,13 @@ def coefficient(gate: Gate, name: str | None, activation: Activation, a: Tensor)
     sum to g(a).
     """
     if gate == "tangent":
-        return slope(activation, a)
-    return CLOSED_FORMS[name](a) if name in CLOSED_FORMS else quotient(activation, a)
+        return activation_slope(activation, a)
+    return CLOSED_FORMS[name](a) if name in CLOSED_FORMS else activation_quotient(activation, a)
 
 
-def two_sided(gate: Gate, name: str | None, activation: Activation, a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def gated_coefficients(
+    gate: Gate, name: str | None, activation: Activation, a: Tensor, u: Tensor
+) -> tuple[Tensor, Tensor]:
     """The coefficients (on_gate, on_up) of ``F = g(a) * u``, elementwise: summand j has a_j * on_gate + u_j * on_up.
 
     "ig": ``on_up = S = integral_0^1 g(t a) dt`` and ``on_gate = u integral_0^1 t g'(t a) dt = u (g(a) - S) / a``,
@@ -80,29 +82,31 @@ def two_sided(gate: Gate, name: str | None, activation: Activation, a: Tensor, u
     if gate == "frozen":
         return torch.zeros_like(a), activation(a)
     if gate == "tangent":
-        return u * slope(activation, a), activation(a)
+        return u * activation_slope(activation, a), activation(a)
     sides = torch.empty((2, a.numel()), dtype=a.dtype, device=a.device)
     with torch.no_grad():
-        device = wide(a.flatten()[:0]).device
+        device = to_float64(a.flatten()[:0]).device
         pair = (
-            partial(_closed, name) if name in MOMENTS else partial(averages, activation, primitive(activation, device))
+            partial(_closed_form_averages, name)
+            if name in MOMENTS
+            else partial(tabulated_averages, activation, tabulate_integral(activation, device))
         )
         size = CHUNK if device.type == "cpu" else 64 * CHUNK
         pieces = zip(*(x.split(size) for x in (a.flatten(), u.flatten(), sides[0], sides[1])), strict=True)
         for a_piece, u_piece, on_gate, on_up in pieces:
-            rise, mean = pair(wide(a_piece))
-            on_gate.copy_((rise * wide(u_piece)).to(a.dtype))
+            rise, mean = pair(to_float64(a_piece))
+            on_gate.copy_((rise * to_float64(u_piece)).to(a.dtype))
             on_up.copy_(mean.to(a.dtype))
     return sides[0].view(a.shape), sides[1].view(a.shape)
 
 
-def _closed(name: str, a: Tensor) -> tuple[Tensor, Tensor]:
+def _closed_form_averages(name: str, a: Tensor) -> tuple[Tensor, Tensor]:
     """``s(a) - K(a)`` and ``a K(a)``"""
     moment = MOMENTS[name](a)
     return CLOSED_FORMS[name](a) - moment, a * moment
 
 
-def _moment(s: Activation, integral: Activation, a: Tensor) -> Tensor:
+def _first_moment(s: Activation, integral: Activation, a: Tensor) -> Tensor:
     """``K(a) = integral_0^1 t s(t a) dt`` where s(-x) = 1 - s(x), from ``integral(b) = integral_0^b y s(-y) dy``.
 
     With ``N(b) = K(-b) = integral(b) / b^2``, K(a) is N(-a) for negative a and 1/2 - N(a) for positive ones. Below 1,
@@ -113,7 +117,7 @@ def _moment(s: Activation, integral: Activation, a: Tensor) -> Tensor:
     n = torch.empty_like(b)
     close, far = -b[near], b[~near]
     rule = torch.zeros_like(close)
-    for t, w in _rule():
+    for t, w in _panel_rule():
         rule.add_(s(t * close), alpha=t * w)
     n[near] = rule
     n[~near] = integral(far) / far.square()
@@ -146,7 +150,7 @@ _DEBYE = (1 / 36, -1 / 3600, 1 / 211680, -1 / 10886400, 1 / 526901760)  # B_2k /
 
 def _tanh_gelu_integral(b: Tensor) -> Tensor:
     """``integral_0^b y s(-y) dy``, s of the tanh GELU, by panels: it has no closed form."""
-    return _integrate(_tanh_gelu_tail, _tanh_gelu_table(b.device), b)
+    return _integrate_from_table(_tanh_gelu_tail, _tanh_gelu_table(b.device), b)
 
 
 def _tanh_gelu_tail(y: Tensor) -> Tensor:
@@ -155,19 +159,19 @@ def _tanh_gelu_tail(y: Tensor) -> Tensor:
 
 @cache
 def _tanh_gelu_table(device: torch.device) -> Primitive:
-    return primitive(_tanh_gelu_tail, device)
+    return tabulate_integral(_tanh_gelu_tail, device)
 
 
 def _silu_moment(a: Tensor) -> Tensor:
-    return _moment(torch.sigmoid, _silu_integral, a)
+    return _first_moment(torch.sigmoid, _silu_integral, a)
 
 
 def _tanh_gelu_moment(a: Tensor) -> Tensor:
-    return _moment(_tanh_gelu, _tanh_gelu_integral, a)
+    return _first_moment(_tanh_gelu, _tanh_gelu_integral, a)
 
 
 MOMENTS: dict[str, Activation] = {  # K(a), float64
-    "gelu": lambda a: _moment(CLOSED_FORMS["gelu"], _gelu_integral, a),
+    "gelu": lambda a: _first_moment(CLOSED_FORMS["gelu"], _gelu_integral, a),
     "gelu_new": _tanh_gelu_moment,
     "gelu_pytorch_tanh": _tanh_gelu_moment,
     "quick_gelu": lambda a: _silu_moment(1.702 * a),
@@ -177,7 +181,7 @@ MOMENTS: dict[str, Activation] = {  # K(a), float64
 }
 
 
-def jointly(
+def joint_coefficients(
     gate: Gate, function: Callable[[Tensor, Tensor], Tensor], a: Tensor, u: Tensor, bend: float
 ) -> tuple[Tensor, Tensor]:
     """The pair of coefficients for any elementwise F(a, u): ``integral_0^1 dF/da(ta, tu) dt`` and the same for u.
@@ -187,22 +191,22 @@ def jointly(
     """
     if gate == "frozen":
         raise NormscopeError("gate='frozen' needs a gated product; this model's gate is another function. Use 'ig'.")
-    x, y = wide(a), wide(u)
+    x, y = to_float64(a), to_float64(u)
     if gate == "tangent":
-        on_gate, on_up = _slopes(function, x, y)
+        on_gate, on_up = _joint_slopes(function, x, y)
     else:
         turns = [(bend / z.abs().clamp_min(1e-300)).clamp_max(1) for z in (x, y)] if bend else []
         ends = [torch.zeros_like(x), *torch.stack([*turns, torch.ones_like(x)]).sort(0).values]
         on_gate, on_up = torch.zeros_like(x), torch.zeros_like(x)
         for low, high in pairwise(ends):
-            for node, weight in _rule():
+            for node, weight in _panel_rule():
                 t = low + (high - low) * node
-                for total, part in zip((on_gate, on_up), _slopes(function, t * x, t * y), strict=True):
+                for total, part in zip((on_gate, on_up), _joint_slopes(function, t * x, t * y), strict=True):
                     total += weight * (high - low) * part
     return on_gate.to(a.dtype).to(a.device), on_up.to(a.dtype).to(a.device)
 
 
-def _slopes(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def _joint_slopes(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """dF/da and dF/du elementwise, by automatic differentiation."""
     with torch.inference_mode(False), torch.enable_grad():
         x, y = (z.detach().clone().requires_grad_(True) for z in (a, u))
@@ -210,7 +214,7 @@ def _slopes(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, u: Tensor) 
     return on_gate, on_up
 
 
-def averages(activation: Activation, table: Primitive, a: Tensor) -> tuple[Tensor, Tensor]:
+def tabulated_averages(activation: Activation, table: Primitive, a: Tensor) -> tuple[Tensor, Tensor]:
     """``integral_0^1 t g'(t a) dt`` and ``S = integral_0^1 g(t a) dt`` for any elementwise g, `table` its `primitive`.
 
     Away from zero from S = (integral_0^a g) / a and (g(a) - S) / a, exact at any kinks that the panels end at; near
@@ -218,19 +222,19 @@ def averages(activation: Activation, table: Primitive, a: Tensor) -> tuple[Tenso
     """
     near = a.abs() < 1 / 16
     safe = torch.where(near, torch.ones_like(a), a)
-    mean = _integrate(activation, table, safe) / safe
+    mean = _integrate_from_table(activation, table, safe) / safe
     rise = (activation(safe) - mean) / safe
     close = a[near]
     if close.numel() > 0:
         rise_rule, mean_rule = torch.zeros_like(close), torch.zeros_like(close)
-        for t, w in _rule():
-            rise_rule.add_(slope(activation, t * close), alpha=t * w)
+        for t, w in _panel_rule():
+            rise_rule.add_(activation_slope(activation, t * close), alpha=t * w)
             mean_rule.add_(activation(t * close), alpha=w)
         rise[near], mean[near] = rise_rule, mean_rule
     return rise, mean
 
 
-def primitive(f: Activation, device: torch.device) -> Primitive:
+def tabulate_integral(f: Activation, device: torch.device) -> Primitive:
     """``integral_0^x f`` at the ends of panels: every half up to |x| = 64 (kinks there cost nothing), then doubling.
 
     f must be smooth between them, and from 64 on close to a polynomial or varying on the scale of x itself.
@@ -239,45 +243,45 @@ def primitive(f: Activation, device: torch.device) -> Primitive:
     edges = edges.to(device)
     sides = [torch.zeros_like(edges), torch.zeros_like(edges)]
     for side, sign in zip(sides, (1, -1), strict=True):
-        side[1:] = _panel(f, sign * edges[:-1], sign * edges.diff()).cumsum(0)
+        side[1:] = _integrate_panel(f, sign * edges[:-1], sign * edges.diff()).cumsum(0)
     return edges, sides[0], sides[1]
 
 
-def _integrate(f: Activation, table: Primitive, x: Tensor) -> Tensor:
+def _integrate_from_table(f: Activation, table: Primitive, x: Tensor) -> Tensor:
     """``integral_0^x f``: the panels passed, and a Gauss-Legendre rule over the one begun."""
     edges, above, below = table
     passed = torch.bucketize(x.abs(), edges, right=True) - 1
     start = edges[passed].copysign(x)
-    return torch.where(x < 0, below[passed], above[passed]) + _panel(f, start, x - start)
+    return torch.where(x < 0, below[passed], above[passed]) + _integrate_panel(f, start, x - start)
 
 
-def _panel(f: Activation, start: Tensor, width: Tensor) -> Tensor:
+def _integrate_panel(f: Activation, start: Tensor, width: Tensor) -> Tensor:
     """``integral of f from start to start + width``, signed."""
     total = torch.zeros_like(start)
-    for t, w in _rule():
+    for t, w in _panel_rule():
         total.add_(f(torch.add(start, width, alpha=t)), alpha=w)
     return total.mul_(width)
 
 
 @cache
-def _rule() -> list[tuple[float, float]]:
+def _panel_rule() -> list[tuple[float, float]]:
     """The 16-point Gauss-Legendre rule on [0, 1], as (node, weight)."""
     nodes, weights = _gauss_legendre(16, torch.device("cpu"))
     return list(zip(nodes.tolist(), weights.tolist(), strict=True))
 
 
-def wide(a: Tensor) -> Tensor:
+def to_float64(a: Tensor) -> Tensor:
     """`a` in float64, on the CPU if its own device (mps) has none."""
     return a.cpu().to(torch.float64) if a.device.type == "mps" else a.to(torch.float64)
 
 
-def quotient(activation: Activation, a: Tensor) -> Tensor:
+def activation_quotient(activation: Activation, a: Tensor) -> Tensor:
     """``integral_0^1 g'(t a) dt`` for any elementwise g, in float64.
 
     Away from zero it is ``(g(a) - g(0)) / a``, exact whatever kinks g has; near zero, where that loses digits, a
     Gauss-Legendre rule over the slope.
     """
-    x = wide(a)
+    x = to_float64(a)
     near = x.abs() < 1e-3
     safe = torch.where(near, torch.ones_like(x), x)
     far = (activation(safe) - activation(torch.zeros_like(safe))) / safe
@@ -287,12 +291,12 @@ def quotient(activation: Activation, a: Tensor) -> Tensor:
     nodes, weights = _gauss_legendre(8, x.device)
     integral = torch.zeros_like(close)
     for t, w in zip(nodes, weights, strict=True):
-        integral += w * slope(activation, t * close)
+        integral += w * activation_slope(activation, t * close)
     far[near] = integral
     return far.to(a.dtype).to(a.device)
 
 
-def slope(activation: Activation, a: Tensor) -> Tensor:
+def activation_slope(activation: Activation, a: Tensor) -> Tensor:
     """g'(a) elementwise, by automatic differentiation."""
     with torch.inference_mode(False), torch.enable_grad():
         x = a.detach().clone().requires_grad_(True)

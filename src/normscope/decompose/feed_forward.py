@@ -16,23 +16,23 @@ import torch
 from torch import Tensor
 
 from normscope.decompose import kernels
-from normscope.decompose.activations import Gate, coefficient, jointly, two_sided
-from normscope.decompose.state import Factored, GatedUnit, Rows, Scratch, Term, apply_norm, reach, row_norms
+from normscope.decompose.activations import Gate, gate_coefficient, gated_coefficients, joint_coefficients
+from normscope.decompose.state import Factored, GatedUnit, Rows, Scratch, Term, apply_norm, row_norms, rows_with_weight
 from normscope.tracing.records import FeedForwardRecord, NormRecord, Projection, Unit
 
 HIDDEN = 1024  # hidden units gated at a time
 HEADROOM = 2.0**60  # float32 squares of cells down to 1e-30 must not underflow
 
 
-def feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Factored | Rows:
+def decompose_feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Factored | Rows:
     """The state after the feed-forward component; g(0) W_2 and all biases go to the remainder. A state without terms
     keeps its form: the feed-forward of the own token changes the diagonal only."""
     units, own, bias = [], torch.zeros_like(record.output), torch.zeros_like(record.output)
     for unit in record.units:
         made = gated_unit(unit, gate)
         units.append(made)
-        own = own + _through(made, state.own)
-        bias = bias + constant_of(unit, made, state.bias)
+        own = own + _apply_gated_unit(made, state.own)
+        bias = bias + gated_constant(unit, made, state.bias)
     if not state.terms:
         return Factored((), own, None, bias)
     return Rows(state, tuple(units), own, bias)
@@ -43,9 +43,9 @@ def gated_unit(unit: Unit, gate: Gate) -> GatedUnit:
     projections = projections_of(unit)
     weights = tuple(projection.weight for projection in projections)
     if unit.routing is None:
-        return GatedUnit(weights, _coefficients(unit, gate, *(p.hidden for p in projections)), unit.out)
+        return GatedUnit(weights, _gate_coefficients(unit, gate, *(p.hidden for p in projections)), unit.out)
     chosen = unit.routing != 0
-    found = _coefficients(unit, gate, *(p.hidden[chosen] for p in projections))
+    found = _gate_coefficients(unit, gate, *(p.hidden[chosen] for p in projections))
     coefficients = tuple(torch.zeros_like(p.hidden) for p in projections)
     for c, some in zip(coefficients, found, strict=True):
         c[chosen] = some * unit.routing[chosen][:, None]
@@ -57,21 +57,21 @@ def projections_of(unit: Unit) -> tuple[Projection, ...]:
     return (unit.into,) if unit.up is None else (unit.into, unit.up)
 
 
-def _coefficients(unit: Unit, gate: Gate, a: Tensor, u: Tensor | None = None) -> tuple[Tensor, ...]:
+def _gate_coefficients(unit: Unit, gate: Gate, a: Tensor, u: Tensor | None = None) -> tuple[Tensor, ...]:
     if u is None:
-        return (coefficient(gate, unit.activation_name, unit.activation, a),)
+        return (gate_coefficient(gate, unit.activation_name, unit.activation, a),)
     if unit.joint is not None:
-        return jointly(gate, unit.joint, a, u, unit.bend or 0.0)
-    return two_sided(gate, unit.activation_name, unit.activation, a, u)
+        return joint_coefficients(gate, unit.joint, a, u, unit.bend or 0.0)
+    return gated_coefficients(gate, unit.activation_name, unit.activation, a, u)
 
 
-def _through(made: GatedUnit, x: Tensor) -> Tensor:
+def _apply_gated_unit(made: GatedUnit, x: Tensor) -> Tensor:
     """Vectors (g, R, d) of the rows' own, through the unit."""
     gated = [c * (x @ weight) for weight, c in zip(made.weights, made.coefficients, strict=True)]
     return sum(gated[1:], gated[0]) @ made.out
 
 
-def constant_of(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
+def gated_constant(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
     """What the unit puts out whatever the tokens are: the incoming remainder, its own biases, and g(0)."""
     hidden = torch.zeros_like(made.coefficients[0])
     for projection, c in zip(projections_of(unit), made.coefficients, strict=True):
@@ -116,7 +116,7 @@ class _Basis:
 
     def vectors(self, columns: slice, name: str, scratch: Scratch) -> Tensor:
         """(columns, H, D)"""
-        return _times(self.values[:, columns], self.matrix, name, scratch)
+        return _multiply_heads(self.values[:, columns], self.matrix, name, scratch)
 
     def mixing(self, columns: slice, rows: slice) -> Tensor:
         """(columns, rows, H)"""
@@ -136,14 +136,14 @@ class Lift:
         """What the rows' weights are multiplied with, (columns, H, d_ff) for each projection or (columns, H, d)."""
         if self.way == "matrix":
             values = basis.values[:, columns]
-            return tuple(_times(values, part, f"projected {n}", scratch) for n, part in enumerate(self.parts))
+            return tuple(_multiply_heads(values, part, f"projected {n}", scratch) for n, part in enumerate(self.parts))
         vectors = basis.vectors(columns, "source", scratch)
         if self.way == "contributions":
             return (vectors,)
         return tuple(vectors @ part for part in self.parts)
 
 
-def lifts_of(state: Rows, term: Term) -> list[Lift]:
+def term_lifts(state: Rows, term: Term) -> list[Lift]:
     """The cheapest way for each unit: products with W for d rows of the matrix and one per token, for H vectors of
     every token, or for R contributions of every token."""
     items, tokens, heads, _ = term.mixture.values.shape
@@ -162,7 +162,7 @@ def lifts_of(state: Rows, term: Term) -> list[Lift]:
     return [Lift(way, unit.weights) for unit in state.units]  # type: ignore[arg-type]
 
 
-def stream(
+def stream_contributions(
     state: Rows,
     lifts: Sequence[Lift],
     points: Collection[int],
@@ -183,16 +183,16 @@ def stream(
     hidden, width = state.units[0].out.shape
     source_term = state.source.terms[term]
     added = {n: s.terms[term] for n, s in enumerate(steps) if isinstance(s, Factored)}
-    unit = HEADROOM / _bound(state, source_term, list(added.values()), item)
-    source = _basis(source_term, item, columns, rows, unit)
-    adds = {n: _basis(term, item, columns, rows, unit) for n, term in added.items()}
+    unit = HEADROOM / _norm_bound(state, source_term, list(added.values()), item)
+    source = _mixing_basis(source_term, item, columns, rows, unit)
+    adds = {n: _mixing_basis(term, item, columns, rows, unit) for n, term in added.items()}
     coefficients = [[c[item][rows] for c in made.coefficients] for made in state.units]
     chosen = [None if made.chosen is None else made.chosen[item][rows] for made in state.units]
 
     size = source.weights.element_size()
     heads, n_columns, n_rows = source.values.shape[0], source.values.shape[1], coefficients[0][0].shape[0]
     paths = len(state.units[0].weights)
-    step_j = _even(n_columns, block_bytes // (3 * size * heads * hidden * paths * len(state.units)))
+    step_j = _even_block_size(n_columns, block_bytes // (3 * size * heads * hidden * paths * len(state.units)))
     most = 2 * block_bytes // (3 * size * (paths * min(HIDDEN, hidden) + 2 * width)) // step_j
 
     found = [_Point() for _ in range(len(steps) + 1)]
@@ -208,13 +208,13 @@ def stream(
         outs = [tuple(kernels.pack_matrix(part, products) for part in outs[0])]
     for j in range(0, n_columns, step_j):
         js = slice(j, min(j + step_j, n_columns))
-        hit = reach(source.weights[js])
+        hit = rows_with_weight(source.weights[js])
         if hit.stop == hit.start:
             continue
         # One expert's projections at a time would be less memory, but each would be made again for every block of rows.
         projected = [lift.project(source, js, scratch if len(lifts) == 1 else Scratch()) for lift in lifts]
         vectors = {n: basis.vectors(js, f"added {n}", scratch) for n, basis in adds.items()}
-        step_i = _even(hit.stop - hit.start, most)
+        step_i = _even_block_size(hit.stop - hit.start, most)
         for i in range(hit.start, hit.stop, step_i):
             i_s = slice(i, min(i + step_i, hit.stop))
             y = scratch.like("block", (js.stop - js.start, i_s.stop - i_s.start, width), like)
@@ -225,7 +225,7 @@ def stream(
                     y = _gated_product(mixing, lift, made, gates, out, y, scratch)
                 else:
                     _add_expert(mixing, lift, made, gates, out, mine[i_s], y, n == 0, scratch)
-            _reduce(found[0], y, None, js, i_s)
+            _reduce_block(found[0], y, None, js, i_s)
             for n, step in enumerate(steps):
                 factor = None
                 if isinstance(step, Factored):
@@ -234,19 +234,19 @@ def stream(
                     y.mul_(step)
                 else:
                     y, factor = _norm_block(step, y, step.inverse[item][rows][i_s])
-                _reduce(found[n + 1], y, factor, js, i_s)
+                _reduce_block(found[n + 1], y, factor, js, i_s)
                 if factor is not None and n + 1 < len(steps):
                     y.mul_(factor[..., None])
-    return _taps(found, points, steps, item, rows, 1 / unit)
+    return _collect_taps(found, points, steps, item, rows, 1 / unit)
 
 
-def _even(total: int, most: int) -> int:
+def _even_block_size(total: int, most: int) -> int:
     """The size of blocks of at most `most`, as equal as they can be."""
     blocks = -(-total // max(1, most))
     return -(-total // blocks)
 
 
-def _times(values: Tensor, matrix: Tensor, name: str, scratch: Scratch) -> Tensor:
+def _multiply_heads(values: Tensor, matrix: Tensor, name: str, scratch: Scratch) -> Tensor:
     """(H, j, d_h) by (H, d_h, D): (j, H, D)."""
     out = scratch.like(name, (values.shape[1], values.shape[0], matrix.shape[2]), values)
     torch.bmm(values, matrix, out=out.transpose(0, 1))
@@ -320,7 +320,7 @@ def _norm_block(norm: NormRecord, y: Tensor, inverse: Tensor) -> tuple[Tensor, T
     return normed, inverse / reciprocal[..., 0]
 
 
-def _reduce(point: _Point, y: Tensor, factor: Tensor | None, js: slice, i_s: slice) -> None:
+def _reduce_block(point: _Point, y: Tensor, factor: Tensor | None, js: slice, i_s: slice) -> None:
     if point.total is not None:
         point.total[i_s] += y.sum(0)
     if point.norms is not None:
@@ -330,7 +330,7 @@ def _reduce(point: _Point, y: Tensor, factor: Tensor | None, js: slice, i_s: sli
         point.vectors[i_s, js] = (y if factor is None else y * factor[..., None]).transpose(0, 1)
 
 
-def _taps(
+def _collect_taps(
     found: list[_Point],
     points: Collection[int],
     steps: tuple[NormRecord | Factored | Tensor, ...],
@@ -359,7 +359,7 @@ def _taps(
     return taps
 
 
-def _basis(term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor, unit: Tensor) -> _Basis:
+def _mixing_basis(term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor, unit: Tensor) -> _Basis:
     mixture = term.mixture
     return _Basis(
         mixture.weights[item][columns][:, :, rows],
@@ -369,16 +369,16 @@ def _basis(term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor,
     )
 
 
-def _bound(state: Rows, source: Term, added: list[Term], item: int) -> Tensor:
+def _norm_bound(state: Rows, source: Term, added: list[Term], item: int) -> Tensor:
     """An upper bound of the norm of any contribution with unit weights."""
     longest = row_norms(source.mixture.values[item]).amax()
-    through = [_size(unit.out) * _size(weight) for unit in state.units for weight in unit.weights]
-    sizes = [_size(source.view(source.mixture.matrix)) * torch.stack(through).sum()]
-    sizes += [_size(term.view(term.mixture.matrix)) for term in added]
+    through = [_spectral_bound(unit.out) * _spectral_bound(weight) for unit in state.units for weight in unit.weights]
+    sizes = [_spectral_bound(source.view(source.mixture.matrix)) * torch.stack(through).sum()]
+    sizes += [_spectral_bound(term.view(term.mixture.matrix)) for term in added]
     return (longest * torch.stack(sizes).amax()).clamp_min(1e-30)
 
 
-def _size(matrix: Tensor) -> Tensor:
+def _spectral_bound(matrix: Tensor) -> Tensor:
     """The Frobenius norm, which no gain of the matrix exceeds."""
     size: Tensor = torch.linalg.vector_norm(matrix)
     return size

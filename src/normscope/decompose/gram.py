@@ -16,7 +16,17 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from normscope.decompose.state import BESIDE, Factored, Mixture, Scratch, Term, probe, reach, row_norms, set_own_cells
+from normscope.decompose.state import (
+    EXTRA_VECTORS,
+    Factored,
+    Mixture,
+    Scratch,
+    Term,
+    probe_direction,
+    row_norms,
+    rows_with_weight,
+    set_own_cells,
+)
 
 TOKENS = 64  # doubtful columns done again at a time
 PRODUCT = 2**20  # cells of the product with the weights at a time
@@ -60,7 +70,9 @@ class Figures:
     highest: Tensor  # max_{j != i} ||c_ij||
 
 
-def reduce(scopes: Sequence[str], states: Sequence[Factored], actual: Sequence[Tensor], scratch: Scratch) -> Reduced:
+def reduce_states(
+    scopes: Sequence[str], states: Sequence[Factored], actual: Sequence[Tensor], scratch: Scratch
+) -> Reduced:
     """Maps and figures of states; `actual` (g, R, d) are the model's own vectors there. Overwrites the vectors f."""
     views: list[Term] = []
     for term in (term for state in states for term in state.terms):
@@ -69,9 +81,9 @@ def reduce(scopes: Sequence[str], states: Sequence[Factored], actual: Sequence[T
     norms: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
     for mixture in {id(view.mixture): view.mixture for view in views}.values():
         shared = [n for n, view in enumerate(views) if view.mixture is mixture]
-        norms |= zip(shared, _norms([views[n] for n in shared], scratch), strict=True)
+        norms |= zip(shared, _contribution_norms([views[n] for n in shared], scratch), strict=True)
 
-    direction = probe(actual[0].shape[-1], actual[0].dtype, actual[0].device)
+    direction = probe_direction(actual[0].shape[-1], actual[0].dtype, actual[0].device)
     lengths: dict[int, Tensor] = {}  # id -> norms: states share vectors
 
     def length(x: Tensor) -> Tensor:
@@ -96,7 +108,7 @@ def reduce(scopes: Sequence[str], states: Sequence[Factored], actual: Sequence[T
         missing = missing.view(highest.shape).add_(state.bias @ direction).abs_()
         remainder = length(state.bias).expand(highest.shape)
         figures.append(Figures(length(state.own), length(state.others), missing, length(target), remainder, highest))
-    found = stacked(figures)
+    found = stack_figures(figures)
     if bool((found[:2] < 1e-15).any()):  # float32 squares may have lost digits to underflow
         for n, state in enumerate(states):
             assert state.others is not None
@@ -104,7 +116,7 @@ def reduce(scopes: Sequence[str], states: Sequence[Factored], actual: Sequence[T
     return Reduced(tuple(scopes), tuple(maps), found)
 
 
-def stacked(figures: Sequence[Figures]) -> Tensor:
+def stack_figures(figures: Sequence[Figures]) -> Tensor:
     """(6, S, g, R)"""
     names = [field.name for field in fields(Figures)]
     flat = torch.stack([getattr(one, name) for name in names for one in figures])
@@ -119,7 +131,7 @@ def mixing_ratio(others: Tensor, own: Tensor) -> Tensor:
     return others / (others + own).clamp_min(torch.finfo(others.dtype).tiny)
 
 
-def completeness(figures: Figures) -> Tensor:
+def completeness_error(figures: Figures) -> Tensor:
     """``||sum_j c_ij + b_i - y_i|| / max(||y_i||, max_j ||c_ij||)``."""
     largest = torch.maximum(torch.maximum(figures.length, figures.highest), figures.own)
     return figures.missing / largest.clamp_min(torch.finfo(largest.dtype).tiny)
@@ -136,10 +148,10 @@ def reduce_weights(scopes: Sequence[str], residual: Sequence[bool], mixture: Mix
     plain = Figures(own, others, missing, all_of_it, nothing, nothing)
     halved = Figures(own / 2 + 0.5, others / 2, missing / 2, all_of_it, nothing, nothing)
     maps = tuple((Piece(mean, 0.5 if one else None, mixture.cross),) for one in residual)
-    return Reduced(tuple(scopes), maps, stacked([halved if one else plain for one in residual]))
+    return Reduced(tuple(scopes), maps, stack_figures([halved if one else plain for one in residual]))
 
 
-def vectors(state: Factored, positions: Tensor | None) -> list[Tensor]:
+def contribution_vectors(state: Factored, positions: Tensor | None) -> list[Tensor]:
     """The contribution vectors themselves, (g, R, j, d) for each term: for a few rows, on demand."""
     found = []
     for term in state.terms:
@@ -157,7 +169,7 @@ def _same_view(a: Term, b: Term) -> bool:
     return a.mixture is b.mixture and a.centered == b.centered and a.gain is b.gain
 
 
-def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _contribution_norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor, Tensor]]:
     """For each view of one mixture, without the row scale: norms (g, j, R), the highest of each row (g, R), and the sum
     over j of the off-diagonal contributions along the probe (g, R)."""
     mixture, views = terms[0].mixture, len(terms)
@@ -167,7 +179,7 @@ def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor
     doubtful = torch.zeros(views, items, columns, dtype=torch.bool, device=cells.device)
     for block, vectors in mixture.blocks(scratch):
         width = block.stop - block.start
-        grams, offset = _grams(vectors.flatten(1, 2), terms, scratch)
+        grams, offset = _gram_matrices(vectors.flatten(1, 2), terms, scratch)
         squares = grams.diagonal(dim1=2, dim2=3)  # (views, tokens, H)
         lowest, largest = (float(one) for one in squares.aminmax())
         if lowest < TINY:
@@ -178,9 +190,13 @@ def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor
         torch.sqrt(squares, out=grams[..., heads + 1]).mul_((CANCELLED * heads * factor) ** -0.5)
         # Gram matrices, the probe's row, and that of ||f_h||
         forms = grams[..., : heads + 2].mT.unflatten(1, (items, width))
-        for who, some in _chunks(items, width, PRODUCT // (views * (heads + 2) * rows)):
+        for who, some in _column_chunks(items, width, PRODUCT // (views * (heads + 2) * rows)):
             js = slice(block.start + some.start, block.start + some.stop)
-            hit = slice(0, rows) if mixture.whole is not None else reach(mixture.weights[who, js].flatten(0, 1))
+            hit = (
+                slice(0, rows)
+                if mixture.whole is not None
+                else rows_with_weight(mixture.weights[who, js].flatten(0, 1))
+            )
             weights = mixture.weights[who, js, :, hit].flatten(0, 1)  # (tokens, H, rows)
             if weights.shape[2] == 0:
                 continue
@@ -197,11 +213,11 @@ def _norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[Tensor, Tensor
             torch.mul(squares.sqrt_().unflatten(1, shape), factor**-0.5, out=cells[:, who, js, hit])
     if bool(doubtful.any()):
         for term, columns_of, into in zip(terms, doubtful, cells, strict=True):
-            _again(term, columns_of.nonzero(as_tuple=True), into)
+            _recompute_in_float64(term, columns_of.nonzero(as_tuple=True), into)
     return list(zip(cells, cells.amax(2), sums, strict=True))
 
 
-def _chunks(items: int, columns: int, tokens: int) -> Iterator[tuple[slice, slice]]:
+def _column_chunks(items: int, columns: int, tokens: int) -> Iterator[tuple[slice, slice]]:
     """Items and columns, about so many tokens at a time: some whole items, or a part of one."""
     group, step = max(1, tokens // columns), max(1, min(tokens, columns))
     for item in range(0, items, group):
@@ -209,14 +225,14 @@ def _chunks(items: int, columns: int, tokens: int) -> Iterator[tuple[slice, slic
             yield slice(item, min(item + group, items)), slice(column, min(column + step, columns))
 
 
-def _grams(probed: Tensor, terms: Sequence[Term], scratch: Scratch) -> tuple[Tensor, Tensor | None]:
+def _gram_matrices(probed: Tensor, terms: Sequence[Term], scratch: Scratch) -> tuple[Tensor, Tensor | None]:
     """For each view the products of the vectors f_h with those of `probed`, (views, tokens, H, H + 4): the Gram matrix,
     f_h along the probe, and three columns that are free afterwards; and the tokens that are doubtful in the last view,
     which is taken in place.
     """
-    heads, tokens = probed.shape[0] - BESIDE, probed.shape[1]
+    heads, tokens = probed.shape[0] - EXTRA_VECTORS, probed.shape[1]
     vectors, last = probed[:heads], terms[-1]
-    grams = scratch.like("grams", (len(terms), tokens, heads, heads + BESIDE), probed)
+    grams = scratch.like("grams", (len(terms), tokens, heads, heads + EXTRA_VECTORS), probed)
     raw = offset = None
     if last.centered and last.gain is not None:
         square = last.gain.square()
@@ -224,25 +240,25 @@ def _grams(probed: Tensor, terms: Sequence[Term], scratch: Scratch) -> tuple[Ten
     for term, gram in zip(terms, grams, strict=True):
         if term.gain is None:
             raw = gram
-            _products(probed, gram)
+            _gram_products(probed, gram)
         elif term is not last:
             viewed = scratch.like("viewed", tuple(probed.shape), probed).copy_(probed)
             viewed[:heads] = term.view(vectors)
-            _products(viewed, gram)
+            _gram_products(viewed, gram)
         else:
             if term.centered and raw is None:
                 raw = scratch.like("raw", tuple(gram.shape), gram)
-                _products(probed, raw)
+                _gram_products(probed, raw)
             vectors.mul_(term.gain)
-            _products(probed, gram)
+            _gram_products(probed, gram)
             if term.centered and raw is not None:
-                offset = _center(gram, raw, term.gain)
+                offset = _center_gram(gram, raw, term.gain)
     return grams, offset
 
 
-def _products(probed: Tensor, out: Tensor) -> None:
+def _gram_products(probed: Tensor, out: Tensor) -> None:
     """``<f_h, .>`` of each token with all its vectors: (H + 4, tokens, d) -> (tokens, H, H + 4)."""
-    left, right = probed[:-BESIDE].transpose(0, 1), probed.permute(1, 2, 0)
+    left, right = probed[:-EXTRA_VECTORS].transpose(0, 1), probed.permute(1, 2, 0)
     if left.shape[1] <= LEFT:
         torch.bmm(left, right, out=out)
     else:
@@ -250,7 +266,7 @@ def _products(probed: Tensor, out: Tensor) -> None:
         torch.cat([torch.bmm(rows, right) for rows in some], dim=1, out=out)
 
 
-def _center(gram: Tensor, raw: Tensor, gain: Tensor) -> Tensor:
+def _center_gram(gram: Tensor, raw: Tensor, gain: Tensor) -> Tensor:
     """Take the means m of f out of the products of ``g f``, whose products without the gain are `raw`: with
     ``a = <g^2 - sum g^2 / 2d, f>``
 
@@ -263,11 +279,11 @@ def _center(gram: Tensor, raw: Tensor, gain: Tensor) -> Tensor:
     squares = gram.diagonal(dim1=1, dim2=2)
     before = squares.clone()
     gram[..., :heads].addcmul_(m[:, :, None], a[:, None], value=-1).addcmul_(a[:, :, None], m[:, None], value=-1)
-    gram[..., heads].sub_(m, alpha=float(probe(len(gain), gain.dtype, gain.device) @ gain))
+    gram[..., heads].sub_(m, alpha=float(probe_direction(len(gain), gain.dtype, gain.device) @ gain))
     return (squares * OFFSET < before).any(-1)
 
 
-def _again(term: Term, columns: tuple[Tensor, ...], cells: Tensor) -> None:
+def _recompute_in_float64(term: Term, columns: tuple[Tensor, ...], cells: Tensor) -> None:
     """Norms of some (items, columns) from the values, in float64: ``||R alpha||``, R of a QR decomposition."""
     mixture = term.mixture
     # Not every device has float64.

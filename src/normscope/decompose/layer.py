@@ -10,15 +10,31 @@ from torch import Tensor
 
 from normscope.decompose import gram
 from normscope.decompose.activations import Gate
-from normscope.decompose.feed_forward import feed_forward, lifts_of, stream
-from normscope.decompose.gram import Figures, Piece, Reduced, reduce, reduce_weights, stacked
+from normscope.decompose.feed_forward import decompose_feed_forward, stream_contributions, term_lifts
+from normscope.decompose.gram import Figures, Piece, Reduced, reduce_states, reduce_weights, stack_figures
 from normscope.decompose.shapley.gate import Shapley
 from normscope.decompose.shapley.rows import ShapleyRows, row_vectors, shapley_feed_forward
-from normscope.decompose.shapley.rows import reduce as reduce_shapley
-from normscope.decompose.state import Factored, Mixture, Rows, Scratch, ValueBias, attend, row_norms, untouched
+from normscope.decompose.shapley.rows import reduce_shapley_rows as reduce_shapley
+from normscope.decompose.state import (
+    Factored,
+    Mixture,
+    Rows,
+    Scratch,
+    ValueBias,
+    decompose_attention,
+    initial_state,
+    row_norms,
+)
 from normscope.models.scopes import Step
 from normscope.models.spec import Attention
-from normscope.tracing.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, ScaleRecord, at_rows
+from normscope.tracing.records import (
+    AttentionRecord,
+    FeedForwardRecord,
+    LayerRecord,
+    NormRecord,
+    ScaleRecord,
+    gather_rows,
+)
 
 BLOCK_BYTES = 32 * 2**20
 
@@ -87,13 +103,13 @@ def measure_layer(
 ) -> tuple[list[Reduced], list[HeadPieces]]:
     """The wanted scopes (and head-level maps) of a layer. `positions` (g, R): the rows' own columns; None: all rows."""
     last = max(n for n, step in enumerate(steps) if step.norms in scopes or step.weights in scopes)
-    reached = _walk(layer, steps[: last + 1], positions, options, scratch)
-    mixtures = [_mixture(at) for at in reached if isinstance(at.step.part, Attention)]
-    heads = [_head_maps(mixture, options.heads) for mixture in mixtures if options.heads]
+    reached = _walk_components(layer, steps[: last + 1], positions, options, scratch)
+    mixtures = [_attention_mixture(at) for at in reached if isinstance(at.step.part, Attention)]
+    heads = [_measure_heads(mixture, options.heads) for mixture in mixtures if options.heads]
     found = []
     for mixture in mixtures:
         # The residual connection around this attention; that around a cross-attention is no scope of weights.
-        weighted = [at.step for at in reached if at.step.weights in scopes and _belongs(at.step, mixture)]
+        weighted = [at.step for at in reached if at.step.weights in scopes and _is_same_attention(at.step, mixture)]
         if weighted:
             names = [str(step.weights) for step in weighted]
             found.append(reduce_weights(names, [step.role == "sum" for step in weighted], mixture))
@@ -101,31 +117,31 @@ def measure_layer(
     linear = [(at, at.state) for at in wanted if isinstance(at.state, Factored)]
     if linear:
         names = [str(at.step.norms) for at, _ in linear]
-        found.append(reduce(names, [state for _, state in linear], [at.actual for at, _ in linear], scratch))
+        found.append(reduce_states(names, [state for _, state in linear], [at.actual for at, _ in linear], scratch))
     gated = [at for at in wanted if isinstance(at.state, Rows)]
     if gated:
-        found.append(_reduce_rows(gated, items, options, scratch))
+        found.append(_reduce_gated_rows(gated, items, options, scratch))
     valued = [(at, at.state) for at in wanted if isinstance(at.state, ShapleyRows)]
     if valued:
         names = [str(at.step.norms) for at, _ in valued]
         states = [state for _, state in valued]
-        places = [(_columns(states[0], item), item.rows) for item in items]
+        places = [(_term_columns(states[0], item), item.rows) for item in items]
         found.append(reduce_shapley(names, states, [at.actual for at, _ in valued], places))
     return found, heads
 
 
-def _mixture(at: _Reached) -> Mixture:
+def _attention_mixture(at: _Reached) -> Mixture:
     assert isinstance(at.state, Factored)
     return at.state.terms[0].mixture
 
 
-def _columns(state: ShapleyRows, item: Place) -> list[slice | Tensor]:
+def _term_columns(state: ShapleyRows, item: Place) -> list[slice | Tensor]:
     """The item's columns, for each term."""
     found = [item.encoder if term.mixture.cross else item.columns for term in state.source.terms]
     return [columns for columns in found if columns is not None]
 
 
-def _belongs(step: Step, mixture: Mixture) -> bool:
+def _is_same_attention(step: Step, mixture: Mixture) -> bool:
     return (isinstance(step.part, Attention) and step.part.cross) == mixture.cross
 
 
@@ -135,33 +151,33 @@ def layer_vectors(
     """The contribution vectors at one scope of the only item of a layer, over all columns: (R, columns, d)."""
     scratch = Scratch()
     last = next(n for n, step in enumerate(steps) if step.norms == scope)
-    at = _walk(layer, steps[: last + 1], positions, options, scratch)[-1]
+    at = _walk_components(layer, steps[: last + 1], positions, options, scratch)[-1]
     pieces: dict[bool, Tensor] = {}
     if isinstance(at.state, Factored):
-        for term, full in zip(at.state.terms, gram.vectors(at.state, positions), strict=True):
+        for term, full in zip(at.state.terms, gram.contribution_vectors(at.state, positions), strict=True):
             columns = item.encoder if term.mixture.cross else item.columns
             pieces[term.mixture.cross] = full[0][item.rows][:, columns]
         bias = at.state.bias.expand(at.actual.shape)[0][item.rows]
     elif isinstance(at.state, ShapleyRows):
         rows = torch.arange(at.actual.shape[1])[item.rows].tolist()
-        by_row = [row_vectors(at.state, 0, row, _columns(at.state, item)) for row in rows]
+        by_row = [row_vectors(at.state, 0, row, _term_columns(at.state, item)) for row in rows]
         for number, term in enumerate(at.state.source.terms):
             pieces[term.mixture.cross] = torch.stack([one.contributions[number] for one in by_row])
-        pieces[False][_diagonal(item, positions, at.actual)] = torch.stack([one.own for one in by_row])
+        pieces[False][_own_cell_index(item, positions, at.actual)] = torch.stack([one.own for one in by_row])
         bias = torch.stack([one.bias for one in by_row])
     else:
         point = len(at.state.steps)
         for number, term in enumerate(at.state.source.terms):
             columns = item.encoder if term.mixture.cross else item.columns
             assert columns is not None
-            lifts = lifts_of(at.state, term)
-            taps = stream(
+            lifts = term_lifts(at.state, term)
+            taps = stream_contributions(
                 at.state, lifts, [point], number, 0, columns, item.rows, options.block_bytes, scratch, keep_vectors=True
             )
             found = taps[point].vectors
             assert found is not None
             if not term.mixture.cross:
-                found[_diagonal(item, positions, at.actual)] = at.state.own[0][item.rows]
+                found[_own_cell_index(item, positions, at.actual)] = at.state.own[0][item.rows]
             pieces[term.mixture.cross] = found
         bias = at.state.bias.expand(at.actual.shape)[0][item.rows]
     for cross, columns in ((False, item.columns), (True, item.encoder)):
@@ -172,7 +188,7 @@ def layer_vectors(
     return Vectors(full, bias, at.actual[0][item.rows])
 
 
-def _diagonal(item: Place, positions: Tensor | None, actual: Tensor) -> tuple[Tensor, Tensor]:
+def _own_cell_index(item: Place, positions: Tensor | None, actual: Tensor) -> tuple[Tensor, Tensor]:
     """Where the rows' own cells are in (rows, columns)."""
     device = actual.device
     own = (torch.arange(actual.shape[1], device=device) if positions is None else positions[0])[item.rows]
@@ -180,14 +196,14 @@ def _diagonal(item: Place, positions: Tensor | None, actual: Tensor) -> tuple[Te
     return torch.arange(len(own), device=device), torch.searchsorted(columns, own)
 
 
-def _walk(
+def _walk_components(
     layer: LayerRecord, steps: Sequence[Step], positions: Tensor | None, options: LayerOptions, scratch: Scratch
 ) -> list[_Reached]:
     """Every state on the way. Each branch of a block starts from what entered the block; the block's sum adds them all
     to it."""
     reached: list[_Reached] = []
-    entry: Factored | Rows | ShapleyRows = untouched(
-        layer.input if positions is None else at_rows(layer.input, positions)
+    entry: Factored | Rows | ShapleyRows = initial_state(
+        layer.input if positions is None else gather_rows(layer.input, positions)
     )
     state: Factored | Rows | ShapleyRows = entry
     done: list[Factored | Rows | ShapleyRows] = []  # the block's finished branches
@@ -197,13 +213,13 @@ def _walk(
                 done.append(state)
             state = entry
         if isinstance(record, AttentionRecord):
-            state = attend(record, positions, options.value_bias, scratch)
+            state = decompose_attention(record, positions, options.value_bias, scratch)
         elif isinstance(record, FeedForwardRecord):
             assert isinstance(state, Factored)
             if isinstance(options.gate, Shapley):
                 state = shapley_feed_forward(state, record, options.gate)
             else:
-                state = feed_forward(state, record, options.gate)
+                state = decompose_feed_forward(state, record, options.gate)
         elif isinstance(record, NormRecord):
             # A norm before an attention is inside its values: where it is no scope, nobody reads the state after it.
             if step.norms is not None or step.role != "pre" or not isinstance(steps[number + 1].part, Attention):
@@ -223,7 +239,7 @@ def _walk(
     return reached
 
 
-def _reduce_rows(
+def _reduce_gated_rows(
     wanted: Sequence[_Reached], items: Sequence[Place], options: LayerOptions, scratch: Scratch
 ) -> Reduced:
     """The scopes after the feed-forward gate, item by item: only real tokens are worth their cost."""
@@ -236,11 +252,13 @@ def _reduce_rows(
     for number, term in enumerate(last.source.terms):
         weights, cross = term.mixture.weights, term.mixture.cross
         cells = {point: weights.new_zeros(weights.shape[0], weights.shape[1], weights.shape[3]) for point in points}
-        lifts = lifts_of(last, term)
+        lifts = term_lifts(last, term)
         for n, item in enumerate(items):
             columns = item.encoder if cross else item.columns
             assert columns is not None
-            taps = stream(last, lifts, points, number, n, columns, item.rows, options.block_bytes, scratch)
+            taps = stream_contributions(
+                last, lifts, points, number, n, columns, item.rows, options.block_bytes, scratch
+            )
             for point, tap in taps.items():
                 if isinstance(columns, slice):
                     cells[point][n, columns, item.rows] = tap.map
@@ -259,10 +277,10 @@ def _reduce_rows(
         peak = torch.stack([piece.cells.amax(1) for piece in maps[point]]).amax(0)
         figures.append(Figures(own, others, missed, length, remainder, peak))
     names = tuple(str(at.step.norms) for at in wanted)
-    return Reduced(names, tuple(tuple(maps[point]) for point in points), stacked(figures))
+    return Reduced(names, tuple(tuple(maps[point]) for point in points), stack_figures(figures))
 
 
-def _head_maps(mixture: Mixture, heads: tuple[int, ...]) -> HeadPieces:
+def _measure_heads(mixture: Mixture, heads: tuple[int, ...]) -> HeadPieces:
     """``alpha^h_ij`` and ``||f^h(x_j)||`` (EMNLP 2020): of one head alone the norm is their product."""
     chosen = torch.tensor(heads, device=mixture.weights.device)
     norms = row_norms(mixture.vectors()[:, :, chosen])

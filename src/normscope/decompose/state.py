@@ -22,12 +22,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normscope.tracing.records import AttentionRecord, NormRecord, at_rows
+from normscope.tracing.records import AttentionRecord, NormRecord, gather_rows
 
 ValueBias = Literal["token", "remainder"]
 
-VECTORS = 2**23  # numbers in the vectors f that are made at a time
-BESIDE = 4  # vectors beside those of the heads, see `probed`
+VECTOR_LIMIT = 2**23  # numbers in the vectors f that are made at a time
+EXTRA_VECTORS = 4  # vectors beside those of the heads, see `probed`
 
 
 SCRATCH_BLOCK = 31 * 2**20  # bytes
@@ -97,33 +97,33 @@ class Mixture:
             yield slice(0, self.values.shape[1]), self.whole
             return
         items, columns, heads, _ = self.values.shape
-        step = max(1, VECTORS // (items * (heads + BESIDE) * self.matrix.shape[2]))
+        step = max(1, VECTOR_LIMIT // (items * (heads + EXTRA_VECTORS) * self.matrix.shape[2]))
         for start in range(0, columns, step):
             js = slice(start, min(start + step, columns))
-            yield js, probed(self.values[:, js], self.matrix, self.cross, scratch)
+            yield js, head_vectors(self.values[:, js], self.matrix, self.cross, scratch)
 
     def vectors(self) -> Tensor:
         """(g, j, H, d): f_jh."""
         if self.whole is not None:
-            return self.whole[:-BESIDE].permute(1, 2, 0, 3)
+            return self.whole[:-EXTRA_VECTORS].permute(1, 2, 0, 3)
         return torch.einsum("gjhk,hkd->gjhd", self.values, self.matrix)
 
 
-def probed(values: Tensor, matrix: Tensor, cross: bool, scratch: Scratch) -> Tensor:
+def head_vectors(values: Tensor, matrix: Tensor, cross: bool, scratch: Scratch) -> Tensor:
     """``f_jh = values_jh matrix_h`` as (H + 4, g, j, d), followed by the `probe`, 1/d, a free place, and zeros,
     which make the number of vectors even: products with 12 and 16 of them take half the time of those with 15."""
     items, columns, heads, _ = values.shape
     width = matrix.shape[2]
 
     def begin(fresh: Tensor) -> None:
-        fresh[heads] = probe(width, values.dtype, values.device)
+        fresh[heads] = probe_direction(width, values.dtype, values.device)
         fresh[heads + 1] = 1 / width
         fresh[heads + 3] = 0
 
     name = "cross vectors" if cross else "vectors"
-    made = scratch.like(name, (heads + BESIDE, items * columns, width), values, begin)
+    made = scratch.like(name, (heads + EXTRA_VECTORS, items * columns, width), values, begin)
     torch.bmm(values.flatten(0, 1).transpose(0, 1), matrix, out=made[:heads])
-    return made.view(heads + BESIDE, items, columns, width)
+    return made.view(heads + EXTRA_VECTORS, items, columns, width)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Term:
             matrix = self.view(self.mixture.matrix)
             whole = self.mixture.whole
             if whole is not None:
-                whole = torch.cat([self.view(whole[:-BESIDE]), whole[-BESIDE:]])
+                whole = torch.cat([self.view(whole[:-EXTRA_VECTORS]), whole[-EXTRA_VECTORS:]])
             term = Term(replace(self.mixture, matrix=matrix, whole=whole), self.scale)
         scale = norm.inverse if term.scale is None else term.scale * norm.inverse
         return replace(term.scaled(norm.gain), scale=scale, centered=term.centered or norm.kind == "layer")
@@ -170,7 +170,7 @@ class Factored:
     def normed(self, norm: NormRecord) -> Factored:
         """Behind a norm."""
         others = None if self.others is None else apply_norm(norm, self.others)
-        bias = with_shift(norm, apply_norm(norm, self.bias))
+        bias = add_shift(norm, apply_norm(norm, self.bias))
         return Factored(tuple(term.normed(norm) for term in self.terms), apply_norm(norm, self.own), others, bias)
 
     def scaled(self, gain: Tensor) -> Factored:
@@ -185,12 +185,14 @@ class Factored:
         return Factored(self.terms + state.terms, self.own + state.own, others, self.bias + state.bias)
 
 
-def untouched(x: Tensor) -> Factored:
+def initial_state(x: Tensor) -> Factored:
     """The state at the start of a layer: every vector is its own token's, nothing has mixed."""
     return Factored((), x, None, x.new_zeros(1, 1, x.shape[-1]))
 
 
-def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueBias, scratch: Scratch) -> Factored:
+def decompose_attention(
+    record: AttentionRecord, positions: Tensor | None, value_bias: ValueBias, scratch: Scratch
+) -> Factored:
     """A fresh state: what came in, its remainder included, is inside the values. b_O goes to the remainder. The
     record's weights may be overwritten.
 
@@ -217,8 +219,8 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
         own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2)
         own_weights = own_weights.clone(memory_format=torch.contiguous_format)  # (g, R, H)
         set_own_cells(weights.transpose(1, 2), positions, 0)
-    few = items * columns * (heads + BESIDE) * width <= VECTORS
-    whole = probed(values, record.matrix, record.cross, scratch) if few else None
+    few = items * columns * (heads + EXTRA_VECTORS) * width <= VECTOR_LIMIT
+    whole = head_vectors(values, record.matrix, record.cross, scratch) if few else None
     mixture = Mixture(weights, own_weights, values, record.matrix, whole, record.cross, record.sinks)
 
     own = torch.empty_like(record.output)
@@ -228,7 +230,7 @@ def attend(record: AttentionRecord, positions: Tensor | None, value_bias: ValueB
         own_vectors = whole[:heads, :, :rows].flatten(1, 2).transpose(0, 1)  # (g*R, H, d)
         torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors, out=own.view(items * rows, 1, width))
     else:
-        mixed = (own_weights[..., None] * at_rows(values, positions)[:, :rows]).flatten(2)
+        mixed = (own_weights[..., None] * gather_rows(values, positions)[:, :rows]).flatten(2)
         torch.matmul(mixed, record.matrix.flatten(0, 1), out=own)
     return Factored((Term(mixture),), own, torch.sub(record.output, own).sub_(bias), bias)
 
@@ -237,7 +239,7 @@ def own_cells(cells: Tensor, positions: Tensor | None) -> Tensor:
     """(..., j, R) -> (..., R): every row's own column. `positions` None: row and column indices agree."""
     if positions is None:
         return cells.diagonal(dim1=-2, dim2=-1)
-    return cells.gather(-2, _at(cells, positions))[..., 0, :]
+    return cells.gather(-2, _own_column_index(cells, positions))[..., 0, :]
 
 
 def set_own_cells(cells: Tensor, positions: Tensor | None, value: Tensor | float) -> None:
@@ -245,12 +247,12 @@ def set_own_cells(cells: Tensor, positions: Tensor | None, value: Tensor | float
     if positions is None:
         cells.diagonal(dim1=-2, dim2=-1).copy_(torch.as_tensor(value, dtype=cells.dtype, device=cells.device))
     else:
-        index = _at(cells, positions)
+        index = _own_column_index(cells, positions)
         source = torch.as_tensor(value, dtype=cells.dtype, device=cells.device)
         cells.scatter_(-2, index, source.expand(index[..., 0, :].shape)[..., None, :])
 
 
-def _at(cells: Tensor, positions: Tensor) -> Tensor:
+def _own_column_index(cells: Tensor, positions: Tensor) -> Tensor:
     """Positions (g, R) as an index (g, ..., 1, R) into cells (g, ..., j, R)."""
     shape = [len(positions), *[1] * (cells.dim() - 2), positions.shape[1]]
     return positions.view(shape).expand(*cells.shape[:-2], 1, -1)
@@ -281,7 +283,7 @@ class Rows:
         return replace(
             self,
             own=apply_norm(norm, self.own),
-            bias=with_shift(norm, apply_norm(norm, self.bias)),
+            bias=add_shift(norm, apply_norm(norm, self.bias)),
             steps=(*self.steps, norm),
         )
 
@@ -304,12 +306,12 @@ def apply_norm(norm: NormRecord, x: Tensor) -> Tensor:
     return normed.mul_(factor) if factor.shape[:-1] == normed.shape[:-1] else normed * factor
 
 
-def with_shift(norm: NormRecord, x: Tensor) -> Tensor:
+def add_shift(norm: NormRecord, x: Tensor) -> Tensor:
     """The shift of a norm, which goes to the remainder, added in place."""
     return x if norm.shift is None else x.add_(norm.shift)
 
 
-def reach(weights: Tensor) -> slice:
+def rows_with_weight(weights: Tensor) -> slice:
     """The rows of (tokens, H, R) that have any weight: a causal or local attention leaves many out."""
     touched = weights.amax((0, 1)).nonzero()
     return slice(int(touched[0]), int(touched[-1]) + 1) if len(touched) else slice(0, 0)
@@ -326,6 +328,6 @@ def row_norms(x: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def probe(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def probe_direction(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(d,) a fixed Gaussian direction: the size of an error e along it estimates ``||e||``."""
     return torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device, dtype)

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from normscope.analysis import Label, Measured
-from normscope.decompose.gram import Figures, Reduced, completeness, mixing_ratio
+from normscope.decompose.gram import Figures, Reduced, completeness_error, mixing_ratio
 from normscope.decompose.layer import HeadPieces, Place, measure_layer
 from normscope.decompose.state import Scratch, set_own_cells
 from normscope.engine.request import (
     GROUP_TOKENS,
     Request,
-    within,
+    check_indices,
 )
 from normscope.errors import NormscopeError
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item, Tokens
-from normscope.models.scopes import keeps_own
+from normscope.models.scopes import scope_keeps_own_token
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.records import AttentionRecord, LayerRecord, select_items, select_rows
 
@@ -100,7 +100,9 @@ class Collected:
         figures = Figures(*self.figures[:, :, :, layers].unbind(1))
         positions = None if positions is None else positions.cpu()
         set_own_cells(self.maps[:, :, layers, :, : self.length].transpose(3, 4), positions, figures.own)
-        return torch.stack([mixing_ratio(figures.others, figures.own), figures.remainder, completeness(figures)], dim=1)
+        return torch.stack(
+            [mixing_ratio(figures.others, figures.own), figures.remainder, completeness_error(figures)], dim=1
+        )
 
     def item(
         self, number: int, settled: Tensor, rows: slice | Tensor, columns: slice | Tensor, layers: slice
@@ -109,7 +111,9 @@ class Collected:
         maps = self.maps[number, :, layers][:, :, rows][..., columns].contiguous()
         mixing, remainder, error = settled[number][..., rows].contiguous()
         worst = error.amax(-1).to(torch.float64)
-        kept = (ratio if keeps_own(scope) else None for scope, ratio in zip(self.place, mixing, strict=True))
+        kept = (
+            ratio if scope_keeps_own_token(scope) else None for scope, ratio in zip(self.place, mixing, strict=True)
+        )
         each = (Measured(*one) for one in zip(maps, kept, remainder, worst, strict=True))
         measured = dict(zip(self.place, each, strict=True))
         heads = {scope: of[number, layers][:, :, rows][..., columns].contiguous() for scope, of in self.heads.items()}
@@ -133,14 +137,14 @@ class BatchRun:
         self.request, self.items = request, items
         side = request.stack.side
         self.longest = max(len(item.sides[side].names) for item in items)
-        self.geometry = [geometry_of(item, side, request.rows, self.longest) for item in items]
+        self.geometry = [item_geometry(item, side, request.rows, self.longest) for item in items]
         self.positions = None
         if request.rows is not None:
             self.positions = torch.stack([geometry.positions for geometry in self.geometry]).to(device)
         encoder = max(len(item.sides["encoder"].names) for item in items) if request.crosses else 0
         virtual = len(items[0].virtual)
         self.collected = Collected(request, len(items), self.longest, encoder, dtype, virtual)
-        self.places = [place_of(item, request, g) for item, g in zip(items, self.geometry, strict=True)]
+        self.places = [item_place(item, request, g) for item, g in zip(items, self.geometry, strict=True)]
         self.scratch, self.tick = scratch, tick
         self.warnings: list[str] = []  # of results
         self.records = RecordRequest(
@@ -192,31 +196,31 @@ class Geometry:
     positions: Tensor  # of the rows
 
 
-def geometry_of(item: Item, side: str, rows: Sequence[int] | None, longest: int) -> Geometry:
+def item_geometry(item: Item, side: str, rows: Sequence[int] | None, longest: int) -> Geometry:
     """`longest`: the tokens of the longest item of the batch, behind which the virtual columns stand."""
     tokens = item.sides[side]
     real = tokens.real.nonzero().flatten()
-    span = columns = _span(tokens)
+    span = columns = _real_span(tokens)
     if item.virtual:
         columns = torch.cat([real, longest + torch.arange(len(item.virtual))])
     if rows is None:
         return Geometry(real, columns, span, real)
-    chosen = within("row", rows, len(real))
+    chosen = check_indices("row", rows, len(real))
     return Geometry(real, columns, slice(None), real[torch.tensor(chosen)])
 
 
-def _span(tokens: Tokens) -> slice | Tensor:
+def _real_span(tokens: Tokens) -> slice | Tensor:
     return slice(0, len(tokens.names)) if bool(tokens.real.all()) else tokens.real.nonzero().flatten()
 
 
-def place_of(item: Item, request: Request, geometry: Geometry) -> Place:
+def item_place(item: Item, request: Request, geometry: Geometry) -> Place:
     lengths = (
         len(item.sides[request.stack.side].names) + len(item.virtual),
         len(item.sides["encoder"].names) if request.crosses else 0,
     )
-    encoder = _span(item.sides["encoder"]) if request.crosses else None
+    encoder = _real_span(item.sides["encoder"]) if request.crosses else None
     return Place(geometry.columns, geometry.rows, encoder, lengths)
 
 
-def labels_of(item: Item, side: str) -> list[Label]:
+def token_labels(item: Item, side: str) -> list[Label]:
     return [Label(token, side, n) for n, token in enumerate(item.sides[side].names)]

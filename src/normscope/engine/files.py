@@ -25,7 +25,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
         raise NormscopeError(f"Cannot read {path}: {reason}.")
 
 
-def check_folder(path: str | os.PathLike[str]) -> None:
+def check_output_folder(path: str | os.PathLike[str]) -> None:
     """Refuse a folder that cannot be made or written to."""
     above = Path(path)
     while not above.exists() and above != above.parent:
@@ -37,7 +37,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
+def write_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends without an exception."""
     target = Path(path)
     folder = target.parent

@@ -13,13 +13,13 @@ from torch import Tensor
 from normscope.decompose.gram import Figures
 from normscope.decompose.layer import Place, measure_layer
 from normscope.decompose.state import Scratch
-from normscope.engine.request import Options, reach, side_requests
+from normscope.engine.request import Options, side_requests, steps_until
 from normscope.errors import NormscopeError
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import affine, value_map
-from normscope.models.scopes import aliases_of, resolve, steps_of
+from normscope.models.modules import linear_map, value_map
+from normscope.models.scopes import layer_steps, resolve_scopes, scope_aliases
 from normscope.models.spec import Attention, Norm, Stack
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.records import FeedForwardRecord, LayerRecord, ScaleRecord
@@ -32,8 +32,8 @@ def scope_outputs(loaded: LoadedModel, item: Item, scopes: Sequence[str]) -> dic
     At "attention-block" of a post-LN layer that is the feed-forward's input, at "ff" its output, biases included.
     """
     stack = loaded.stacks[0]
-    names = {scope: resolve([scope], stack.blocks)[0][0] for scope in scopes}
-    steps = reach(steps_of(stack.blocks), names.values())
+    names = {scope: resolve_scopes([scope], stack.blocks)[0][0] for scope in scopes}
+    steps = steps_until(layer_steps(stack.blocks), names.values())
     found: dict[str, list[Tensor]] = {scope: [] for scope in scopes}
 
     def on_layer(record: LayerRecord) -> None:
@@ -42,7 +42,7 @@ def scope_outputs(loaded: LoadedModel, item: Item, scopes: Sequence[str]) -> dic
                 if name in (step.norms, step.weights) and not isinstance(part, ScaleRecord):
                     found[scope].append(part.output[0][item.sides[stack.side].real].clone())
 
-    _trace(loaded, item, stack, steps, on_layer)
+    _trace_stack(loaded, item, stack, steps, on_layer)
     return {scope: torch.stack(layers) for scope, layers in found.items()}
 
 
@@ -52,7 +52,7 @@ def map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> T
     W_2 keeps only its columns of those dimensions, so that every number is exact (FF paper, section 6.2).
     """
     stack = loaded.stacks[0]
-    scope = aliases_of(stack.blocks)["ff"]
+    scope = scope_aliases(stack.blocks)["ff"]
     (request,) = side_requests(loaded, [stack], Options(scopes=[scope]))
     real = item.sides[stack.side].real.nonzero().flatten()
     whole = len(real) == len(item.sides[stack.side].names)
@@ -62,7 +62,9 @@ def map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> T
 
     def on_layer(record: LayerRecord) -> None:
         kept = dims[record.index].to(loaded.base.device)
-        parts = tuple(_within(part, kept) if isinstance(part, FeedForwardRecord) else part for part in record.parts)
+        parts = tuple(
+            _restrict_hidden(part, kept) if isinstance(part, FeedForwardRecord) else part for part in record.parts
+        )
         ((reduced,), _) = measure_layer(
             replace(record, parts=parts), request.steps, [scope], [place], None, request.options, scratch
         )
@@ -71,11 +73,11 @@ def map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> T
         full.diagonal().copy_(Figures(*reduced.figures).own[0, 0])
         found.append(full[real][:, real].cpu())
 
-    _trace(loaded, item, stack, request.steps, on_layer)
+    _trace_stack(loaded, item, stack, request.steps, on_layer)
     return torch.stack(found)
 
 
-def _within(record: FeedForwardRecord, dims: Tensor) -> FeedForwardRecord:
+def _restrict_hidden(record: FeedForwardRecord, dims: Tensor) -> FeedForwardRecord:
     units = tuple(
         replace(unit, out=unit.out[:, dims], out_bias=None if unit.out_bias is None else unit.out_bias[dims])
         for unit in record.units
@@ -86,8 +88,8 @@ def _within(record: FeedForwardRecord, dims: Tensor) -> FeedForwardRecord:
 def norm_gains(loaded: LoadedModel, scope: str) -> Tensor:
     """(layers, d): gamma of the norm that ends at a scope, by name or alias; "layer" is LN2 of a post-LN layer."""
     stack = loaded.stacks[0]
-    name = resolve([scope], stack.blocks)[0][0]
-    part = next(step.part for step in steps_of(stack.blocks) if step.norms == name)
+    name = resolve_scopes([scope], stack.blocks)[0][0]
+    part = next(step.part for step in layer_steps(stack.blocks) if step.norms == name)
     if not isinstance(part, Norm):
         raise NormscopeError(f"{name} does not end with a norm in {loaded.family.name}: there is no gain to look at.")
     found = []
@@ -104,10 +106,10 @@ def attention_maps(loaded: LoadedModel, layer: int) -> tuple[Tensor, Tensor, Ten
     """
     stack = loaded.stacks[0]
     part = next(
-        step.part for step in steps_of(stack.blocks) if isinstance(step.part, Attention) and not step.part.cross
+        step.part for step in layer_steps(stack.blocks) if isinstance(step.part, Attention) and not step.part.cross
     )
     module = loaded.calls.modules[loaded.stacks[0].side][layer]
-    out, out_bias = affine(module.get_submodule(part.output))
+    out, out_bias = linear_map(module.get_submodule(part.output))
     heads = loaded.head_counts[0]
     shared = (
         heads if part.packing == "interleaved" else getattr(loaded.base.config, "num_key_value_heads", None) or heads
@@ -123,7 +125,7 @@ def attention_maps(loaded: LoadedModel, layer: int) -> tuple[Tensor, Tensor, Ten
     )
 
 
-def _trace(
+def _trace_stack(
     loaded: LoadedModel, item: Item, stack: Stack, steps: Sequence[Any], on_layer: Callable[[LayerRecord], None]
 ) -> None:
     depth = loaded.depths[loaded.stacks.index(stack)]

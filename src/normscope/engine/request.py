@@ -15,11 +15,11 @@ from transformers.pytorch_utils import Conv1D
 
 from normscope.decompose.activations import Gate
 from normscope.decompose.layer import LayerOptions
-from normscope.decompose.shapley.gate import EXPERTS, Shapley, parse
-from normscope.decompose.state import BESIDE, VECTORS
+from normscope.decompose.shapley.gate import EXPERTS, Shapley, parse_shapley_gate
+from normscope.decompose.state import EXTRA_VECTORS, VECTOR_LIMIT
 from normscope.errors import NormscopeError
 from normscope.models.loaded import LoadedModel
-from normscope.models.scopes import Step, names_of, resolve, steps_of
+from normscope.models.scopes import Step, layer_steps, resolve_scopes, scope_names
 from normscope.models.spec import Experts, FeedForward, Stack
 from normscope.tracing.proof import prove
 from normscope.tracing.trace import SCORES
@@ -68,16 +68,16 @@ def side_requests(loaded: LoadedModel, stacks: Sequence[Stack], options: Options
     heads = options.heads
     if heads is not False and any(len(set(some)) > 1 for some in loaded.calls.heads.values()):
         raise NormscopeError("The layers of this model have different numbers of heads: leave heads out.")
-    gate = gate_of(options.gate)
+    gate = parse_gate(options.gate)
     if options.value_bias not in VALUE_BIASES:
         raise NormscopeError(f"Unknown value_bias {options.value_bias!r}. Known: {', '.join(VALUE_BIASES)}.")
-    chosen = indices("layer", options.layers, max(depths))
-    wanted_heads = () if heads is False else indices("head", None if heads is True else heads, max(counts))
-    wanted_rows = None if options.rows is None else tuple(integers("row", options.rows))
+    chosen = chosen_indices("layer", options.layers, max(depths))
+    wanted_heads = () if heads is False else chosen_indices("head", None if heads is True else heads, max(counts))
+    wanted_rows = None if options.rows is None else tuple(check_integers("row", options.rows))
     if options.scopes is None:
-        names = [names_of(stack.blocks) for stack in stacks]
+        names = [scope_names(stack.blocks) for stack in stacks]
     else:
-        names = resolve(options.scopes, *(stack.blocks for stack in stacks))
+        names = resolve_scopes(options.scopes, *(stack.blocks for stack in stacks))
     made = []
     for stack, found, depth, count in zip(stacks, names, depths, counts, strict=True):
         there = tuple(head for head in wanted_heads if head < count)
@@ -85,9 +85,9 @@ def side_requests(loaded: LoadedModel, stacks: Sequence[Stack], options: Options
         present = tuple(sorted({layer for layer in chosen if layer < depth}))
         if found and present:
             asked = wanted_rows if stack is stacks[-1] else None
-            steps = steps_of(stack.blocks)
+            steps = layer_steps(stack.blocks)
             crosses = any(step.alias == "cross-attention" for step in steps)
-            reached = reach(steps, found)
+            reached = steps_until(steps, found)
             if isinstance(gate, Shapley) and any(isinstance(step.part, Experts) for step in reached):
                 raise NormscopeError(EXPERTS)
             made.append(Request(stack, found, present, asked, how, reached, crosses))
@@ -96,23 +96,23 @@ def side_requests(loaded: LoadedModel, stacks: Sequence[Stack], options: Options
     return made
 
 
-def gate_of(name: Any) -> Gate | Shapley:
+def parse_gate(name: Any) -> Gate | Shapley:
     """A gate by its name, checked."""
     shared = next((gate for gate in SHARED if gate == name), None)
-    found = shared or (parse(name) if isinstance(name, str) else None)
+    found = shared or (parse_shapley_gate(name) if isinstance(name, str) else None)
     if found is None:
         raise NormscopeError(f"Unknown gate {name!r}. Known: {', '.join(GATES)}.")
     return found
 
 
-def reach(steps: Sequence[Step], scopes: Iterable[str]) -> tuple[Step, ...]:
+def steps_until(steps: Sequence[Step], scopes: Iterable[str]) -> tuple[Step, ...]:
     """The steps up to the last wanted scope."""
     wanted = set(scopes)
     last = max(n for n, step in enumerate(steps) if {step.norms, step.weights} & wanted)
     return tuple(steps[: last + 1])
 
 
-def integers(what: str, given: Any) -> list[int]:
+def check_integers(what: str, given: Any) -> list[int]:
     """A list of integers, given as one, as any iterable of them, or as an array of NumPy or PyTorch."""
     values = given.tolist() if hasattr(given, "tolist") else given
     listed: list[Any] = list(values) if hasattr(values, "__iter__") else [values]
@@ -125,17 +125,17 @@ def integers(what: str, given: Any) -> list[int]:
     return listed
 
 
-def within(what: str, given: Iterable[int] | int, size: int) -> list[int]:
+def check_indices(what: str, given: Iterable[int] | int, size: int) -> list[int]:
     """Indices counted from 0 (negative: from the end), checked."""
-    listed = integers(what, given)
+    listed = check_integers(what, given)
     for entry in listed:
         if not -size <= entry < size:
             raise NormscopeError(f"There is no {what} {entry}: valid are 0 to {size - 1} (or -{size} to -1).")
     return [entry % size for entry in listed]
 
 
-def indices(what: str, given: Iterable[int] | int | None, size: int) -> tuple[int, ...]:
-    return tuple(range(size)) if given is None else tuple(within(what, given, size))
+def chosen_indices(what: str, given: Iterable[int] | int | None, size: int) -> tuple[int, ...]:
+    return tuple(range(size)) if given is None else tuple(check_indices(what, given, size))
 
 
 # Items are decomposed together up to this many tokens: enough work for each call, not too much for the cache.
@@ -143,7 +143,7 @@ GROUP_TOKENS = 512
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayerShape:
     """The sizes that decide the cost of a layer."""
 
     width: int
@@ -160,20 +160,20 @@ class Estimate:
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.tokens} tokens: about {readable(self.memory)} of memory and {self.seconds:.1f} s"
+        return f"{self.tokens} tokens: about {format_bytes(self.memory)} of memory and {self.seconds:.1f} s"
 
 
-def shape_of(layer: nn.Module, config: Any, heads: int) -> Shape:
+def layer_shape(layer: nn.Module, config: Any, heads: int) -> LayerShape:
     """The sizes of a stack, from one of its layers."""
     widths = [module.out_features for module in layer.modules() if isinstance(module, nn.Linear)]
     widths += [module.nf for module in layer.modules() if isinstance(module, Conv1D)]
     width = getattr(config, "hidden_size", None)
     if not isinstance(width, int):
         raise NormscopeError(f"The config {type(config).__name__} has no hidden_size, the width of its vectors.")
-    return Shape(width=width, heads=heads, hidden=max(widths))
+    return LayerShape(width=width, heads=heads, hidden=max(widths))
 
 
-def estimate(lengths: Sequence[int], request: Request, shape: Shape, dtype: torch.dtype) -> Estimate:
+def estimate_cost(lengths: Sequence[int], request: Request, shape: LayerShape, dtype: torch.dtype) -> Estimate:
     """The cost of one batch of inputs of the given lengths."""
     size = 8 if dtype == torch.float64 else 4
     n, items = max(lengths), len(lengths)
@@ -185,7 +185,11 @@ def estimate(lengths: Sequence[int], request: Request, shape: Shape, dtype: torc
     # norm) and a few maps at a time.
     group = min(items, max(1, GROUP_TOKENS // n))
     attention = size * (items * shape.heads * n * n + 4 * SCORES)
-    vectors = 2 * size * min(group * n * (shape.heads + BESIDE) * shape.width, max(VECTORS, shape.heads * shape.width))
+    vectors = (
+        2
+        * size
+        * min(group * n * (shape.heads + EXTRA_VECTORS) * shape.width, max(VECTOR_LIMIT, shape.heads * shape.width))
+    )
     products = size * group * n * (2 * shape.heads * min(out, 2**20 // n + 1) + 8 * out)
     activations = size * items * n * (8 * shape.width + 2 * shape.hidden)
     # Blocks of contributions and the holes that they leave; W_O W_1, twice where gated, and W_2 in another layout.
@@ -204,14 +208,14 @@ def estimate(lengths: Sequence[int], request: Request, shape: Shape, dtype: torc
     flops = float((max(request.layers) + 1) * layer + layers * 0.5 * layer)  # a pass ends after the last wanted layer
     if has_ff:
         flops += layers * sum(2 * min(out, m) * m * shape.width * shape.hidden for m in lengths) * 1.15
-    return Estimate(n, memory, seconds + flops / gemm_rate(dtype, torch.get_num_threads()))
+    return Estimate(n, memory, seconds + flops / matmul_rate(dtype, torch.get_num_threads()))
 
 
 def refuse_over_budget(cost: Estimate, budget: int) -> None:
     """Refuse an analysis that would not fit, with the numbers and the ways out."""
     if cost.memory > budget:
         raise NormscopeError(
-            f"This analysis would take {cost}, over the memory budget of {readable(budget)}. "
+            f"This analysis would take {cost}, over the memory budget of {format_bytes(budget)}. "
             "Ways out: fewer layers=[...] or scopes=[...], rows=[...] for some output positions only, heads=False, "
             "a smaller batch_size, a shorter input (truncation=True), or a larger memory_budget."
         )
@@ -233,7 +237,7 @@ def default_budget() -> int:
 
 
 @lru_cache(maxsize=8)
-def gemm_rate(dtype: torch.dtype, threads: int) -> float:
+def matmul_rate(dtype: torch.dtype, threads: int) -> float:
     """Flops per second of a matrix product on this machine's CPU, measured once (a few milliseconds)."""
     x = torch.ones(512, 512, dtype=dtype)
     best = float("inf")
@@ -244,7 +248,7 @@ def gemm_rate(dtype: torch.dtype, threads: int) -> float:
     return float(2 * 512**3 / best)
 
 
-def readable(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Bytes for people."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:

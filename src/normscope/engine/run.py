@@ -18,23 +18,23 @@ from normscope.analysis import NO_HEADS, Analysis, HeadMaps, Label, Measured, Re
 from normscope.decompose.layer import layer_vectors
 from normscope.decompose.state import Scratch
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.engine.batch import BatchRun, geometry_of, labels_of, place_of
+from normscope.engine.batch import BatchRun, item_geometry, item_place, token_labels
 from normscope.engine.request import (
     Estimate,
     Request,
+    check_indices,
     default_budget,
-    estimate,
-    reach,
+    estimate_cost,
+    layer_shape,
     refuse_over_budget,
-    shape_of,
-    within,
+    steps_until,
 )
 from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import changed, layer_modules
-from normscope.models.scopes import aliases_of, steps_of
+from normscope.models.modules import is_modified, layer_modules
+from normscope.models.scopes import layer_steps, scope_aliases
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.proof import prove
 from normscope.tracing.records import LayerRecord, select_rows
@@ -55,18 +55,18 @@ class Workspace:
     free: list[Scratch] = field(default_factory=list)
 
 
-def cost(loaded: LoadedModel, items: Sequence[Item], requests: Sequence[Request]) -> Estimate:
+def batch_cost(loaded: LoadedModel, items: Sequence[Item], requests: Sequence[Request]) -> Estimate:
     """Memory and time of one batch."""
     costs = []
     for request in requests:
         stack = request.stack
         heads = loaded.head_counts[loaded.stacks.index(stack)]
-        shape = shape_of(layer_modules(loaded.base, stack)[0], loaded.base.config, heads)
-        costs.append(estimate([len(item.sides[stack.side].names) for item in items], request, shape, loaded.dtype))
+        shape = layer_shape(layer_modules(loaded.base, stack)[0], loaded.base.config, heads)
+        costs.append(estimate_cost([len(item.sides[stack.side].names) for item in items], request, shape, loaded.dtype))
     return Estimate(max(c.tokens for c in costs), sum(c.memory for c in costs), sum(c.seconds for c in costs))
 
 
-def run(
+def run_batch(
     loaded: LoadedModel,
     items: Sequence[Item],
     requests: Sequence[Request],
@@ -76,10 +76,10 @@ def run(
 ) -> list[Result]:
     """The results of a batch. `first` is told those of the first layer as soon as they are there, unless the model has
     two sides."""
-    if len(items) > 1 and changed(loaded.base):  # what others put there may count tokens or items
-        return [result for item in items for result in run(loaded, [item], requests, workspace, progress)]
+    if len(items) > 1 and is_modified(loaded.base):  # what others put there may count tokens or items
+        return [result for item in items for result in run_batch(loaded, [item], requests, workspace, progress)]
     refuse_over_budget(
-        cost(loaded, items, requests), default_budget() if workspace.budget is None else workspace.budget
+        batch_cost(loaded, items, requests), default_budget() if workspace.budget is None else workspace.budget
     )
     try:
         scratch = workspace.free.pop()
@@ -94,7 +94,7 @@ def run(
         if progress is not None:
             progress(done, total)
         if first is not None and done == 1 < total and not loaded.two_sided:
-            first(assemble(loaded, items, runs, slice(0, 1)))
+            first(assemble_results(loaded, items, runs, slice(0, 1)))
 
     device = loaded.base.device
     runs = [
@@ -106,13 +106,13 @@ def run(
     finally:
         scratch.trim(KEPT_SCRATCH)
         workspace.free.append(scratch)
-    found = assemble(loaded, items, runs, slice(None))
+    found = assemble_results(loaded, items, runs, slice(None))
     for text in dict.fromkeys(text for one in runs for text in one.warnings):
         warnings.warn(text, NormscopeWarning, stacklevel=3)  # where analyze() is called
     return found
 
 
-def run_many(
+def run_stream(
     loaded: LoadedModel, items: Iterable[Item], requests: Sequence[Request], workspace: Workspace, batch_size: int
 ) -> Iterator[Result]:
     """The results of many items in their order. A window of several batches is sorted by length, so that little is
@@ -126,19 +126,21 @@ def run_many(
         for order in kinds.values():
             for start in range(0, len(order), batch_size):
                 batch = order[start : start + batch_size]
-                results = run(loaded, [window[n] for n in batch], requests, workspace)
+                results = run_batch(loaded, [window[n] for n in batch], requests, workspace)
                 done |= zip(batch, results, strict=True)
         for n in range(len(window)):
             yield done.pop(n)
 
 
-def assemble(loaded: LoadedModel, items: Sequence[Item], runs: Sequence[BatchRun], layers: slice) -> list[Result]:
+def assemble_results(
+    loaded: LoadedModel, items: Sequence[Item], runs: Sequence[BatchRun], layers: slice
+) -> list[Result]:
     """The results of a batch, as far as those layers of the requests go."""
     results: list[Result] = []
     settled = [run.collected.settle(layers, run.positions) for run in runs]
     for n, item in enumerate(items):
         found = {
-            run.request.stack.side: _analysis(loaded, item, run, n, one, layers)
+            run.request.stack.side: _assemble_analysis(loaded, item, run, n, one, layers)
             for run, one in zip(runs, settled, strict=True)
         }
         if loaded.two_sided:
@@ -148,9 +150,11 @@ def assemble(loaded: LoadedModel, items: Sequence[Item], runs: Sequence[BatchRun
     return results
 
 
-def _analysis(loaded: LoadedModel, item: Item, run: BatchRun, number: int, settled: Tensor, layers: slice) -> Analysis:
+def _assemble_analysis(
+    loaded: LoadedModel, item: Item, run: BatchRun, number: int, settled: Tensor, layers: slice
+) -> Analysis:
     request, geometry = run.request, run.geometry[number]
-    labels = labels_of(item, request.stack.side)
+    labels = token_labels(item, request.stack.side)
     columns = tuple(labels[n] for n in geometry.real.tolist())
     rows = columns if request.rows is None else tuple(labels[n] for n in geometry.positions.tolist())
     words = item.sides[request.stack.side].word_ids
@@ -159,7 +163,7 @@ def _analysis(loaded: LoadedModel, item: Item, run: BatchRun, number: int, settl
         columns += tuple(Label(name, "prompt", n) for n, name in enumerate(item.virtual))
         word_ids = None if word_ids is None else word_ids + (None,) * len(item.virtual)
     if request.crosses:
-        sources = labels_of(item, "encoder")
+        sources = token_labels(item, "encoder")
         encoder = tuple(sources[n] for n in item.sides["encoder"].real.nonzero().flatten().tolist())
         columns += encoder
         word_ids = None if word_ids is None else word_ids + (None,) * len(encoder)
@@ -171,11 +175,11 @@ def _analysis(loaded: LoadedModel, item: Item, run: BatchRun, number: int, settl
     def recompute(
         scopes: Sequence[str], layers: Sequence[int], blocks: Sequence[Sequence[int]], receive: Receive
     ) -> None:
-        chosen = [[rows[n].position for n in within("row", block, len(rows))] for block in blocks]
-        _recompute(loaded, item, request, scopes, layers, chosen, receive)
+        chosen = [[rows[n].position for n in check_indices("row", block, len(rows))] for block in blocks]
+        _recompute_vectors(loaded, item, request, scopes, layers, chosen, receive)
 
     depth = loaded.depths[loaded.stacks.index(request.stack)]
-    aliases = dict(aliases_of(request.stack.blocks))
+    aliases = dict(scope_aliases(request.stack.blocks))
     return Analysis(
         measured=measured,
         rows=rows,
@@ -229,7 +233,7 @@ def _check_complete(loaded: LoadedModel, found: Mapping[str, Measured], request:
     ]
 
 
-def _recompute(
+def _recompute_vectors(
     loaded: LoadedModel,
     item: Item,
     request: Request,
@@ -243,9 +247,9 @@ def _recompute(
     prove(loaded)
     side = request.stack.side
     place = replace(
-        place_of(item, request, geometry_of(item, side, None, len(item.sides[side].names))), rows=slice(None)
+        item_place(item, request, item_geometry(item, side, None, len(item.sides[side].names))), rows=slice(None)
     )
-    steps = reach(steps_of(request.stack.blocks), scopes)
+    steps = steps_until(layer_steps(request.stack.blocks), scopes)
     tables = [torch.tensor([list(block)], device=loaded.base.device) for block in blocks]
 
     def on_layer(record: LayerRecord) -> None:

@@ -18,43 +18,49 @@ from torch import Tensor
 
 from normscope.analysis import Analysis, HeadMaps, Label, Measured
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.engine.files import atomic, check_suffix
+from normscope.engine.files import check_suffix, write_atomically
 from normscope.errors import NormscopeError, NormscopeWarning
-from normscope.models.scopes import keeps_own
+from normscope.models.scopes import scope_keeps_own_token
 
 FORMAT = "normscope-analysis-2"
 UNCHECKED = "normscope-analysis-1"  # as it was before there was a checksum
 
 
-def save(path: str | os.PathLike[str], result: Analysis | EncoderDecoderAnalysis) -> Path:
+def save_analysis(path: str | os.PathLike[str], result: Analysis | EncoderDecoderAnalysis) -> Path:
     """Write everything but the model; of an encoder-decoder both sides."""
     if isinstance(result, Analysis):
-        return write(path, _tensors(result), {"format": FORMAT, **_meta(result)})
-    tensors = {f"{side}/{name}": t for side, one in result.sides.items() for name, t in _tensors(one).items()}
-    return write(path, tensors, {"format": FORMAT, "sides": {side: _meta(one) for side, one in result.sides.items()}})
+        return write_tensors(path, _analysis_tensors(result), {"format": FORMAT, **_analysis_metadata(result)})
+    tensors = {f"{side}/{name}": t for side, one in result.sides.items() for name, t in _analysis_tensors(one).items()}
+    return write_tensors(
+        path,
+        tensors,
+        {"format": FORMAT, "sides": {side: _analysis_metadata(one) for side, one in result.sides.items()}},
+    )
 
 
-def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
     """Write tensors and a description, which JSON can say, with a checksum of both."""
     check_suffix(path, ".safetensors")
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     description = json.dumps(meta)
-    with atomic(path) as temporary:
+    with write_atomically(path) as temporary:
         try:
-            save_file(kept, temporary, metadata={"normscope": description, "sha256": checksum(kept, description)})
+            save_file(
+                kept, temporary, metadata={"normscope": description, "sha256": tensor_checksum(kept, description)}
+            )
         except SafetensorError as error:  # a full disk, for instance
             raise NormscopeError(f"Cannot write {path}: {error}.") from error
     return Path(path)
 
 
-def load(path: str | os.PathLike[str]) -> Analysis | EncoderDecoderAnalysis:
+def load_analysis(path: str | os.PathLike[str]) -> Analysis | EncoderDecoderAnalysis:
     """Read what `save` wrote; a damaged or foreign file is refused."""
-    tensors, meta = read(path, "Analysis.save", FORMAT, UNCHECKED)
+    tensors, meta = read_tensors(path, "Analysis.save", FORMAT, UNCHECKED)
     try:
         if "sides" not in meta:
-            return _analysis(tensors, meta, path)
+            return _rebuild_analysis(tensors, meta, path)
         sides = {
-            side: _analysis(
+            side: _rebuild_analysis(
                 {n.removeprefix(f"{side}/"): t for n, t in tensors.items() if n.startswith(f"{side}/")}, one, path
             )
             for side, one in meta["sides"].items()
@@ -66,7 +72,7 @@ def load(path: str | os.PathLike[str]) -> Analysis | EncoderDecoderAnalysis:
         raise NormscopeError(f"{path} lacks a part of an analysis: {error}.") from error
 
 
-def checksum(tensors: Mapping[str, Tensor], description: str) -> str:
+def tensor_checksum(tensors: Mapping[str, Tensor], description: str) -> str:
     """SHA-256 of the description and of every tensor's name, type, shape and bytes, in hexadecimal digits."""
     digest = hashlib.sha256(f"{description}\n".encode())
     for name, tensor in sorted(tensors.items()):
@@ -75,7 +81,7 @@ def checksum(tensors: Mapping[str, Tensor], description: str) -> str:
     return digest.hexdigest()
 
 
-def _tensors(analysis: Analysis) -> dict[str, Tensor]:
+def _analysis_tensors(analysis: Analysis) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for scope, measured in analysis.measured.items():
         for name, tensor in vars(measured).items():
@@ -87,7 +93,7 @@ def _tensors(analysis: Analysis) -> dict[str, Tensor]:
     return tensors
 
 
-def _meta(analysis: Analysis) -> dict[str, Any]:
+def _analysis_metadata(analysis: Analysis) -> dict[str, Any]:
     return {
         "scopes": analysis.scopes,
         "rows": analysis.rows,
@@ -100,7 +106,7 @@ def _meta(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def read(
+def read_tensors(
     path: str | os.PathLike[str], writer: str, current: str, unchecked: str | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the description that `write` wrote, of the format `current`, or of an older one that had no
@@ -124,21 +130,21 @@ def read(
             category=NormscopeWarning,
             stacklevel=4,  # where Analysis.load is called
         )
-    elif metadata.get("sha256") != checksum(tensors, description):
+    elif metadata.get("sha256") != tensor_checksum(tensors, description):
         raise NormscopeError(
             f"{path} is damaged: its contents do not fit its checksum. Take another copy, or run the analysis again."
         )
     return tensors, meta
 
 
-def _analysis(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Analysis:
+def _rebuild_analysis(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Analysis:
     """The analysis of what `_tensors` and `_meta` gave."""
     word_ids = meta["word_ids"]
     found = Analysis(
         measured={
             scope: Measured(
                 tensors[f"map/{scope}"],
-                tensors[f"mixing/{scope}"] if keeps_own(scope) else None,
+                tensors[f"mixing/{scope}"] if scope_keeps_own_token(scope) else None,
                 tensors[f"remainder/{scope}"],
                 tensors[f"completeness/{scope}"],
             )
@@ -157,12 +163,12 @@ def _analysis(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], path: str 
         word_ids=None if word_ids is None else tuple(word_ids),
         info=dict(meta["info"]),
     )
-    if not _fits(found):
+    if not _shapes_fit(found):
         raise NormscopeError(f"{path} is damaged: its labels do not fit its maps.")
     return found
 
 
-def _fits(found: Analysis) -> bool:
+def _shapes_fit(found: Analysis) -> bool:
     """Whether labels and tensors belong together."""
     layers, heads, rows, columns = map(len, (found.layers, found.head_indices, found.rows, found.columns))
     fits = all(tuple(maps.shape) == (layers, heads, rows, columns) for maps in found.heads.values())

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from normscope.decompose.activations import CLOSED_FORMS, coefficient
+from normscope.decompose.activations import CLOSED_FORMS, gate_coefficient
 from normscope.flow.frozen import FrozenPool, FrozenScale, Map
 from normscope.tracing.closeness import ELEMENT, PIECE, equal, misfit
 
@@ -161,7 +161,7 @@ def _activations(known: Known) -> Iterator[_Candidate]:
 
         def held(a: Tensor, name: str = name, function: Function = function) -> FrozenScale:
             constant = function(a.new_zeros(1)).expand(a.shape[-1])
-            return FrozenScale(coefficient("ig", name, function, a), constant if bool(constant.any()) else None)
+            return FrozenScale(gate_coefficient("ig", name, function, a), constant if bool(constant.any()) else None)
 
         yield _Candidate(guess, held)
 

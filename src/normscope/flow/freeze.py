@@ -29,7 +29,7 @@ from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import value_map
-from normscope.models.scopes import Step, steps_of
+from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Stack
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.closeness import coarser, equal
@@ -110,7 +110,7 @@ def _request(
 ) -> RecordRequest:
     side = sides[number]
     stack, states = side.stack, side.states
-    steps = steps_of(stack.blocks)
+    steps = layer_steps(stack.blocks)
     modules = loaded.calls.modules[stack.side]
 
     def on_layer(record: LayerRecord) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from normscope.decompose.activations import Gate
-from normscope.decompose.feed_forward import constant_of, gated_unit, projections_of
+from normscope.decompose.feed_forward import gated_constant, gated_unit, projections_of
 from normscope.decompose.state import GatedUnit
 from normscope.models.scopes import Step
 from normscope.tracing.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, Record, ScaleRecord
@@ -262,7 +262,7 @@ def frozen_feed_forward(part: FeedForwardRecord, gate: Gate) -> FrozenFeedForwar
         made = gated_unit(unit, gate)
         units.append(made)
         biases.append(tuple(projection.bias for projection in projections_of(unit)))
-        constant = constant + constant_of(unit, made, nothing)
+        constant = constant + gated_constant(unit, made, nothing)
     return FrozenFeedForward(tuple(units), tuple(biases), constant[0])
 
 

@@ -20,7 +20,7 @@ from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules
 from normscope.tracing.hooks import mine
-from normscope.tracing.trace import lock_of
+from normscope.tracing.trace import model_lock
 
 
 def gradient_x_input(loaded: LoadedModel, item: Item, model: FrozenModel, aim: Aim) -> Scores:
@@ -70,7 +70,7 @@ def _slopes(
         return hook
 
     try:
-        with lock_of(loaded.base), torch.enable_grad():
+        with model_lock(loaded.base), torch.enable_grad():
             for stack in loaded.stacks:
                 first = layer_modules(loaded.base, stack)[0]
                 handles.append(first.register_forward_pre_hook(mine(enter(stack.side)), with_kwargs=True))

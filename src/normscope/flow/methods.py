@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import Workspace
-from normscope.engine.run import run as run_requests
+from normscope.engine.run import run_batch as run_requests
 from normscope.errors import NormscopeError, nearest
 from normscope.flow import alti, alti_logit, decompx, exact, globenc, gradients, value_zeroing
 from normscope.flow.freeze import FrozenModel
@@ -20,7 +20,7 @@ from normscope.flow.targets import Aim
 from normscope.inputs.item import Item
 from normscope.measures.first_token import normalised
 from normscope.models.loaded import LoadedModel
-from normscope.models.scopes import aliases_of, names_of, resolve
+from normscope.models.scopes import resolve_scopes, scope_aliases, scope_names
 
 Maps = tuple[Tensor, Tensor | None]  # (layers, rows, columns), and the completeness of vectors that were decomposed
 
@@ -75,10 +75,10 @@ def _rollout_refuses(loaded: LoadedModel, option: str) -> str:
 def _scope_refuses(loaded: LoadedModel, option: str) -> str:
     if not option:
         raise NormscopeError("Which scope is to be rolled out? Say it behind a colon, such as rollout-raw:layer.")
-    resolve([option], *(stack.blocks for stack in loaded.stacks))
+    resolve_scopes([option], *(stack.blocks for stack in loaded.stacks))
     for stack in loaded.stacks if loaded.two_sided else ():
-        names = names_of(stack.blocks)
-        name = aliases_of(stack.blocks).get(option, option.upper())
+        names = scope_names(stack.blocks)
+        name = scope_aliases(stack.blocks).get(option, option.upper())
         if name not in names or ("XATTN-N" in names and names.index(name) <= names.index("XATTN-N")):
             return "both sides need that scope, the decoder behind its cross-attention; use rollout:layer"
     return ""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normscope.errors import NormscopeError
 from normscope.flow.frozen import FrozenLinear, FrozenNorm
-from normscope.models.modules import affine
+from normscope.models.modules import linear_map
 from normscope.tracing.closeness import ELEMENT, PRODUCT, is_product, misfit
 
 UPCAST = 1e-6  # rounding of a norm that computes in float32 whatever the model's type
@@ -29,7 +29,7 @@ def is_norm(module: nn.Module) -> bool:
 def linear(module: nn.Module, x: Tensor, made: Tensor, dtype: torch.dtype) -> FrozenLinear | None:
     """The map of a linear module that made this of x (rows, d) in `dtype`; None: it computed something else."""
     try:
-        weight, bias = affine(module)
+        weight, bias = linear_map(module)
     except (NormscopeError, RuntimeError):  # it is not linear, or cannot be run by itself
         return None
     matrix = weight.detach().to(x.dtype).t()

@@ -18,7 +18,7 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules
 from normscope.tracing.closeness import coarser, rows_of
 from normscope.tracing.hooks import mine
-from normscope.tracing.trace import caller, lock_of
+from normscope.tracing.trace import model_lock, module_to_call
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def _rows(logits: Tensor, calls: Sequence[Call], tokens: int) -> Tensor:
 
 def another_pass(loaded: LoadedModel, item: Item) -> Pass:
     """The same input with noise on what enters the first layers: all vectors are others, all else is the same."""
-    model = caller(loaded, head=True)
-    with lock_of(loaded.base), torch.no_grad(), watching(loaded) as watch, _noise(loaded):
+    model = module_to_call(loaded, head=True)
+    with model_lock(loaded.base), torch.no_grad(), watching(loaded) as watch, _noise(loaded):
         logits = logits_of(model(**forward_inputs(loaded, [item])))
     assert logits is not None
     return pass_of(loaded, watch, logits)

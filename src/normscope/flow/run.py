@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from normscope.analysis import Label
-from normscope.engine.batch import labels_of
+from normscope.engine.batch import token_labels
 from normscope.engine.run import INCOMPLETE, INEXACT, Workspace
 from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.flow.freeze import freeze
@@ -115,5 +115,5 @@ def _inexact(loaded: LoadedModel, missed: str) -> str:
 
 
 def _labels(item: Item, side: str) -> tuple[Label, ...]:
-    labels = labels_of(item, side)
+    labels = token_labels(item, side)
     return tuple(labels[n] for n in item.sides[side].real.nonzero().flatten().tolist())

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from normscope.analysis import Label
-from normscope.engine.saving import read, write
+from normscope.engine.saving import read_tensors, write_tensors
 from normscope.errors import NormscopeError
 from normscope.flow.result import Flow, Scores, keep
 
@@ -41,12 +41,12 @@ def save(path: str | os.PathLike[str], flow: Flow) -> Path:
         "to": None if to is None else {name: getattr(to, name) for name in numbers},
         "info": json.loads(json.dumps(dict(flow.info), default=str)),
     }
-    return write(path, tensors, meta)
+    return write_tensors(path, tensors, meta)
 
 
 def load(path: str | os.PathLike[str]) -> Flow:
     """Read what `save` wrote; a damaged or foreign file is refused."""
-    tensors, meta = read(path, "Flow.save", FORMAT)
+    tensors, meta = read_tensors(path, "Flow.save", FORMAT)
     try:
         flow = _flow(tensors, meta)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

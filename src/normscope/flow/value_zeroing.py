@@ -21,7 +21,7 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules, value_rows
 from normscope.models.spec import Attention
 from normscope.tracing.hooks import mine
-from normscope.tracing.trace import lock_of
+from normscope.tracing.trace import model_lock
 
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, what it was called with and put out
 
@@ -33,7 +33,7 @@ def layer_maps(loaded: LoadedModel, item: Item, model: FrozenModel) -> Tensor:
     real = item.sides[stack.side].real.nonzero().flatten().tolist()
     found = []
     sizes = _sizes(model)
-    with lock_of(loaded.base), torch.no_grad():
+    with model_lock(loaded.base), torch.no_grad():
         for layer, args, kwargs, y in _calls(loaded, item):
             found.append([_turned(y, _without(j, layer, part, sizes, args, kwargs))[real] for j in real])
     return normalised(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())

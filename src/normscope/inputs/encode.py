@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normscope.errors import NormscopeError
 from normscope.inputs import generation, media
-from normscope.inputs.item import IGNORED, Item, Tokens, check_length, join, names_of
+from normscope.inputs.item import IGNORED, Item, Tokens, check_length, join_source_and_target, token_names
 from normscope.models.loaded import TOKENS, Limits, LoadedModel
 from normscope.models.soft_prompts import SoftPrompt
 
@@ -21,17 +21,17 @@ def encode(loaded: LoadedModel, given: Any, truncation: bool = False, generate: 
     prompt = loaded.prompt
     if prompt is not None and generate is not None:
         raise NormscopeError("A model with a soft prompt is not continued here: give the whole text.")
-    return [_with_prompt(item, prompt) for item in _items(loaded, given, truncation, generate)]
+    return [_add_soft_prompt(item, prompt) for item in _encode_input(loaded, given, truncation, generate)]
 
 
-def _items(loaded: LoadedModel, given: Any, truncation: bool, generate: int | None) -> list[Item]:
+def _encode_input(loaded: LoadedModel, given: Any, truncation: bool, generate: int | None) -> list[Item]:
     if loaded.family.input == "image":
         if generate is not None:
             raise NormscopeError(f"{loaded.family.name} is a vision model: it generates no text.")
         return media.image_item(given, loaded.tokenizer, loaded.base)
     if loaded.two_sided:
-        return _pairs(loaded, given, truncation, generate)
-    _refuse_picture(given)
+        return _encode_pair(loaded, given, truncation, generate)
+    _refuse_image(given)
     items = encode_text(given, loaded.tokenizer, loaded.limits, truncation)
     if generate is not None:
         return [
@@ -40,7 +40,7 @@ def _items(loaded: LoadedModel, given: Any, truncation: bool, generate: int | No
     return items
 
 
-def _pairs(loaded: LoadedModel, given: Any, truncation: bool, generate: int | None) -> list[Item]:
+def _encode_pair(loaded: LoadedModel, given: Any, truncation: bool, generate: int | None) -> list[Item]:
     """Source and target: a pair, a dict with decoder_input_ids, or a source that the model itself goes on from."""
     target: Any = None
     if isinstance(given, Mapping):
@@ -65,12 +65,14 @@ def _pairs(loaded: LoadedModel, given: Any, truncation: bool, generate: int | No
             )
         sources = media.sound_items(source, loaded.base.config)
     else:
-        _refuse_picture(source)
+        _refuse_image(source)
         sources = encode_text(source, loaded.tokenizer, loaded.limits, truncation)
     if target is None:
         loaded.refuse_prompt("A target of the model's own")
         return [
-            join(one, generation.answer(loaded.model, loaded.tokenizer, one, generate, loaded.target_limits))
+            join_source_and_target(
+                one, generation.generate_target(loaded.model, loaded.tokenizer, one, generate, loaded.target_limits)
+            )
             for one in sources
         ]
     if isinstance(target, Mapping):
@@ -82,17 +84,17 @@ def _pairs(loaded: LoadedModel, given: Any, truncation: bool, generate: int | No
         ]
     if len(targets) != len(sources):
         raise NormscopeError(f"There are {len(sources)} sources, but {len(targets)} targets.")
-    return [join(one, other) for one, other in zip(sources, targets, strict=True)]
+    return [join_source_and_target(one, other) for one, other in zip(sources, targets, strict=True)]
 
 
-def _refuse_picture(given: Any) -> None:
+def _refuse_image(given: Any) -> None:
     if hasattr(given, "convert") or (hasattr(given, "shape") and not isinstance(given, Mapping)):
         raise NormscopeError(f"This model reads text, not {type(given).__name__}: give it a text or an encoding.")
     if isinstance(given, Mapping) and "pixel_values" in given:
         raise NormscopeError("This model reads text: an encoding with pixel_values is for a vision model.")
 
 
-def _with_prompt(item: Item, prompt: SoftPrompt | None) -> Item:
+def _add_soft_prompt(item: Item, prompt: SoftPrompt | None) -> Item:
     """The item with the virtual tokens among its tokens, or noted as columns of their own."""
     if prompt is None:
         return item
@@ -113,16 +115,16 @@ Input = str | tuple[str, str] | Mapping[str, Any] | list[str]
 def encode_text(given: Any, tokenizer: Any, limits: Limits, truncation: bool = False) -> list[Item]:
     """The items of one input: one, or as many as an encoding has rows. A list of strings is one sentence of words."""
     if isinstance(given, Mapping):
-        return _from_encoding(given, tokenizer, limits, truncation)
+        return _read_encoding(given, tokenizer, limits, truncation)
     if tokenizer is None:
         raise NormscopeError(
             "This Analyzer has no tokenizer, so it takes encodings: a dict with input_ids (and attention_mask). "
             "Give a tokenizer to analyse text."
         )
     if isinstance(given, str):
-        return [_from_text(tokenizer, limits, truncation, given)]
+        return [_encode_string(tokenizer, limits, truncation, given)]
     if isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, str) for part in given):
-        return [_from_text(tokenizer, limits, truncation, *given)]
+        return [_encode_string(tokenizer, limits, truncation, *given)]
     if isinstance(given, tuple) and given and all(isinstance(part, str) for part in given):
         texts = "one text" if len(given) == 1 else f"{len(given)} texts"
         raise NormscopeError(
@@ -130,10 +132,10 @@ def encode_text(given: Any, tokenizer: Any, limits: Limits, truncation: bool = F
             "a list of them), stream([...]) for many inputs."
         )
     if isinstance(given, list) and given and all(isinstance(word, str) for word in given):
-        return [_from_words(tokenizer, limits, truncation, given)]
+        return [_encode_words(tokenizer, limits, truncation, given)]
     raise NormscopeError(
-        f"Cannot analyse {_describe(given)}. Give a text, a pair of texts (a, b), words=[...], or an encoding: a dict "
-        "of input_ids, attention_mask, ..."
+        f"Cannot analyse {_describe_type(given)}. Give a text, a pair of texts (a, b), words=[...], or an encoding: a "
+        "dict of input_ids, attention_mask, ..."
     )
 
 
@@ -153,19 +155,19 @@ def check_tokenizer(tokenizer: Any, vocabulary: int) -> None:
         )
 
 
-def _from_text(tokenizer: Any, limits: Limits, truncation: bool, *texts: str) -> Item:
+def _encode_string(tokenizer: Any, limits: Limits, truncation: bool, *texts: str) -> Item:
     if not any(text.strip() for text in texts):
         raise NormscopeError("The text is empty. Give at least one word.")
-    return _from_tokenizer(tokenizer, limits, truncation, *texts)
+    return _tokenize(tokenizer, limits, truncation, *texts)
 
 
-def _from_words(tokenizer: Any, limits: Limits, truncation: bool, words: list[str]) -> Item:
+def _encode_words(tokenizer: Any, limits: Limits, truncation: bool, words: list[str]) -> Item:
     if not any(word.strip() for word in words):
         raise NormscopeError("The words are empty. Give at least one word.")
-    return _from_tokenizer(tokenizer, limits, truncation, words, is_split_into_words=True)
+    return _tokenize(tokenizer, limits, truncation, words, is_split_into_words=True)
 
 
-def _from_tokenizer(tokenizer: Any, limits: Limits, truncation: bool, *given: Any, **options: Any) -> Item:
+def _tokenize(tokenizer: Any, limits: Limits, truncation: bool, *given: Any, **options: Any) -> Item:
     cut: dict[str, Any] = {"truncation": False}
     if truncation and limits.positions is not None:
         cut = {"truncation": True, "max_length": limits.positions}
@@ -182,18 +184,18 @@ def _from_tokenizer(tokenizer: Any, limits: Limits, truncation: bool, *given: An
         key: torch.tensor(encoding[key]) for key in TOKENS if key in encoding and key in limits.keys | {"input_ids"}
     }
     tensors.setdefault("attention_mask", torch.ones(len(ids), dtype=torch.long))
-    return _item(tensors, tuple(tokenizer.convert_ids_to_tokens(ids)), word_ids, limits)
+    return _make_text_item(tensors, tuple(tokenizer.convert_ids_to_tokens(ids)), word_ids, limits)
 
 
-def _item(
+def _make_text_item(
     tensors: Mapping[str, Tensor], names: tuple[str, ...], word_ids: tuple[int | None, ...] | None, limits: Limits
 ) -> Item:
-    warnings = _check(tensors, limits)
+    warnings = _check_text_limits(tensors, limits)
     mask = tensors.get("attention_mask", torch.ones_like(tensors["input_ids"]))
     return Item(tensors, {limits.side: Tokens(names, mask.bool(), word_ids)}, warnings=warnings)
 
 
-def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, truncation: bool) -> list[Item]:
+def _read_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, truncation: bool) -> list[Item]:
     unknown = set(given) - set(TOKENS) - IGNORED
     if unknown:
         raise NormscopeError(
@@ -201,7 +203,7 @@ def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, tru
         )
     if given.get("input_ids") is None:
         raise NormscopeError("The encoding has no input_ids.")
-    tensors = {key: _as_rows(key, given[key]) for key in TOKENS if key in given and given[key] is not None}
+    tensors = {key: _as_token_rows(key, given[key]) for key in TOKENS if key in given and given[key] is not None}
     ids = tensors["input_ids"]
     for key, tensor in tensors.items():
         if tensor.shape != ids.shape:
@@ -222,17 +224,17 @@ def _from_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, tru
         if truncation and limits.positions is not None:
             span = slice(span.start, min(span.stop, span.start + limits.positions))
         cut = {key: tensor[row, span] for key, tensor in tensors.items()}
-        _check_ids(cut["input_ids"], limits)
-        tokens = names_of(cut["input_ids"].tolist(), tokenizer)
+        _check_token_ids(cut["input_ids"], limits)
+        tokens = token_names(cut["input_ids"].tolist(), tokenizer)
         try:
             word_ids = tuple(words(row)[span]) if words is not None else None
         except (ValueError, IndexError, TypeError):
             word_ids = None
-        items.append(_item(cut, tokens, word_ids, limits))
+        items.append(_make_text_item(cut, tokens, word_ids, limits))
     return items
 
 
-def _as_rows(key: str, given: Any) -> Tensor:
+def _as_token_rows(key: str, given: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -252,7 +254,7 @@ def _as_rows(key: str, given: Any) -> Tensor:
     return tensor.cpu().long()
 
 
-def _check(tensors: Mapping[str, Tensor], limits: Limits) -> tuple[str, ...]:
+def _check_text_limits(tensors: Mapping[str, Tensor], limits: Limits) -> tuple[str, ...]:
     """Refuse what the model cannot take; what a result must tell of the rest."""
     length = len(tensors["input_ids"])
     if length == 0:
@@ -260,7 +262,7 @@ def _check(tensors: Mapping[str, Tensor], limits: Limits) -> tuple[str, ...]:
     warnings: tuple[str, ...] = ()
     if limits.positions is not None and length > limits.positions:
         warnings = check_length(length, limits, "The input", "Shorten it, or ask for truncation=True.")
-    _check_ids(tensors["input_ids"], limits)
+    _check_token_ids(tensors["input_ids"], limits)
     for key, size, what in (
         ("token_type_ids", limits.token_types, "token types"),
         ("position_ids", limits.position_rows, "positions"),
@@ -274,7 +276,7 @@ def _check(tensors: Mapping[str, Tensor], limits: Limits) -> tuple[str, ...]:
     return warnings
 
 
-def _check_ids(ids: Tensor, limits: Limits) -> None:
+def _check_token_ids(ids: Tensor, limits: Limits) -> None:
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= limits.vocabulary:
         wrong = low if low < 0 else high
@@ -283,17 +285,19 @@ def _check_ids(ids: Tensor, limits: Limits) -> None:
         )
 
 
-def _describe(given: Any) -> str:
+def _describe_type(given: Any) -> str:
     kind = type(given).__name__
     return f"an empty {kind}" if hasattr(given, "__len__") and len(given) == 0 else f"a {kind}"
 
 
-def collate(items: Sequence[Item], pad: int, device: torch.device) -> dict[str, Tensor]:
+def pad_batch(items: Sequence[Item], pad: int, device: torch.device) -> dict[str, Tensor]:
     """One batch, padded on the right (positions stay what they are without padding). A mask that nobody gave is made
     only where something is padded: without one a model may make its own."""
     batch = {}
     items = (
-        [_masked(item) for item in items] if len({len(i.tensors.get("input_ids", ())) for i in items}) > 1 else items
+        [_with_attention_mask(item) for item in items]
+        if len({len(i.tensors.get("input_ids", ())) for i in items}) > 1
+        else items
     )
     for key, first in items[0].tensors.items():  # all items of a batch are of one kind
         given = [item.tensors[key] for item in items]
@@ -305,7 +309,7 @@ def collate(items: Sequence[Item], pad: int, device: torch.device) -> dict[str, 
     return batch
 
 
-def _masked(item: Item) -> Item:
+def _with_attention_mask(item: Item) -> Item:
     ids = item.tensors.get("input_ids")
     if ids is None or "attention_mask" in item.tensors:
         return item
@@ -321,7 +325,7 @@ def real_tokens(items: Sequence[Item], side: str, device: torch.device) -> Tenso
 
 def forward_inputs(loaded: LoadedModel, items: Sequence[Item]) -> dict[str, Any]:
     """The arguments of the model's forward pass over a batch."""
-    batch: dict[str, Any] = dict(collate(items, loaded.limits.pad, loaded.base.device))
+    batch: dict[str, Any] = dict(pad_batch(items, loaded.limits.pad, loaded.base.device))
     for key in FEATURES.values():
         if key in batch:
             batch[key] = batch[key].to(loaded.base.dtype)

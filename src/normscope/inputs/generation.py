@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from normscope.errors import NormscopeError
-from normscope.inputs.item import Item, Tokens, check_length, names_of
+from normscope.inputs.item import Item, Tokens, check_length, token_names
 from normscope.models.loaded import Limits
 
 ANSWER = 64  # tokens of an answer at most, where nothing else is said
@@ -36,7 +36,7 @@ def continue_text(model: Any, tokenizer: Any, item: Item, tokens: int, limits: L
     """The item followed by `tokens` tokens at most of the model's own, greedily."""
     if limits.side != "decoder":
         raise NormscopeError("An encoder does not generate. Leave generate out.")
-    count = _positive(tokens)
+    count = _check_token_count(tokens)
     extra = set(item.tensors) - {"input_ids", "attention_mask"}
     if extra:
         raise NormscopeError(f"A prompt with {', '.join(sorted(extra))} is not continued: give the whole input.")
@@ -44,26 +44,26 @@ def continue_text(model: Any, tokenizer: Any, item: Item, tokens: int, limits: L
     check_length(
         len(prompt) + count, limits, f"The prompt, with the {count} tokens that were asked for,", "Ask for fewer."
     )
-    ids = _generate(model, {k: v[None] for k, v in item.tensors.items()}, max_length=len(prompt) + count)
+    ids = _generate_ids(model, {k: v[None] for k, v in item.tensors.items()}, max_length=len(prompt) + count)
     new = ids[len(prompt) :]
     warnings = check_length(len(ids), limits, f"The prompt with the {len(new)} tokens after it", "Ask for fewer.")
     (side,) = item.sides.values()
     mask = torch.cat([side.real.to(ids.dtype), torch.ones_like(new)])
     grown = {"input_ids": ids} | ({"attention_mask": mask} if "attention_mask" in item.tensors else {})
-    names = side.names + _names(tokenizer, new)
+    names = side.names + _generated_names(tokenizer, new)
     words = None if side.word_ids is None else side.word_ids + (None,) * len(new)
     sides = {"decoder": Tokens(names, mask.bool(), words)}
     return replace(item, tensors=grown, sides=sides, warnings=warnings)
 
 
-def answer(model: Any, tokenizer: Any, source: Item, tokens: int | None, limits: Limits) -> Item:
+def generate_target(model: Any, tokenizer: Any, source: Item, tokens: int | None, limits: Limits) -> Item:
     """What an encoder-decoder answers to a source, as its decoder reads it (without the last token, which it only
     writes)."""
-    count = ANSWER if tokens is None else _positive(tokens)
+    count = ANSWER if tokens is None else _check_token_count(tokens)
     if limits.positions is not None:
         count = min(count, limits.positions - 1)
-    ids = _generate(model, {k: v[None] for k, v in source.tensors.items()}, max_length=1 + count)
-    return _target(ids[:-1] if len(ids) > 1 else ids, tokenizer)
+    ids = _generate_ids(model, {k: v[None] for k, v in source.tensors.items()}, max_length=1 + count)
+    return _decoder_item(ids[:-1] if len(ids) > 1 else ids, tokenizer)
 
 
 def force_target(model: Any, tokenizer: Any, target: Any, limits: Limits, truncation: bool) -> Item:
@@ -83,27 +83,27 @@ def force_target(model: Any, tokenizer: Any, target: Any, limits: Limits, trunca
     if truncation:
         listed = listed[: limits.positions]
     warnings = check_length(len(listed), limits, "The target", "Shorten it, or ask for truncation=True.")
-    return replace(_target(torch.tensor([int(start), *listed[:-1]]), tokenizer), warnings=warnings)
+    return replace(_decoder_item(torch.tensor([int(start), *listed[:-1]]), tokenizer), warnings=warnings)
 
 
-def _target(ids: Tensor, tokenizer: Any) -> Item:
+def _decoder_item(ids: Tensor, tokenizer: Any) -> Item:
     mask = torch.ones_like(ids)
     tensors = {"input_ids": ids, "attention_mask": mask}
-    return Item(tensors, {"decoder": Tokens(_names(tokenizer, ids), mask.bool())})
+    return Item(tensors, {"decoder": Tokens(_generated_names(tokenizer, ids), mask.bool())})
 
 
-def _names(tokenizer: Any, ids: Tensor) -> tuple[str, ...]:
+def _generated_names(tokenizer: Any, ids: Tensor) -> tuple[str, ...]:
     listed = ids.tolist()
-    return names_of(listed, tokenizer)
+    return token_names(listed, tokenizer)
 
 
-def _positive(tokens: Any) -> int:
+def _check_token_count(tokens: Any) -> int:
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise NormscopeError(f"generate is a number of tokens, at least 1, not {tokens!r}.")
     return tokens
 
 
-def _generate(model: Any, given: Mapping[str, Tensor], max_length: int) -> Tensor:
+def _generate_ids(model: Any, given: Mapping[str, Tensor], max_length: int) -> Tensor:
     """Greedy tokens of one input, the prompt of a causal model included."""
     if not callable(getattr(model, "generate", None)) or not model.can_generate():
         raise NormscopeError(

@@ -48,7 +48,7 @@ class Item:
         )
 
 
-def join(source: Item, target: Item) -> Item:
+def join_source_and_target(source: Item, target: Item) -> Item:
     """The input of an encoder-decoder from what each side reads."""
     mask = target.tensors.get("attention_mask", torch.ones_like(target.tensors["input_ids"]))
     tensors = dict(source.tensors) | {
@@ -73,10 +73,10 @@ def check_length(length: int, limits: Limits, what: str, ways_out: str) -> tuple
     )
 
 
-def names_of(ids: Sequence[int], tokenizer: Any) -> tuple[str, ...]:
+def token_names(ids: Sequence[int], tokenizer: Any) -> tuple[str, ...]:
     """The tokens of ids; an id that the tokenizer does not know stands for itself."""
     try:
         found = [None] * len(ids) if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))
     except (IndexError, KeyError):  # a table that is smaller than the model's
-        found = [None] if len(ids) == 1 else [names_of([id], tokenizer)[0] for id in ids]
+        found = [None] if len(ids) == 1 else [token_names([id], tokenizer)[0] for id in ids]
     return tuple(str(id) if token is None else str(token) for id, token in zip(ids, found, strict=True))

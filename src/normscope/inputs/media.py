@@ -21,15 +21,15 @@ def image_item(given: Any, processor: Any, base: PreTrainedModel) -> list[Item]:
     """The items of a path, a PIL image, an array (height, width, channels) or an encoding with pixel_values."""
     config: Any = base.config
     if isinstance(given, Mapping):
-        _refuse_unknown(given, "pixel_values")
-        pixels = _values(given, "pixel_values", 3)
+        _refuse_unknown_keys(given, "pixel_values")
+        pixels = _read_features(given, "pixel_values", 3)
     else:
         if processor is None:
             raise NormscopeError(
                 "This Analyzer has no image processor, so it takes encodings: a dict with pixel_values. "
                 "Give AutoImageProcessor.from_pretrained(...) to analyse pictures."
             )
-        picture = _picture(given)
+        picture = _as_image(given)
         try:
             pixels = processor(images=picture, return_tensors="pt")["pixel_values"]
         except (ValueError, TypeError) as error:
@@ -42,12 +42,12 @@ def image_item(given: Any, processor: Any, base: PreTrainedModel) -> list[Item]:
     if not all(grid):
         raise NormscopeError(f"The picture is {width} x {height} pixels, smaller than a patch of {patch}.")
     patches = (f"{row + 1},{column + 1}" for row in range(grid[0]) for column in range(grid[1]))
-    names = (*_special_tokens(base), *patches)
+    names = (*_image_special_tokens(base), *patches)
     tokens = Tokens(names, torch.ones(len(names), dtype=torch.bool))
     return [Item({"pixel_values": one}, {"encoder": tokens}, grid) for one in pixels]
 
 
-def _special_tokens(base: PreTrainedModel) -> tuple[str, ...]:
+def _image_special_tokens(base: PreTrainedModel) -> tuple[str, ...]:
     """The tokens in front of the patches, as the embeddings hold them: [CLS], DeiT's distillation token, registers."""
     embeddings = getattr(base, "embeddings", None)
     found: list[str] = []
@@ -60,8 +60,8 @@ def _special_tokens(base: PreTrainedModel) -> tuple[str, ...]:
 
 def sound_items(given: Mapping[str, Any], config: Any) -> list[Item]:
     """The encoder's side of encodings with input_features (mel bins x frames)."""
-    _refuse_unknown(given, "input_features", "attention_mask")  # the mask is for training only
-    features = _values(given, "input_features", 2)
+    _refuse_unknown_keys(given, "input_features", "attention_mask")  # the mask is for training only
+    features = _read_features(given, "input_features", 2)
     bins, frames = features.shape[1:]
     if bins != config.num_mel_bins or frames != 2 * config.max_source_positions:
         raise NormscopeError(
@@ -73,7 +73,7 @@ def sound_items(given: Mapping[str, Any], config: Any) -> list[Item]:
     return [Item({"input_features": one}, {"encoder": tokens}) for one in features]
 
 
-def _refuse_unknown(given: Mapping[str, Any], *known: str) -> None:
+def _refuse_unknown_keys(given: Mapping[str, Any], *known: str) -> None:
     unknown = {key for key, value in given.items() if value is not None} - set(known) - IGNORED
     if known[0] in given and unknown:
         raise NormscopeError(
@@ -81,7 +81,7 @@ def _refuse_unknown(given: Mapping[str, Any], *known: str) -> None:
         )
 
 
-def _values(given: Mapping[str, Any], key: str, dimensions: int) -> Tensor:
+def _read_features(given: Mapping[str, Any], key: str, dimensions: int) -> Tensor:
     if given.get(key) is None:
         raise NormscopeError(f"The encoding has no {key}; it has {', '.join(map(str, given)) or 'nothing'}.")
     try:
@@ -98,7 +98,7 @@ def _values(given: Mapping[str, Any], key: str, dimensions: int) -> Tensor:
     return values
 
 
-def opened(path: str | os.PathLike[str]) -> Any:
+def open_image(path: str | os.PathLike[str]) -> Any:
     """The picture in a file, in colour."""
     try:
         from PIL import Image
@@ -111,7 +111,7 @@ def opened(path: str | os.PathLike[str]) -> Any:
         raise NormscopeError(f"{path} is no picture that can be read: {str(error).rstrip('.')}.") from error
 
 
-def _picture(given: Any) -> Any:
+def _as_image(given: Any) -> Any:
     """A picture that a processor takes."""
     if isinstance(given, str | os.PathLike):
         if not Path(given).is_file():
@@ -119,7 +119,7 @@ def _picture(given: Any) -> Any:
                 f"This is a vision model: it takes a picture, but there is no file {str(given)[:80]!r}. "
                 "Give a path, a PIL image or an array (height, width, channels)."
             )
-        return opened(given)
+        return open_image(given)
     if hasattr(given, "convert"):
         return given.convert("RGB")
     if hasattr(given, "shape") and len(given.shape) == 3:

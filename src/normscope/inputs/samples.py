@@ -20,17 +20,17 @@ def random_inputs(loaded: LoadedModel, lengths: Sequence[int]) -> list[dict[str,
         height, width = (size, size) if isinstance(size, int) else size
         pictures = torch.randn(len(lengths), config.num_channels, height, width, generator=generator)
         return [{"pixel_values": picture} for picture in pictures]
-    targets = [_ids(loaded, n, generator) for n in reversed(lengths)]
+    targets = [_random_token_ids(loaded, n, generator) for n in reversed(lengths)]
     if loaded.family.input == "audio":
         sounds = torch.randn(len(lengths), config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
         return [{"input_features": s, "decoder_input_ids": t} for s, t in zip(sounds, targets, strict=True)]
-    made = [{"input_ids": _ids(loaded, n, generator)} for n in lengths]
+    made = [{"input_ids": _random_token_ids(loaded, n, generator)} for n in lengths]
     if loaded.two_sided:
         made = [one | {"decoder_input_ids": target} for one, target in zip(made, targets, strict=True)]
     return made
 
 
-def _ids(loaded: LoadedModel, count: int, generator: torch.Generator) -> Tensor:
+def _random_token_ids(loaded: LoadedModel, count: int, generator: torch.Generator) -> Tensor:
     low = min(5, loaded.limits.vocabulary - 1)
     size = (max(1, min(count, loaded.limits.positions or count)),)
     ids = torch.randint(low, loaded.limits.vocabulary, size, generator=generator)

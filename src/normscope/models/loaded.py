@@ -14,9 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from normscope.errors import NormscopeError
 from normscope.models import loading
-from normscope.models.modules import has_layers, vocabulary_of
+from normscope.models.modules import has_layers, vocabulary_size
 from normscope.models.registry import family_of
-from normscope.models.soft_prompts import SoftPrompt, soft_prompt_of
+from normscope.models.soft_prompts import SoftPrompt, active_soft_prompt
 from normscope.models.spec import Family, Side, Stack
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # what a text model may be given
@@ -71,7 +71,7 @@ class LoadedModel:
         """The limits of the decoder of an encoder-decoder."""
         decoder: Any = getattr(self.base, "decoder", None)
         embedding = getattr(decoder, "embed_tokens", None)
-        vocabulary = self.limits.vocabulary if embedding is None else vocabulary_of(embedding)
+        vocabulary = self.limits.vocabulary if embedding is None else vocabulary_size(embedding)
         return replace(self.limits, vocabulary=vocabulary, keys=frozenset(TOKENS), side="decoder")
 
     def refuse_prompt(self, what: str) -> None:
@@ -82,10 +82,10 @@ class LoadedModel:
 
 def load_model(model: Any, tokenizer: Any, dtype: torch.dtype | None) -> LoadedModel:
     """The LoadedModel of a model that its user holds: unwrapped, and in single precision at least."""
-    model = loading.bare(model)
-    family = family_of(loading.unwrapped(model))
+    model = loading.unwrap_compiled(model)
+    family = family_of(loading.unwrap_adapters(model))
     given = loading.single_precision(model)
-    inside: PreTrainedModel = loading.unwrapped(given)
+    inside: PreTrainedModel = loading.unwrap_adapters(given)
     base: Any = inside.base_model
     stacks = _present_stacks(base, family.stacks)
     limits = _read_limits(family, base, stacks[0].side)
@@ -108,7 +108,7 @@ def load_model(model: Any, tokenizer: Any, dtype: torch.dtype | None) -> LoadedM
 
 def update_prompt(loaded: LoadedModel) -> None:
     """Note the soft prompt that the model has now, and the limits that it leaves for a text."""
-    prompt = soft_prompt_of(loaded.given)
+    prompt = active_soft_prompt(loaded.given)
     if prompt is not None and loaded.two_sided and prompt.kind == "keys":
         raise NormscopeError(f"Prefix tuning of an encoder-decoder ({loaded.family.name}) cannot be analysed.")
     limits = loaded.base_limits
@@ -122,7 +122,7 @@ def _read_limits(family: Family, base: PreTrainedModel, side: Side) -> Limits:
     config = base.config
     rows = _position_rows(family, config)
     return Limits(
-        vocabulary=vocabulary_of(base.get_input_embeddings()),
+        vocabulary=vocabulary_size(base.get_input_embeddings()),
         positions=_max_positions(family, base),
         computed=family.computed_positions,
         position_rows=2**31 if rows is None or family.computed_positions else rows,

@@ -37,7 +37,7 @@ SHARED = frozenset(  # options of config, model and tokenizer alike
 TOKENIZERS = frozenset(("use_fast",))  # options of the tokenizer or image processor alone
 
 
-def load(
+def load_pretrained(
     name: str, device: str | torch.device | None, dtype: torch.dtype | None, **options: Any
 ) -> tuple[PreTrainedModel, Any]:
     """A model and its tokenizer (or image processor), in float32 unless said otherwise. No remote code is run, no
@@ -49,14 +49,14 @@ def load(
     check_folder(name)
     if "gguf_file" not in options:
         _refuse_gguf(Path(name))
-    with _explained(name):
+    with _explain_loading_errors(name):
         config = AutoConfig.from_pretrained(name, **shared)
-        model, missing = _loaded(name, config, _auto_class(config), dtype, shared | own)
+        model, missing = _load_weights(name, config, _auto_class(config), dtype, shared | own)
         if missing and type(model).base_model_prefix and model.base_model is not model:
             # The head may be what is not there.
-            model, missing = _loaded(name, config, "AutoModel", dtype, shared | own)
-    with _explained(name, config):
-        tokenizer = _processor(name, config, shared | readers)
+            model, missing = _load_weights(name, config, "AutoModel", dtype, shared | own)
+    with _explain_loading_errors(name, config):
+        tokenizer = _load_tokenizer(name, config, shared | readers)
     if missing:
         raise NormscopeError(
             f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}: they would "
@@ -71,20 +71,21 @@ def load(
 
 
 @contextmanager
-def _explained(name: str, config: Any = None) -> Iterator[None]:
+def _explain_loading_errors(name: str, config: Any = None) -> Iterator[None]:
     """What goes wrong in transformers as one error, which names a package that is not installed. With a config, what
     is loaded is the tokenizer or image processor of such a model."""
     try:
         yield
     except Exception as error:  # transformers, huggingface_hub, safetensors and tokenizers each have their own
         start = f"Cannot load a model from {name!r}:"
-        kind = None if config is None else _input(config)
-        readers = () if kind in (None, "image") else packages.readers(name, config.model_type)
-        package = packages.missing(error, readers)
+        kind = None if config is None else _input_kind(config)
+        readers = () if kind in (None, "image") else packages.tokenizer_packages(name, config.model_type)
+        package = packages.missing_package(error, readers)
         if package is not None:
             part = "it" if kind is None else "its image processor" if kind == "image" else "its tokenizer"
             raise NormscopeError(
-                f"{start} {part} needs {package}, which is not installed. Install it with: {packages.command(package)}"
+                f"{start} {part} needs {package}, which is not installed. Install it with: "
+                f"{packages.install_command(package)}"
             ) from error
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise NormscopeError(f"{start} {said} {EXPECTED}") from error
@@ -116,7 +117,7 @@ def _refuse_gguf(path: Path) -> None:
         )
 
 
-def _loaded(
+def _load_weights(
     name: str, config: Any, auto: str, dtype: torch.dtype | None, options: dict[str, Any]
 ) -> tuple[Any, list[str]]:
     """The model, and what the checkpoint lacks of it, the pooler aside."""
@@ -142,18 +143,18 @@ def _auto_class(config: Any) -> str:
     return "AutoModel"
 
 
-def _input(config: Any) -> str:
+def _input_kind(config: Any) -> str:
     """What a model reads: text, images or audio."""
     return next((family.input for family in families() if config.model_type in family.model_types), "text")
 
 
-def _processor(name: str, config: Any, options: dict[str, Any]) -> Any:
-    if _input(config) == "image":
+def _load_tokenizer(name: str, config: Any, options: dict[str, Any]) -> Any:
+    if _input_kind(config) == "image":
         return transformers.AutoImageProcessor.from_pretrained(name, **options)
     return AutoTokenizer.from_pretrained(name, **options)
 
 
-def bare(model: Any) -> Any:
+def unwrap_compiled(model: Any) -> Any:
     """The model without the wrappers that compute the same: `torch.compile`, `DataParallel` and its kin."""
     while isinstance(model, nn.Module):
         inside = model._modules.get("_orig_mod")
@@ -165,7 +166,7 @@ def bare(model: Any) -> Any:
     return model
 
 
-def unwrapped(model: Any) -> Any:
+def unwrap_adapters(model: Any) -> Any:
     """The Hugging Face model inside a peft model, with its adapters in place."""
     inside = getattr(model, "get_base_model", None)
     return inside() if callable(inside) and not isinstance(model, PreTrainedModel) else model
@@ -174,11 +175,15 @@ def unwrapped(model: Any) -> Any:
 def single_precision(model: Any) -> Any:
     """The model itself, or a copy of one that is in half precision anywhere, with those parts in float32: their
     rounding would drown small contributions."""
-    if not isinstance(model, nn.Module) or not any(tensor.dtype in HALVES for tensor in _tensors(model)):
+    if not isinstance(model, nn.Module) or not any(tensor.dtype in HALVES for tensor in _all_tensors(model)):
         return model
-    kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in _tensors(model) if tensor.dtype in HALVES})
-    whole = all(tensor.dtype in HALVES for tensor in _tensors(model) if tensor.is_floating_point())
-    size = sum(tensor.numel() * (4 if tensor.dtype in HALVES else tensor.element_size()) for tensor in _tensors(model))
+    kinds = sorted(
+        {str(tensor.dtype).removeprefix("torch.") for tensor in _all_tensors(model) if tensor.dtype in HALVES}
+    )
+    whole = all(tensor.dtype in HALVES for tensor in _all_tensors(model) if tensor.is_floating_point())
+    size = sum(
+        tensor.numel() * (4 if tensor.dtype in HALVES else tensor.element_size()) for tensor in _all_tensors(model)
+    )
     warnings.warn(
         f"{'The model' if whole else 'A part of the model'} is in {' and '.join(kinds)}: a float32 copy of it "
         f"({size / 1e9:.1f} GB) is analysed. Load it with dtype=torch.float32 to have one copy only.",
@@ -187,12 +192,12 @@ def single_precision(model: Any) -> Any:
     )
     copied: Any = copy.deepcopy(model)
     with torch.no_grad():
-        for tensor in _tensors(copied):
+        for tensor in _all_tensors(copied):
             if tensor.dtype in HALVES:
                 tensor.data = tensor.data.float()
     return copied
 
 
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
+def _all_tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.parameters()
     yield from model.buffers()

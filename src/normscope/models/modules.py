@@ -23,10 +23,10 @@ NAMED_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "rel
 
 def has_layers(base: PreTrainedModel, stack: Stack) -> bool:
     """Whether the model has this side at all."""
-    return bool(_matching(base, stack))
+    return bool(_modules_at_path(base, stack))
 
 
-def _matching(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
+def _modules_at_path(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
     """The modules at the stack's path, whose stars stand for numbers; step by step, as models have many modules."""
     found: list[nn.Module] = [base]
     for name in stack.layers.split("."):
@@ -37,13 +37,13 @@ def _matching(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
 
 def layer_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
     """The layer modules of a stack, in order, each once (a shared layer is one module)."""
-    found = list(dict.fromkeys(_matching(base, stack)))
+    found = list(dict.fromkeys(_modules_at_path(base, stack)))
     if not found:
         raise NormscopeError(f"{type(base).__name__} has no layers at {stack.layers}: its family is described wrongly.")
     return found
 
 
-def paths(steps: Sequence[Step], values: bool) -> set[str]:
+def watched_paths(steps: Sequence[Step], values: bool) -> set[str]:
     """The submodules whose inputs and outputs the steps need; those that make the values too, if they are wanted."""
     found: set[str] = set()
     for step in steps:
@@ -90,11 +90,13 @@ def expert_parameters(
     module: Any, path: str, bias: str | None, expert: int, transposed: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Weight (in, out) and bias of one expert."""
-    weight = attribute(module, path)[expert]
-    return weight if transposed else weight.t(), None if bias is None else attribute(module, bias)[expert]
+    weight = layer_attribute(module, path)[expert]
+    return weight if transposed else weight.t(), None if bias is None else layer_attribute(module, bias)[expert]
 
 
-def joint(packed: Callable[[Tensor], Tensor], interleaved: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def unpack_joint_activation(
+    packed: Callable[[Tensor], Tensor], interleaved: bool
+) -> Callable[[Tensor, Tensor], Tensor]:
     """A function of gate and up from one of both as the model packs them."""
 
     def function(a: Tensor, u: Tensor) -> Tensor:
@@ -106,7 +108,7 @@ def joint(packed: Callable[[Tensor], Tensor], interleaved: bool) -> Callable[[Te
 def value_constant(module: nn.Module, packing: str, heads: int, width: int, shift: Tensor | None) -> Tensor | None:
     """(heads, width) the part of every value vector that comes from no token: b_V, and W_V times the shift of the norm
     before it."""
-    weight, bias = affine(module)
+    weight, bias = linear_map(module)
     constant = bias
     if shift is not None:
         through = weight @ shift.to(weight.dtype)
@@ -130,7 +132,7 @@ def value_rows(x: Tensor, packing: str, heads: int, width: int) -> Tensor:
 
 def value_map(module: nn.Module, packing: str, heads: int, shared: int, width: int) -> tuple[Tensor, Tensor | None]:
     """W_V (H, d, d_h) and b_V (H, d_h) for row vectors; of `shared` heads, each is repeated for those that share it."""
-    weight, bias = affine(module)
+    weight, bias = linear_map(module)
 
     def each(x: Tensor) -> Tensor:
         return value_rows(x, packing, shared, width).repeat_interleave(heads // shared, -2)
@@ -138,7 +140,7 @@ def value_map(module: nn.Module, packing: str, heads: int, shared: int, width: i
     return each(weight.detach().t()).transpose(0, 1), None if bias is None else each(bias.detach())
 
 
-def affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+def linear_map(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight (out, in) and bias of a linear module, read from what it does where it is no plain nn.Linear."""
     if type(module) is nn.Linear:
         return module.weight, module.bias
@@ -153,15 +155,15 @@ def affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     return (module(eye) - constant).t(), constant[0]
 
 
-def is_plain(module: nn.Module, besides: int = 0) -> bool:
+def is_plain_linear(module: nn.Module, besides: int = 0) -> bool:
     """Whether a module is a linear map by its code alone: no hook but `besides` so many, no wrapper, no patched
     forward."""
-    hooked = len(module._forward_hooks) > besides or module._forward_pre_hooks or hooked_everywhere()
+    hooked = len(module._forward_hooks) > besides or module._forward_pre_hooks or has_global_hooks()
     known = type(module) in (nn.Linear, Conv1D) and type(module).forward in _LINEAR
     return known and not hooked and "forward" not in module.__dict__
 
 
-def changed_on_the_way(layer: nn.Module, path: str) -> bool:
+def is_wrapped_on_path(layer: nn.Module, path: str) -> bool:
     """Whether somebody has hooked or patched one of the modules that a submodule is inside of."""
     inside = layer
     for name in path.split(".")[:-1]:
@@ -171,7 +173,7 @@ def changed_on_the_way(layer: nn.Module, path: str) -> bool:
     return False
 
 
-def hooked_everywhere() -> bool:
+def has_global_hooks() -> bool:
     """Whether there are hooks on all modules of the process."""
     everywhere = torch.nn.modules.module
     return bool(everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
@@ -180,19 +182,19 @@ def hooked_everywhere() -> bool:
 _LINEAR = (nn.Linear.forward, Conv1D.forward)  # as they were when this was imported
 
 
-def changed(base: PreTrainedModel) -> bool:
+def is_modified(base: PreTrainedModel) -> bool:
     """Whether somebody has hooked, patched or wrapped a part of the model, so that an item may not be the same in a
     batch as alone."""
     own = {type(base).__module__.partition(".")[0], "torch", "transformers", "peft"}
-    return hooked(base) or any(
+    return has_foreign_hooks(base) or any(
         "forward" in module.__dict__ or type(module).__module__.partition(".")[0] not in own
         for module in base.modules()
     )
 
 
-def hooked(base: PreTrainedModel) -> bool:
+def has_foreign_hooks(base: PreTrainedModel) -> bool:
     """Whether somebody listens to the model, other than transformers itself for its outputs."""
-    if hooked_everywhere():
+    if has_global_hooks():
         return True
     hooks = (
         hook
@@ -235,7 +237,7 @@ def norm_inverse(x: Tensor, output: Tensor, gain: Tensor, shift: Tensor | None, 
     return fitted.to(output.dtype)
 
 
-def vocabulary_of(embedding: Any) -> int:
+def vocabulary_size(embedding: Any) -> int:
     """The rows of a table of embeddings, also where an adapter is around it; 1 where there is no table."""
     for inside in embedding.modules() if isinstance(embedding, nn.Module) else ():
         if isinstance(inside, nn.Embedding):
@@ -243,7 +245,7 @@ def vocabulary_of(embedding: Any) -> int:
     return int(getattr(embedding, "num_embeddings", 1))
 
 
-def attribute(layer: nn.Module, path: str) -> Any:
+def layer_attribute(layer: nn.Module, path: str) -> Any:
     """What a dotted path leads to, a module or not."""
     found: Any = layer
     for name in path.split("."):
@@ -254,9 +256,9 @@ def attribute(layer: nn.Module, path: str) -> Any:
     return found
 
 
-def submodule(layer: nn.Module, path: str) -> nn.Module:
+def layer_submodule(layer: nn.Module, path: str) -> nn.Module:
     """The module at a dotted path."""
-    found = attribute(layer, path)
+    found = layer_attribute(layer, path)
     if not isinstance(found, nn.Module):
         raise NormscopeError(f"{type(layer).__name__} has no {path}: {_no_such_part(layer, path)}")
     return found

@@ -32,15 +32,15 @@ SAID = (
 )
 
 
-def missing(error: BaseException, readers: Iterable[str] = ()) -> str | None:
+def missing_package(error: BaseException, readers: Iterable[str] = ()) -> str | None:
     """The package for want of which transformers raised an error; None where that is not the reason. `readers` are what
     the vocabulary of a tokenizer is read with, which goes before what an error says that is no ImportError."""
     named = [found[1].lower() for said in SAID for found in re.finditer(said, str(error))]
     wanted = [*named, *readers] if isinstance(error, ImportError) else [*readers, *named]
-    return next((package for package in wanted if not installed(package)), None)
+    return next((package for package in wanted if not is_installed(package)), None)
 
 
-def readers(name: str, model_type: str) -> tuple[str, ...]:
+def tokenizer_packages(name: str, model_type: str) -> tuple[str, ...]:
     """What reads the vocabulary of a model's tokenizer, as far as it is more than transformers itself.
 
     transformers does not say so: without sentencepiece it knows of no tokenizer for a Marian model, and takes the
@@ -56,14 +56,14 @@ def readers(name: str, model_type: str) -> tuple[str, ...]:
     return ("tiktoken",) if _is_tiktoken(found) else ("sentencepiece", "protobuf")
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     try:
         return find_spec(MODULES.get(package, package.replace("-", "_"))) is not None
     except ModuleNotFoundError:  # not even the package that it is a part of
         return False
 
 
-def command(package: str) -> str:
+def install_command(package: str) -> str:
     """What installs a package."""
     return f"pip install 'normscope[{EXTRAS[package]}]'" if package in EXTRAS else f"pip install {package}"
 

@@ -27,11 +27,11 @@ REFUSED = {
 def families() -> tuple[Family, ...]:
     """All families: those that were registered, those of other packages (entry points `normscope.families`), and the
     built-in ones."""
-    return (*_registered, *_installed(), *FAMILIES)
+    return (*_registered, *_plugin_families(), *FAMILIES)
 
 
 @cache
-def _installed() -> tuple[Family, ...]:
+def _plugin_families() -> tuple[Family, ...]:
     return tuple(plugins.load("normscope.families", check_family))
 
 
@@ -95,8 +95,8 @@ def family_of(model: Any) -> Family:
         )
     config: Any = model.base_model.config
     for family in families():
-        if config.model_type in family.model_types and _matches(family, config):
-            _refuse_unless_known(family, config)
+        if config.model_type in family.model_types and _config_matches(family, config):
+            _refuse_unchecked_config(family, config)
             return family
     if config.model_type in REFUSED:
         raise NormscopeError(f"{type(model).__name__} cannot be decomposed: {REFUSED[config.model_type]}.")
@@ -107,11 +107,11 @@ def family_of(model: Any) -> Family:
     )
 
 
-def _matches(family: Family, config: PreTrainedConfig) -> bool:
+def _config_matches(family: Family, config: PreTrainedConfig) -> bool:
     return all(getattr(config, name, None) == value for name, value in family.when.items())
 
 
-def _refuse_unless_known(family: Family, config: PreTrainedConfig) -> None:
+def _refuse_unchecked_config(family: Family, config: PreTrainedConfig) -> None:
     """Refuse a config whose attributes break the algebra, or that no one has checked (they differ from the default)."""
     for refusal in family.refusals:
         value = getattr(config, refusal.attribute, refusal.allowed)

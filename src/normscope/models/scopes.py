@@ -34,28 +34,28 @@ class Step:
 
 
 @lru_cache(maxsize=64)
-def steps_of(blocks: tuple[Block, ...]) -> tuple[Step, ...]:
+def layer_steps(blocks: tuple[Block, ...]) -> tuple[Step, ...]:
     """The components of a layer in its own order."""
     steps: list[Step] = []
     path = ""
     for number, block in enumerate(blocks):
         parallel = len(block.branches) > 1
         for branch in block.branches:
-            path, made = _branch(branch, path, mixed=number > 0, parallel=parallel)
+            path, made = _branch_steps(branch, path, mixed=number > 0, parallel=parallel)
             steps += made
         path += "RES"
         attends = any(isinstance(branch.op, Attention) for branch in block.branches)
         crosses = any(isinstance(branch.op, Attention) and branch.op.cross for branch in block.branches)
         weights = f"{path}-W" if attends and not crosses and not parallel else None
         alias = "attention-residual" if attends else "ff-residual"
-        steps.append(Step("sum", None, f"{path}-N", weights, alias, reader=_reader(blocks, number)))
+        steps.append(Step("sum", None, f"{path}-N", weights, alias, reader=_sum_reader(blocks, number)))
         if block.after:
             path += "LN"
             steps.append(Step("after", block.after, f"{path}-N"))
     return tuple(steps)
 
 
-def _reader(blocks: tuple[Block, ...], number: int) -> str | None:
+def _sum_reader(blocks: tuple[Block, ...], number: int) -> str | None:
     """The submodule that reads the sum of a block: the norm after it, or what the next block begins with."""
     after = blocks[number].after
     if after is not None:
@@ -65,7 +65,7 @@ def _reader(blocks: tuple[Block, ...], number: int) -> str | None:
     return next(path for branch in blocks[number + 1].branches if (path := branch.entry) is not None)
 
 
-def _branch(branch: Branch, path: str, *, mixed: bool, parallel: bool) -> tuple[str, list[Step]]:
+def _branch_steps(branch: Branch, path: str, *, mixed: bool, parallel: bool) -> tuple[str, list[Step]]:
     """The components of one branch. `mixed`: tokens have been mixed before this block, so that a norm before the
     branch's operation is a scope of its own (attention itself starts afresh from its values)."""
     steps = []
@@ -92,20 +92,20 @@ def _branch(branch: Branch, path: str, *, mixed: bool, parallel: bool) -> tuple[
 
 
 @lru_cache(maxsize=64)
-def names_of(blocks: tuple[Block, ...]) -> tuple[str, ...]:
+def scope_names(blocks: tuple[Block, ...]) -> tuple[str, ...]:
     """All scope names of a layer, weights before norms at each component."""
-    return tuple(name for step in steps_of(blocks) for name in (step.weights, step.norms) if name)
+    return tuple(name for step in layer_steps(blocks) for name in (step.weights, step.norms) if name)
 
 
 @lru_cache(maxsize=64)
-def aliases_of(blocks: tuple[Block, ...]) -> Mapping[str, str]:
+def scope_aliases(blocks: tuple[Block, ...]) -> Mapping[str, str]:
     """alias -> scope name: `weights attention attention-residual attention-block ff ff-residual layer`, and
     `cross-attention` where there is one.
 
     `attention-block` is the end of the last block that attends (in a pre-LN layer its residual, in a post-LN layer its
     norm), `layer` the end of the layer. A parallel layer has one block: its end is all of these but `attention`.
     """
-    steps = steps_of(blocks)
+    steps = layer_steps(blocks)
     table = {step.alias: step.norms for step in steps if step.alias and step.norms}
     table["weights"] = next(step.weights for step in steps if step.weights)
     last = max(n for n, step in enumerate(steps) if step.alias == "attention-residual")
@@ -118,31 +118,31 @@ def aliases_of(blocks: tuple[Block, ...]) -> Mapping[str, str]:
 
 
 @lru_cache(maxsize=256)
-def keeps_own(scope: str) -> bool:
+def scope_keeps_own_token(scope: str) -> bool:
     """Whether a token can be part of its own output. Cross-attention reads the encoder's tokens only, so that before
     its residual connection there is no own token, and nothing that could be called mixing."""
     return re.search("XATTN(LN)?-[WN]$", scope) is None
 
 
-def _listed(given: object) -> TypeGuard[Iterable[object]]:
+def _is_list(given: object) -> TypeGuard[Iterable[object]]:
     return isinstance(given, Iterable) and not isinstance(given, str)
 
 
-def parse(entry: object) -> str:
+def check_scope_name(entry: object) -> str:
     """A scope as given, checked to be a string."""
     if not isinstance(entry, str):
         raise NormscopeError(f"A scope is a name such as 'ATTNRESLN-N', not {type(entry).__name__} {entry!r}.")
     return entry
 
 
-def resolve(wanted: Iterable[str] | str | None, *stacks: tuple[Block, ...]) -> list[tuple[str, ...]]:
+def resolve_scopes(wanted: Iterable[str] | str | None, *stacks: tuple[Block, ...]) -> list[tuple[str, ...]]:
     """The scopes meant by `wanted` (names in any case, or aliases) in each stack, in the layer's order; None means all
     of them. Every entry must name a scope of one stack at least."""
-    names = [names_of(blocks) for blocks in stacks]
-    aliases = [aliases_of(blocks) for blocks in stacks]
+    names = [scope_names(blocks) for blocks in stacks]
+    aliases = [scope_aliases(blocks) for blocks in stacks]
     if wanted is None:
         return names
-    entries = [parse(entry) for entry in (wanted if _listed(wanted) else [wanted])]
+    entries = [check_scope_name(entry) for entry in (wanted if _is_list(wanted) else [wanted])]
     known = list(dict.fromkeys(name for some in names for name in some))
     short = list(dict.fromkeys(alias for some in aliases for alias in some))
     if not entries:

@@ -28,7 +28,7 @@ class SoftPrompt:
         return tuple(f"[prompt {n + 1}]" for n in range(self.count))
 
 
-def soft_prompt_of(model: Any) -> SoftPrompt | None:
+def active_soft_prompt(model: Any) -> SoftPrompt | None:
     """The soft prompt that is active in a peft model; None where there is none."""
     config = getattr(model, "active_peft_config", None)
     if config is None or getattr(model, "_adapters_disabled", False):

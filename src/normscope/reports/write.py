@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from normscope.engine.files import atomic
+from normscope.engine.files import write_atomically
 from normscope.errors import NormscopeError
 from normscope.reports import charts, html, markdown
 from normscope.reports.report import Cell, Picture, Report, Table, to_python
@@ -93,7 +93,7 @@ def _number_rows(report: Report) -> list[tuple[Cell, ...]]:
 def _write_file(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(path) as temporary:
+        with write_atomically(path) as temporary:
             temporary.write_bytes(content)
     except OSError as error:
         raise NormscopeError(f"Cannot write {path}: {error.strerror or error}.") from error

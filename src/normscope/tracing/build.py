@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from normscope.errors import NormscopeError
 from normscope.models.modules import (
     activation_name,
-    affine,
-    attribute,
-    changed_on_the_way,
     expert_parameters,
-    is_plain,
-    joint,
+    is_plain_linear,
+    is_wrapped_on_path,
+    layer_attribute,
+    layer_submodule,
+    linear_map,
     linear_paths,
     norm_epsilon,
     norm_inverse,
     norm_map,
-    submodule,
+    unpack_joint_activation,
     value_constant,
     value_rows,
 )
-from normscope.models.scopes import Step, steps_of
+from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
 from normscope.tracing.closeness import coarser, equal, is_product, rows_of
 from normscope.tracing.records import (
@@ -124,7 +124,7 @@ class LayerCall:
             elif isinstance(part, Norm):
                 parts.append(self._norm(part))
             elif isinstance(part, str):
-                scale = self._cast(torch.as_tensor(attribute(self.layer, part)))
+                scale = self._cast(torch.as_tensor(layer_attribute(self.layer, part)))
                 parts.append(ScaleRecord(scale.expand(self.input.shape[-1])))
             else:
                 # The sum itself is what the next component reads, or what the layer outputs.
@@ -140,13 +140,13 @@ class LayerCall:
         attentions = [step.part for step in steps if isinstance(step.part, Attention)]
         for part, record in zip(attentions, (one for one in parts if isinstance(one, AttentionRecord)), strict=True):
             # By its own code a model may make values in more steps than one; what others have changed must be proved.
-            if is_plain(submodule(self.layer, part.value), besides=1) and not changed_on_the_way(
+            if is_plain_linear(layer_submodule(self.layer, part.value), besides=1) and not is_wrapped_on_path(
                 self.layer, part.value
             ):
                 continue
             read[part.value] = self._cast(self.input_of(part.value, part.cross))
             made = self._cast(self.output_of(part.value, part.cross))
-            self._refuse_mixed_values(submodule(self.layer, part.value), part.value, made)
+            self._refuse_mixed_values(layer_submodule(self.layer, part.value), part.value, made)
             rows = value_rows(made, part.packing, record.values.shape[1], record.values.shape[3])
             values[part.value] = rows.transpose(1, 2)
         return Links(read, self.plain, values, self._cast(self.encoder))
@@ -162,9 +162,9 @@ class LayerCall:
 
     def _attention(self, part: Attention, before: Norm | None, shift: Tensor | None) -> AttentionRecord:
         """`before` is the norm whose output the attention reads, `shift` its beta."""
-        weight, bias = affine(submodule(self.layer, part.output))
+        weight, bias = linear_map(layer_submodule(self.layer, part.output))
         if part.probabilities is None:
-            module = attribute(self.layer, part.module)
+            module = layer_attribute(self.layer, part.module)
             if id(module) not in self.attention:
                 raise NormscopeError(
                     f"{type(module).__name__} at {part.module} did not use transformers' attention interface. A family "
@@ -190,7 +190,9 @@ class LayerCall:
             if part.cross:  # the encoder's vectors are tokens as they are
                 before = shift = None
             self._check_values(part, values, None if before is None else before.path)
-            constant = value_constant(submodule(self.layer, part.value), part.packing, shared, values.shape[3], shift)
+            constant = value_constant(
+                layer_submodule(self.layer, part.value), part.packing, shared, values.shape[3], shift
+            )
         return AttentionRecord(
             weights=weights,
             values=self._cast(values),
@@ -228,7 +230,7 @@ class LayerCall:
         flat, entered = self.output_of(part.value, elsewhere=True), self.input_of(part.value, elsewhere=True)
         made = value_rows(flat, part.packing, values.shape[1], values.shape[3]).transpose(1, 2)
         given = entered if part.cross else self.output_of(norm) if norm is not None else self.input
-        weight, bias = affine(submodule(self.layer, part.value))
+        weight, bias = linear_map(layer_submodule(self.layer, part.value))
         if (
             not _close(made, values)
             or not _close(given, entered)
@@ -241,7 +243,7 @@ class LayerCall:
             )
 
     def _norm(self, part: Norm) -> NormRecord:
-        module: Any = submodule(self.layer, part.path)
+        module: Any = layer_submodule(self.layer, part.path)
         x, output = self._cast(self.input_of(part.path)), self._cast(self.output_of(part.path))
         if isinstance(module, nn.Identity):
             return NormRecord("rms", torch.ones_like(x[..., 0]), torch.ones_like(x[0, 0]), None, output)
@@ -267,8 +269,8 @@ class LayerCall:
             into, up = (_half(into, n) for n in range(2))
         elif part.up is not None:
             up = self._projection(part.up)
-        out, out_bias = affine(submodule(self.layer, part.out))
-        activation = attribute(self.layer, part.activation)
+        out, out_bias = linear_map(layer_submodule(self.layer, part.out))
+        activation = layer_attribute(self.layer, part.activation)
         unit = Unit(
             into=into,
             up=up,
@@ -281,15 +283,15 @@ class LayerCall:
         return FeedForwardRecord((unit,), self._cast(self.output_of(part.out)))
 
     def _projection(self, path: str) -> Projection:
-        weight, bias = affine(submodule(self.layer, path))
+        weight, bias = linear_map(layer_submodule(self.layer, path))
         return Projection(self._cast(weight).t(), self._cast(bias), self._cast(self.output_of(path)))
 
     def _experts(self, part: Experts) -> FeedForwardRecord:
         """Every expert that was chosen by some token, with the hidden states it has, or would have, on all of them."""
-        module: Any = submodule(self.layer, part.module)
+        module: Any = layer_submodule(self.layer, part.module)
         x, chosen, routing = (self.shape(given) for given in self.seen[part.module][0][0][:3])
         x, routing = self._cast(x), self._cast(routing)
-        activation = attribute(self.layer, part.activation)
+        activation = layer_attribute(self.layer, part.activation)
         units = []
         for expert in chosen.unique().tolist():
             weight, bias = expert_parameters(module, part.into, part.into_bias, expert, part.transposed)
@@ -301,7 +303,9 @@ class LayerCall:
             unit = Unit(into, up, plain, activation_name(activation), out, out_bias)
             if part.bend is not None:
                 unit = replace(
-                    unit, joint=joint(activation, part.interleaved), bend=float(attribute(module, part.bend))
+                    unit,
+                    joint=unpack_joint_activation(activation, part.interleaved),
+                    bend=float(layer_attribute(module, part.bend)),
                 )
             units.append(replace(unit, routing=(routing * (chosen == expert)).sum(-1)))
         return FeedForwardRecord(tuple(units), self._cast(self.output_of(part.module)))
@@ -354,7 +358,7 @@ def check_last_norm(call: LayerCall, y: Tensor) -> None:
     """A layer that ends with a norm outputs what the norm did; a hook on the layer may change it after that."""
     wanted = call.wanted
     last = wanted.steps[-1].part
-    whole = len(wanted.steps) == len(steps_of(wanted.stack.blocks))
+    whole = len(wanted.steps) == len(layer_steps(wanted.stack.blocks))
     if not whole or not isinstance(last, Norm) or last.path not in call.seen or wanted.links:
         return  # a proof compares it with the model alone
     made = call.output_of(last.path)

@@ -29,18 +29,18 @@ from normscope.inputs.item import Item
 from normscope.inputs.samples import random_inputs
 from normscope.models.loaded import LayerCalls, LoadedModel, update_prompt
 from normscope.models.modules import layer_modules
-from normscope.models.scopes import Step, steps_of
+from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Side, Stack
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.records import AttentionRecord, LayerRecord
-from normscope.tracing.replay import replay
+from normscope.tracing.replay import replay_layer
 from normscope.tracing.trace import (
-    configs_of,
-    eagerly,
-    lock_of,
-    own_implementation,
+    attention_configs,
+    attention_implementation,
+    model_lock,
     refuse_autocast,
-    watch,
+    watched_pass,
+    without_compilation,
 )
 
 CLOSE = 1e-4  # relative difference from which on two vectors are not the same; rounding stays well below
@@ -69,27 +69,27 @@ def prove(loaded: LoadedModel) -> None:
         raise NormscopeError("The model is in training mode: dropout would change every number. Call model.eval().")
     if loaded.given is not loaded.model:  # peft may have switched to another adapter
         update_prompt(loaded)
-    with lock_of(loaded.base):
+    with model_lock(loaded.base):
         found = _proved.get(loaded.base)
-        if found is None or found[0] != (loaded.stacks, standing(loaded)):
-            forget(loaded)
+        if found is None or found[0] != (loaded.stacks, model_fingerprint(loaded)):
+            forget_proof(loaded)
             calls = _first_proof(loaded)  # first: transformers may add hooks when the model runs
-            found = _proved[loaded.base] = ((loaded.stacks, standing(loaded)), calls)
+            found = _proved[loaded.base] = ((loaded.stacks, model_fingerprint(loaded)), calls)
         loaded.calls = calls = found[1]
         loaded.depths = [len(calls.modules[stack.side]) for stack in loaded.stacks]
         loaded.head_counts = [max(calls.heads[stack.side]) for stack in loaded.stacks]
 
 
-def forget(loaded: LoadedModel) -> None:
+def forget_proof(loaded: LoadedModel) -> None:
     """Have a model proved again, as if nothing were known of it."""
-    with lock_of(loaded.base):
+    with model_lock(loaded.base):
         _proved.pop(loaded.base, None)
 
 
 def _first_proof(loaded: LoadedModel) -> LayerCalls:
-    if loaded.family.input == "text" and foreign_attention(loaded.base):  # it must heed masks and windows too
-        compare(loaded, _sample(loaded, HOLED, holes=True))
-    calls, worst = compare(loaded, _sample(loaded, SHORT))
+    if loaded.family.input == "text" and has_foreign_attention(loaded.base):  # it must heed masks and windows too
+        compare_passes(loaded, _proof_sample(loaded, HOLED, holes=True))
+    calls, worst = compare_passes(loaded, _proof_sample(loaded, SHORT))
     if isnan(worst):
         raise NormscopeError(
             "The model alone outputs NaN or infinite values for a short input. Check its weights and dtype."
@@ -97,7 +97,7 @@ def _first_proof(loaded: LoadedModel) -> LayerCalls:
     return calls
 
 
-def _sample(loaded: LoadedModel, length: int, *, holes: bool = False) -> ProofInput:
+def _proof_sample(loaded: LoadedModel, length: int, *, holes: bool = False) -> ProofInput:
     made = random_inputs(loaded, [length])[0]
     if holes:
         made["attention_mask"] = (torch.arange(len(made["input_ids"])) % 5 != 2).long()
@@ -110,18 +110,18 @@ def proof_input(loaded: LoadedModel, items: Sequence[Item]) -> ProofInput:
     return ProofInput(forward_inputs(loaded, items), real)
 
 
-def compare(loaded: LoadedModel, given: ProofInput) -> tuple[LayerCalls, float]:
+def compare_passes(loaded: LoadedModel, given: ProofInput) -> tuple[LayerCalls, float]:
     """What was seen of a pass, and the largest difference from the model alone, of the vectors' length; the model is
     refused where the two passes begin to differ. NaN: the model alone outputs what is not finite."""
     base, prompt = loaded.base, loaded.prompt
-    refuse_maskless(base)
-    with lock_of(base):
-        alone, made, entered = _alone(loaded, given)
+    refuse_maskless_attention(base)
+    with model_lock(base):
+        alone, made, entered = _plain_pass(loaded, given)
         comparison = _Comparison(loaded, given, alone)
         requests = [
             RecordRequest(
                 stack,
-                steps_of(stack.blocks),
+                layer_steps(stack.blocks),
                 None,
                 comparison.on_layer(stack),
                 given.real[stack.side],
@@ -132,14 +132,14 @@ def compare(loaded: LoadedModel, given: ProofInput) -> tuple[LayerCalls, float]:
         ]
         # Some heads call the decoder inside the base model, which analyses call as a whole.
         model = (loaded.model if prompt is None else loaded.given) if entered else base
-        watched = watch(base, given.inputs, requests, loaded.dtype, model, to_the_end=True)
+        watched = watched_pass(base, given.inputs, requests, loaded.dtype, model, to_the_end=True)
         comparison.compare_heads(made, watched if entered else None)
         heads = {side: tuple(some) for side, some in comparison.heads.items()}
         modules = {side: tuple(call for call, _ in some) for side, some in alone.items()}
         return LayerCalls(modules, heads), comparison.worst
 
 
-def standing(loaded: LoadedModel) -> Any:
+def model_fingerprint(loaded: LoadedModel) -> Any:
     """All that decides how a pass is computed, but for the numbers: modules, their code, hooks, dtypes, attention.
     Two of these are equal where nothing of it was changed."""
     modules = []
@@ -157,7 +157,7 @@ def standing(loaded: LoadedModel) -> Any:
                 tuple((p.dtype, p.shape) for p in module._parameters.values() if p is not None),
             )
         )
-    names = [own_implementation(config) for config in configs_of(loaded.base)]
+    names = [attention_implementation(config) for config in attention_configs(loaded.base)]
     files = {type(module).__module__ for module in loaded.base.modules()}
     eager = {name: getattr(sys.modules.get(name), "eager_attention_forward", None) for name in files}
     everywhere = torch.nn.modules.module
@@ -165,17 +165,17 @@ def standing(loaded: LoadedModel) -> Any:
     return modules, hooks, names, [ALL_ATTENTION_FUNCTIONS.get(name) for name in names], eager
 
 
-def foreign_attention(base: PreTrainedModel) -> bool:
+def has_foreign_attention(base: PreTrainedModel) -> bool:
     """Whether the model attends by a function that is not transformers' own."""
-    names = {own_implementation(config) for config in configs_of(base)}
+    names = {attention_implementation(config) for config in attention_configs(base)}
     functions = (ALL_ATTENTION_FUNCTIONS.get(name) for name in names)
     return any(one is not None and not one.__module__.startswith("transformers.") for one in functions)
 
 
-def refuse_maskless(base: PreTrainedModel) -> None:
+def refuse_maskless_attention(base: PreTrainedModel) -> None:
     """Refuse an attention implementation for which no mask function is registered: transformers then makes no mask, and
     what the implementation attends to is known to nobody else."""
-    for name in {own_implementation(config) for config in configs_of(base)}:
+    for name in {attention_implementation(config) for config in attention_configs(base)}:
         if name not in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
             raise NormscopeError(
                 f"The attention implementation {name!r} has no mask function: what it attends to cannot be seen. "
@@ -184,7 +184,7 @@ def refuse_maskless(base: PreTrainedModel) -> None:
             )
 
 
-def _alone(loaded: LoadedModel, given: ProofInput) -> tuple[dict[str, list[tuple[nn.Module, Tensor]]], Any, bool]:
+def _plain_pass(loaded: LoadedModel, given: ProofInput) -> tuple[dict[str, list[tuple[nn.Module, Tensor]]], Any, bool]:
     """A plain pass: side -> every layer call with what it put out; what the model returned; whether it called the base
     model as a whole."""
     refuse_autocast(loaded.base.device)
@@ -199,7 +199,7 @@ def _alone(loaded: LoadedModel, given: ProofInput) -> tuple[dict[str, list[tuple
         if threading.get_ident() == thread:
             entered[0] = True
             named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | dict(kwargs)
-            changed.extend(key for key, one in given.inputs.items() if _differs(one, named.get(key)))
+            changed.extend(key for key, one in given.inputs.items() if _inputs_differ(one, named.get(key)))
 
     def listen(side: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -215,7 +215,7 @@ def _alone(loaded: LoadedModel, given: ProofInput) -> tuple[dict[str, list[tuple
                 handles.append(layer.register_forward_hook(listen(stack.side)))
         if loaded.given is not loaded.base:
             handles.append(loaded.base.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-        with torch.no_grad(), eagerly(loaded.given):
+        with torch.no_grad(), without_compilation(loaded.given):
             made = loaded.given(**given.inputs)
         if changed and not rewrites:
             raise NormscopeError(
@@ -245,7 +245,7 @@ class _Comparison:
         self.heads: dict[str, list[int]] = {stack.side: [] for stack in loaded.stacks}
 
     def on_layer(self, stack: Stack) -> Any:
-        steps = steps_of(stack.blocks)
+        steps = layer_steps(stack.blocks)
         real = self.given.real[stack.side]
         elsewhere = self.given.real[self.loaded.stacks[0].side]
 
@@ -254,13 +254,13 @@ class _Comparison:
             if record.index >= len(calls):
                 self._refuse(f"at layer call {record.index}, which the model alone does not make", float("nan"))
             module, output = calls[record.index]
-            for step, made, actual in replay(record, steps):
+            for step, made, actual in replay_layer(record, steps):
                 own = made.shape[:2] == real.shape
                 error = self._difference(made, actual, real if own else elsewhere)
                 if not error <= CLOSE:
                     raise NormscopeError(
                         f"{self._name(module)}, layer {record.index} (counted from 0), is not what its family says: "
-                        f"what {_name(step)} reads or outputs differs by {error:.1e} of its length from what was "
+                        f"what {_step_name(step)} reads or outputs differs by {error:.1e} of its length from what was "
                         "expected. A hook changes values there, a module is wrapped or replaced, or the family is "
                         "described wrongly. Undo the change, or describe the model as it is with "
                         "normscope.register_family."
@@ -283,7 +283,9 @@ class _Comparison:
                 self._refuse(
                     f"after layer call {len(heads)}: the model alone makes {len(self.alone[side])}", float("nan")
                 )
-        for one, other in () if isnan(self.worst) else zip(_tensors(made), _tensors(watched), strict=False):
+        for one, other in (
+            () if isnan(self.worst) else zip(_output_tensors(made), _output_tensors(watched), strict=False)
+        ):
             everywhere = self.given.real[self.loaded.stacks[-1].side]
             if everywhere.shape != one.shape[:-1]:  # of a pooled vector, or of all tokens of a text without padding
                 everywhere = torch.ones(one.shape[:-1], dtype=torch.bool, device=one.device)
@@ -292,7 +294,7 @@ class _Comparison:
                 self._refuse("behind the last layer", error)
 
     def _difference(self, found: Tensor, actual: Tensor, real: Tensor) -> float:
-        error = _difference(found, actual, real)
+        error = _largest_difference(found, actual, real)
         self.worst = self.worst if isnan(self.worst) else max(self.worst, error)
         return error
 
@@ -308,14 +310,14 @@ class _Comparison:
         )
 
 
-def _name(step: Step) -> str:
+def _step_name(step: Step) -> str:
     part = step.part
     path = getattr(part, "path", None) or getattr(part, "output", None) or getattr(part, "out", None)
     path = path or getattr(part, "module", None)
     return "the residual sum" if path is None else str(path)
 
 
-def _difference(found: Tensor, actual: Tensor, real: Tensor) -> float:
+def _largest_difference(found: Tensor, actual: Tensor, real: Tensor) -> float:
     """The largest ``||found - actual|| / ||actual||`` of a vector; one that almost vanishes beside the others is
     compared with those."""
     if torch.equal(found, actual):
@@ -327,13 +329,13 @@ def _difference(found: Tensor, actual: Tensor, real: Tensor) -> float:
     return float((torch.linalg.vector_norm(found - actual, dim=-1) / torch.maximum(length, floor)).amax())
 
 
-def _differs(one: Any, other: Any) -> bool:
+def _inputs_differ(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor):
         return False
     return not isinstance(other, Tensor) or one.shape != other.shape or not torch.equal(one, other)
 
 
-def _tensors(made: Any) -> list[Tensor]:
+def _output_tensors(made: Any) -> list[Tensor]:
     """What a model returns: its logits or last states."""
     given = made.to_tuple() if hasattr(made, "to_tuple") else made if isinstance(made, tuple) else (made,)
     return [one for one in given[:1] if isinstance(one, Tensor) and one.is_floating_point() and one.dim() > 1]

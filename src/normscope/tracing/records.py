@@ -115,7 +115,7 @@ def select_items(layer: LayerRecord, items: slice) -> LayerRecord:
     """The same record of some of the items."""
     if len(layer.input[items]) == len(layer.input):
         return layer
-    parts = tuple(_mapped(part, BATCHED, lambda x: x[items]) for part in layer.parts)
+    parts = tuple(_map_record(part, BATCHED, lambda x: x[items]) for part in layer.parts)
     return LayerRecord(layer.index, layer.input[items], parts)
 
 
@@ -125,14 +125,14 @@ def select_rows(layer: LayerRecord, positions: Tensor | None) -> LayerRecord:
         return layer
     parts = []
     for part in layer.parts:
-        chosen = _mapped(part, BY_ROW, lambda x: at_rows(x, positions))
+        chosen = _map_record(part, BY_ROW, lambda x: gather_rows(x, positions))
         if isinstance(part, AttentionRecord):
-            chosen = replace(chosen, weights=at_rows(part.weights.transpose(1, 2), positions).transpose(1, 2))
+            chosen = replace(chosen, weights=gather_rows(part.weights.transpose(1, 2), positions).transpose(1, 2))
         parts.append(chosen)
     return LayerRecord(layer.index, layer.input, tuple(parts))
 
 
-def at_rows(x: Tensor, positions: Tensor | None) -> Tensor:
+def gather_rows(x: Tensor, positions: Tensor | None) -> Tensor:
     """(b, n, ...) at the wanted positions."""
     if positions is None:
         return x
@@ -140,7 +140,7 @@ def at_rows(x: Tensor, positions: Tensor | None) -> Tensor:
     return x.gather(1, index)
 
 
-def _mapped(record: Any, names: set[str], change: Callable[[Tensor], Tensor]) -> Any:
+def _map_record(record: Any, names: set[str], change: Callable[[Tensor], Tensor]) -> Any:
     """The record, and the records inside it, with `change` applied to the fields of these names."""
     changed: dict[str, Any] = {}
     for field in fields(record):
@@ -148,7 +148,7 @@ def _mapped(record: Any, names: set[str], change: Callable[[Tensor], Tensor]) ->
         if isinstance(value, Tensor) and field.name in names:
             changed[field.name] = change(value)
         elif isinstance(value, Projection):
-            changed[field.name] = _mapped(value, names, change)
+            changed[field.name] = _map_record(value, names, change)
         elif isinstance(value, tuple):
-            changed[field.name] = tuple(_mapped(one, names, change) for one in value)
+            changed[field.name] = tuple(_map_record(one, names, change) for one in value)
     return replace(record, **changed)

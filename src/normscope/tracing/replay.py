@@ -23,7 +23,7 @@ from normscope.tracing.records import (
 )
 
 
-def replay(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[Step, Tensor, Tensor]]:
+def replay_layer(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[Step, Tensor, Tensor]]:
     """Every component with what it should read or put out by its record, and what it did: (b, n, ...) each, n those of
     the encoder where a cross-attention reads them."""
     assert layer.links is not None
@@ -45,27 +45,27 @@ def replay(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[Step, Te
                 source, made = layer.links.encoder if op.cross else state, layer.links.values[op.value]
                 if source is not None:
                     yield step, source, read[op.value]
-                yield step, _by_token(made), _by_token(part.values[:, :, : made.shape[2]])
-            mixed = _mixed(part)
+                yield step, _values_by_token(made), _values_by_token(part.values[:, :, : made.shape[2]])
+            mixed = _mix_values(part)
             yield step, mixed, read[op.output]
             if op.output not in plain:
-                yield step, _plus(mixed @ part.matrix.flatten(0, 1), part.bias), part.output
+                yield step, _add_bias(mixed @ part.matrix.flatten(0, 1), part.bias), part.output
         elif isinstance(part, FeedForwardRecord) and isinstance(op, FeedForward):
             (unit,) = part.units
             for path in (op.into,) if op.up is None else (op.into, op.up):
                 yield step, state, read[path]
             if {op.into, op.up} - plain - {None}:
-                yield from ((step, *projected) for projected in _projected(state, unit))
-            yield step, _gated(unit), read[op.out]
+                yield from ((step, *projected) for projected in _project_hidden(state, unit))
+            yield step, _gate_hidden(unit), read[op.out]
             if op.out not in plain:
-                yield step, _unit(unit), part.output
+                yield step, _unit_output(unit), part.output
         elif isinstance(part, FeedForwardRecord):
             for unit in part.units:
-                yield from ((step, *projected) for projected in _projected(state, unit))
-            yield step, sum((_unit(unit) for unit in part.units[1:]), _unit(part.units[0])), part.output
+                yield from ((step, *projected) for projected in _project_hidden(state, unit))
+            yield step, sum((_unit_output(unit) for unit in part.units[1:]), _unit_output(part.units[0])), part.output
         elif isinstance(part, NormRecord):
             centred = state - state.mean(-1, keepdim=True) if part.kind == "layer" else state
-            yield step, _plus(centred * part.inverse[..., None] * part.gain, part.shift), part.output
+            yield step, _add_bias(centred * part.inverse[..., None] * part.gain, part.shift), part.output
         else:
             yield step, sum((*done, entry), state), part.output
         state = part.output
@@ -75,24 +75,24 @@ def replay(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[Step, Te
             entry = state
 
 
-def _mixed(part: AttentionRecord) -> Tensor:
+def _mix_values(part: AttentionRecord) -> Tensor:
     """(b, i, H d_h): what W_O reads."""
     shared = part.weights.shape[1] // part.values.shape[1]
     values = part.values if shared == 1 else part.values.repeat_interleave(shared, dim=1)
     return torch.matmul(part.weights, values).transpose(1, 2).flatten(2)
 
 
-def _by_token(values: Tensor) -> Tensor:
+def _values_by_token(values: Tensor) -> Tensor:
     return values.transpose(1, 2).flatten(2)
 
 
-def _projected(x: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
+def _project_hidden(x: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
     for one in (unit.into, unit.up):
         if one is not None:
-            yield _plus(x @ one.weight, one.bias), one.hidden
+            yield _add_bias(x @ one.weight, one.bias), one.hidden
 
 
-def _gated(unit: Unit) -> Tensor:
+def _gate_hidden(unit: Unit) -> Tensor:
     """(b, n, d_ff): what W_2 reads."""
     hidden = unit.into.hidden
     if unit.joint is not None and unit.up is not None:
@@ -101,10 +101,10 @@ def _gated(unit: Unit) -> Tensor:
     return gated if unit.up is None else gated * unit.up.hidden
 
 
-def _unit(unit: Unit) -> Tensor:
-    made = _plus(_gated(unit) @ unit.out, unit.out_bias)
+def _unit_output(unit: Unit) -> Tensor:
+    made = _add_bias(_gate_hidden(unit) @ unit.out, unit.out_bias)
     return made if unit.routing is None else made * unit.routing[..., None]
 
 
-def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
+def _add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias

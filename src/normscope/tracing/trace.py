@@ -27,7 +27,14 @@ from normscope.errors import NormscopeError
 from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import hooked, is_plain, last_path, layer_modules, paths, submodule
+from normscope.models.modules import (
+    has_foreign_hooks,
+    is_plain_linear,
+    last_path,
+    layer_modules,
+    layer_submodule,
+    watched_paths,
+)
 from normscope.tracing.build import (
     LayerCall,
     ProbabilitySpace,
@@ -39,62 +46,64 @@ from normscope.tracing.build import (
 
 _guard = threading.Lock()
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-active = threading.local()  # .recorder: the Recorder of the trace that this thread is running
+active_trace = threading.local()  # .recorder: the Recorder of the trace that this thread is running
 _swapped: dict[int, list[Any]] = {}  # id of a config -> [its own attention implementation, traces that use it now]
 _names: dict[str, str] = {}  # a model's own attention implementation -> the name of ours that stands in for it
 
 
-def lock_of(base: PreTrainedModel) -> threading.RLock:
+def model_lock(base: PreTrainedModel) -> threading.RLock:
     """One lock per model, for whatever hooks it."""
     with _guard:
         return _locks.setdefault(base, threading.RLock())
 
 
 @contextmanager
-def standing_in(base: PreTrainedModel, recorder: Any) -> Iterator[list[Any]]:
+def attention_stand_in(base: PreTrainedModel, recorder: Any) -> Iterator[list[Any]]:
     """While this lasts, attention of this thread goes to the recorder. Gives a list for the handles of hooks: they are
     removed at the end, and the model is as it was, whatever happens."""
     handles: list[Any] = []
     configs: list[Any] = []
-    previous = getattr(active, "recorder", None)
+    previous = getattr(active_trace, "recorder", None)
     try:
-        active.recorder = recorder
-        for config in configs_of(base):
-            _swap(config)
+        active_trace.recorder = recorder
+        for config in attention_configs(base):
+            _swap_attention(config)
             configs.append(config)
         yield handles
     finally:
         for config in configs:
-            _restore(config)
+            _restore_attention(config)
         for handle in handles:
             handle.remove()
-        active.recorder = previous
+        active_trace.recorder = previous
 
 
-def configs_of(base: PreTrainedModel) -> list[Any]:
+def attention_configs(base: PreTrainedModel) -> list[Any]:
     """The configs that say how a part of the model attends, each once."""
     found = {id(m.__dict__["config"]): m.__dict__["config"] for m in base.modules() if "config" in m.__dict__}
     return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
 
 
-def own_implementation(config: Any) -> str:
+def attention_implementation(config: Any) -> str:
     """The attention implementation that a config names, also while ours stands in for it."""
     with _guard:
         entry = _swapped.get(id(config))
         return str(config._attn_implementation if entry is None else entry[0])
 
 
-def _swap(config: Any) -> None:
+def _swap_attention(config: Any) -> None:
     """Put our attention in; counted, as models that share a config may be traced side by side."""
     with _guard:
         if id(config) not in _swapped:
             own = config._attn_implementation
             _swapped[id(config)] = [own, 0]
-            config._attn_implementation_internal = _stand_in(own)  # the public setter would go into sub-configs
+            config._attn_implementation_internal = _register_stand_in(
+                own
+            )  # the public setter would go into sub-configs
         _swapped[id(config)][1] += 1
 
 
-def _restore(config: Any) -> None:
+def _restore_attention(config: Any) -> None:
     with _guard:
         entry = _swapped[id(config)]
         entry[1] -= 1
@@ -103,7 +112,7 @@ def _restore(config: Any) -> None:
             del _swapped[id(config)]
 
 
-def _stand_in(own: str) -> str:
+def _register_stand_in(own: str) -> str:
     """The registered name of our attention for models whose own implementation is `own`.
 
     The name carries the original, so that a thread that is not tracing is served by it without any shared state.
@@ -115,15 +124,15 @@ def _stand_in(own: str) -> str:
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> Any:
-        recorder: Any = getattr(active, "recorder", None)
-        eager = _eager(module)
+        recorder: Any = getattr(active_trace, "recorder", None)
+        eager = _eager_attention(module)
         if recorder is None:
             function = ALL_ATTENTION_FUNCTIONS.get_interface(own, eager)
             return function(module, query, key, value, attention_mask, **kwargs)
         return recorder.attend(eager, module, query, key, value, attention_mask, kwargs)
 
     def mask(*args: Any, **kwargs: Any) -> Any:
-        if getattr(active, "recorder", None) is None:
+        if getattr(active_trace, "recorder", None) is None:
             return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **kwargs)
         dtype = kwargs.get("dtype", torch.float32)
         # Made in float32 and cast up: float64's lowest value overflows where a family's softmax is in float32.
@@ -138,7 +147,7 @@ def _stand_in(own: str) -> str:
     return name
 
 
-def _eager(module: nn.Module) -> Callable[..., Any]:
+def _eager_attention(module: nn.Module) -> Callable[..., Any]:
     """The eager attention of the modelling file that defines the module's class (or the class it derives from)."""
     for cls in type(module).__mro__:
         function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
@@ -159,11 +168,11 @@ def trace(
     to_the_end: bool = False,
 ) -> Any:
     """One watched forward pass over a batch, of the model with its head if that is wanted; see `watch`."""
-    model = caller(loaded, head)
-    return watch(loaded.base, forward_inputs(loaded, items), requests, loaded.dtype, model, to_the_end)
+    model = module_to_call(loaded, head)
+    return watched_pass(loaded.base, forward_inputs(loaded, items), requests, loaded.dtype, model, to_the_end)
 
 
-def caller(loaded: LoadedModel, head: bool) -> nn.Module:
+def module_to_call(loaded: LoadedModel, head: bool) -> nn.Module:
     """The module to call for a pass. A hook before the base model sees how it is called, so that it is called as its
     user does; so is a model with a soft prompt."""
     if loaded.prompt is not None or loaded.base._forward_pre_hooks:
@@ -171,7 +180,7 @@ def caller(loaded: LoadedModel, head: bool) -> nn.Module:
     return loaded.model if head else loaded.base
 
 
-def watch(
+def watched_pass(
     base: PreTrainedModel,
     inputs: Mapping[str, Any],
     requests: Sequence[RecordRequest],
@@ -186,10 +195,10 @@ def watch(
     always completes.
     """
     refuse_autocast(base.device)
-    with lock_of(base), torch.no_grad(), eagerly(base):
-        recorder = Recorder(dtype, () if to_the_end or hooked(base) else requests)
+    with model_lock(base), torch.no_grad(), without_compilation(base):
+        recorder = Recorder(dtype, () if to_the_end or has_foreign_hooks(base) else requests)
         made = None
-        with standing_in(base, recorder) as handles:
+        with attention_stand_in(base, recorder) as handles:
             for request in requests:
                 for layer in layer_modules(base, request.stack):
                     recorder.attach(layer, request, handles)
@@ -215,7 +224,7 @@ def refuse_autocast(device: torch.device) -> None:
         )
 
 
-def eagerly(base: nn.Module) -> AbstractContextManager[Any]:
+def without_compilation(base: nn.Module) -> AbstractContextManager[Any]:
     """Where parts of a model are compiled: run them as they were written, so that hooks see them."""
     compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in base.modules())
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
@@ -245,9 +254,12 @@ class Recorder:
     def attach(self, layer: nn.Module, request: RecordRequest, handles: list[Any]) -> None:
         """Hook the layer; `handles` has every hook as soon as it exists, so that none is left behind."""
         last = last_path(request.steps)
-        modules = {path: submodule(layer, path) for path in paths(request.steps, request.constants or request.links)}
+        modules = {
+            path: layer_submodule(layer, path)
+            for path in watched_paths(request.steps, request.constants or request.links)
+        }
         if request.links:
-            self.plain[id(layer)] = frozenset(path for path, module in modules.items() if is_plain(module))
+            self.plain[id(layer)] = frozenset(path for path, module in modules.items() if is_plain_linear(module))
         handles.append(layer.register_forward_pre_hook(self._begin(request), with_kwargs=True))
         for path, module in modules.items():
             if (path, module) in self.hooked:  # layers may share it
@@ -271,7 +283,7 @@ class Recorder:
             )
 
     def _mine(self) -> bool:
-        return threading.get_ident() == self.thread and getattr(active, "recorder", None) is self
+        return threading.get_ident() == self.thread and getattr(active_trace, "recorder", None) is self
 
     def _wanted_call(self) -> LayerCall | None:
         """The layer call that is running, where more is wanted of it."""
@@ -344,7 +356,7 @@ class Recorder:
     def _hand_out(self, call: LayerCall, y: Tensor) -> None:
         """The layer has come to y, and all that was wanted of it was seen."""
         check_finite(y, call.wanted.real, f"Layer {call.index} (counted from 0) output")
-        active.recorder, self.running = None, False  # what runs from here on is no part of the pass
+        active_trace.recorder, self.running = None, False  # what runs from here on is no part of the pass
         try:
             record = call.record(y)
             self.recorded.setdefault(call.wanted.stack.side, set()).add(call.index)
@@ -354,7 +366,7 @@ class Recorder:
             call.wanted.on_layer(record)
             self.running = True
         finally:
-            active.recorder = self
+            active_trace.recorder = self
         self.left -= 1
         if self.left == 0:
             raise _StopPassError

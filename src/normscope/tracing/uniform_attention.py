@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import attribute, layer_modules
-from normscope.models.scopes import steps_of
+from normscope.models.modules import layer_attribute, layer_modules
+from normscope.models.scopes import layer_steps
 from normscope.models.spec import Attention, Stack
-from normscope.tracing.trace import active, lock_of, standing_in
+from normscope.tracing.trace import active_trace, attention_stand_in, model_lock
 
 
 def run_uniform(loaded: LoadedModel, item: Item, layers: Sequence[int], *, logits: bool = False) -> Tensor:
@@ -27,7 +27,7 @@ def run_uniform(loaded: LoadedModel, item: Item, layers: Sequence[int], *, logit
     loaded.refuse_prompt("Uniform attention")
     stack = loaded.stacks[0]
     model = loaded.model if logits else loaded.base
-    with lock_of(loaded.base), torch.no_grad(), _uniform(loaded, stack, frozenset(layers)):
+    with model_lock(loaded.base), torch.no_grad(), _attend_uniformly(loaded, stack, frozenset(layers)):
         made = model(**forward_inputs(loaded, [item]))
     if logits:
         found = made.logits
@@ -40,18 +40,18 @@ def run_uniform(loaded: LoadedModel, item: Item, layers: Sequence[int], *, logit
 
 
 @contextmanager
-def _uniform(loaded: LoadedModel, stack: Stack, layers: frozenset[int]) -> Iterator[None]:
+def _attend_uniformly(loaded: LoadedModel, stack: Stack, layers: frozenset[int]) -> Iterator[None]:
     if not layers:
         yield
         return
     replaced = _Uniform(layers)
     probabilities = next(
-        (s.part.probabilities for s in steps_of(stack.blocks) if isinstance(s.part, Attention) and not s.part.cross),
+        (s.part.probabilities for s in layer_steps(stack.blocks) if isinstance(s.part, Attention) and not s.part.cross),
         None,
     )
 
     def mine() -> bool:  # and not a pass of the same model in another thread
-        return getattr(active, "recorder", None) is replaced
+        return getattr(active_trace, "recorder", None) is replaced
 
     def begin(module: nn.Module, args: Any) -> None:
         if mine():
@@ -63,14 +63,14 @@ def _uniform(loaded: LoadedModel, stack: Stack, layers: frozenset[int]) -> Itera
             replaced.inside = False
 
     def even(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        return (_even(args[0]), *args[1:]) if mine() and replaced.wanted() else None
+        return (_uniform_probabilities(args[0]), *args[1:]) if mine() and replaced.wanted() else None
 
-    with standing_in(loaded.base, replaced) as handles:
+    with attention_stand_in(loaded.base, replaced) as handles:
         for layer in layer_modules(loaded.base, stack):
             handles.append(layer.register_forward_pre_hook(begin))
             handles.append(layer.register_forward_hook(end))
             if probabilities is not None:
-                handles.append(attribute(layer, probabilities).register_forward_pre_hook(even))
+                handles.append(layer_attribute(layer, probabilities).register_forward_pre_hook(even))
         yield
 
 
@@ -98,21 +98,21 @@ class _Uniform:
         """A query of zeros has the same score with every key; a mask keeps what it forbids and loses its biases."""
         if not self.wanted():
             return eager(module, query, key, value, mask, **kwargs)
-        return eager(module, torch.zeros_like(query), key, value, _only_forbids(mask), **_without_bias(kwargs))
+        return eager(module, torch.zeros_like(query), key, value, _forbidding_mask(mask), **_drop_position_bias(kwargs))
 
 
-def _only_forbids(mask: Tensor | None) -> Tensor | None:
+def _forbidding_mask(mask: Tensor | None) -> Tensor | None:
     if mask is None or not mask.is_floating_point():
         return mask
     forbidden = mask <= torch.finfo(torch.float32).min / 2
     return torch.zeros_like(mask).masked_fill(forbidden, torch.finfo(torch.float32).min)
 
 
-def _without_bias(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _drop_position_bias(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: None if key == "position_bias" else value for key, value in kwargs.items()}
 
 
-def _even(probabilities: Tensor) -> Tensor:
+def _uniform_probabilities(probabilities: Tensor) -> Tensor:
     """Equal weights for all keys that have any: of one unpadded item, those that a mask does not forbid."""
     seen = (probabilities > 0).to(probabilities.dtype)
     return seen / seen.sum(-1, keepdim=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from normscope.analysis import Analysis
 from normscope.models.registry import families
-from normscope.models.scopes import Step, aliases_of, steps_of
+from normscope.models.scopes import Step, layer_steps, scope_aliases
 from normscope.models.spec import Attention, Block
 
 LABELS = {"attention": "ATTN", "cross-attention": "XATTN", "ff": "FF", "norm": "LN", "residual": "+RES", "scale": "×"}
@@ -38,14 +38,14 @@ def blocks_of(analysis: Analysis) -> tuple[Block, ...] | None:
     """The layer that the analysis is of: that of a known family with its name, side and scopes."""
     name, side = analysis.info.get("family"), analysis.rows[0].side
     stacks = [stack for family in families() if family.name == name for stack in family.stacks if stack.side == side]
-    return next((stack.blocks for stack in stacks if aliases_of(stack.blocks) == dict(analysis.aliases)), None)
+    return next((stack.blocks for stack in stacks if scope_aliases(stack.blocks) == dict(analysis.aliases)), None)
 
 
 Component = tuple[str, int, int, str | None, str | None]  # kind, block, branch, scope of norms, scope of weights
 
 
 def _described(blocks: tuple[Block, ...]) -> Iterable[Component]:
-    steps = iter(steps_of(blocks))
+    steps = iter(layer_steps(blocks))
     for number, block in enumerate(blocks):
         for place, branch in enumerate(block.branches):
             for _ in filter(None, (branch.pre, branch.op, branch.post, branch.scale)):

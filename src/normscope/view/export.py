@@ -29,7 +29,7 @@ from torch import Tensor
 
 from normscope.analysis import Analysis, Label
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.engine.files import atomic
+from normscope.engine.files import write_atomically
 from normscope.view import figure, page
 from normscope.view.formats import FIGURES, check_path
 
@@ -91,14 +91,14 @@ def as_dict(analysis: Result) -> dict[str, Any]:
 def write_json(content: dict[str, Any], target: Path) -> Path:
     """Write plain lists, numbers and strings to a file."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    with atomic(target) as temporary:
+    with write_atomically(target) as temporary:
         # Half a surrogate pair has no UTF-8, but its replacement here is the JSON escape of it.
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
     return target
 
 
 def _npz(analysis: Result, target: Path) -> Path:
-    with atomic(target) as temporary, temporary.open("wb") as file:
+    with write_atomically(target) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **_arrays(analysis))
     return target
 

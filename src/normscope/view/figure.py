@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from normscope.analysis import Analysis
-from normscope.engine.files import atomic
+from normscope.engine.files import write_atomically
 from normscope.errors import NormscopeError
 from normscope.view.formats import FIGURES, NO_MATPLOTLIB
 from normscope.view.labels import (
@@ -131,7 +131,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
         raise NormscopeError(f"Cannot write a figure to {target}: known formats are {known}.")
     # Without dates the same figure gives the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
-    with style(), atomic(target) as temporary:
+    with style(), write_atomically(target) as temporary:
         figure.savefig(temporary, format=kind, metadata=metadata)
     return target
 

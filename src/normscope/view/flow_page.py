@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from normscope.analysis import Label
-from normscope.engine.files import atomic, check_suffix
+from normscope.engine.files import check_suffix, write_atomically
 from normscope.flow.result import Flow
 from normscope.view.flow_terminal import BLUE, ORANGE, equation
 from normscope.view.labels import own_cells, scale_of, spans_of, visible
@@ -35,7 +35,7 @@ def write(flow: Flow, path: str | os.PathLike[str]) -> Path:
     """Write the page."""
     check_suffix(path, ".html", ".htm")
     made = PAGE.format(title=html.escape(visible(repr(flow))), body=fragment(flow))
-    with atomic(path) as temporary:
+    with write_atomically(path) as temporary:
         temporary.write_text(made, encoding="utf-8", errors="backslashreplace")  # half a surrogate pair in a token
     return Path(path)
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normscope.engine.files import atomic, check_suffix
+from normscope.engine.files import check_suffix, write_atomically
 from normscope.view import bundle
 from normscope.view.document import Result, as_json, packed, sides_of, title_of
 from normscope.view.labels import own_cells, quantity, values_of, visible, worst_completeness
@@ -48,7 +48,7 @@ def write(result: Result, path: str | os.PathLike[str], *, image: Any = None, fl
     of the same input to a target."""
     check_suffix(path, ".html", ".htm")
     made = page(result, image=image, flow=flow)
-    with atomic(path) as temporary:
+    with write_atomically(path) as temporary:
         temporary.write_text(made, encoding="utf-8")
     return Path(path)
 

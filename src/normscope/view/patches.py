@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from normscope.analysis import Analysis, Label
 from normscope.errors import NormscopeError
-from normscope.inputs.media import opened
+from normscope.inputs.media import open_image
 from normscope.view import figure, labels
 from normscope.view.labels import Scale, Values, model_label, visible
 from normscope.view.look import PLAIN, Look, annotate
@@ -150,7 +150,7 @@ def _draw(
 def pixels_of(image: Any) -> NDArray[Any]:
     """(height, width, 3) of a path, a PIL image or an array (height, width[, channels])."""
     if isinstance(image, str | os.PathLike):
-        return np.asarray(opened(image))
+        return np.asarray(open_image(image))
     if hasattr(image, "convert"):
         return np.asarray(image.convert("RGB"))
     try:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normscope.decompose.activations import wide
+from normscope.decompose.activations import to_float64
 from normscope.decompose.shapley import gaussian_means, values
 from normscope.errors import NormscopeError
 from normscope.tracing.records import Unit
@@ -47,15 +47,17 @@ class Shapley:
 
     def values(self, unit: Unit, z: Sequence[Tensor]) -> Tensor:
         """(players, units) of each projection -> (players, units), in float64; the players' z W_1 before g."""
-        players = [wide(one) for one in z]
-        if self.way == "exact" or (self.way == "" and _players(players) <= FEW):
-            return values.enumerated(_game(unit), *players)
+        players = [to_float64(one) for one in z]
+        if self.way == "exact" or (self.way == "" and _player_count(players) <= FEW):
+            return values.exact_shapley(_activation_game(unit), *players)
         if self.way == "sampled":
-            return values.sampled(_game(unit), *players, permutations=self.permutations, seed=self.seed).values
-        return values.gaussian(_expected(unit), *players)
+            return values.sampled_shapley(
+                _activation_game(unit), *players, permutations=self.permutations, seed=self.seed
+            ).values
+        return values.gaussian_shapley(_activation_mean(unit), *players)
 
 
-def parse(gate: str) -> Shapley | None:
+def parse_shapley_gate(gate: str) -> Shapley | None:
     """The variant that a gate's name stands for: "shapley", "shapley-exact", "shapley-gaussian", or "shapley-sampled"
     with the number of permutations and a seed behind it where wanted: "shapley-sampled:512:1". None: another gate."""
     given = re.fullmatch(r"shapley(?:-(exact|gaussian|sampled(?::(\d+))?(?::(\d+))?))?", gate)
@@ -72,13 +74,13 @@ def parse(gate: str) -> Shapley | None:
     return found
 
 
-def constant(unit: Unit) -> Tensor:
+def activation_at_zero(unit: Unit) -> Tensor:
     """(units,): the game of nobody, g(0), which belongs to no player; zero where a zero gates it."""
     nothing = torch.zeros(unit.out.shape[0], dtype=unit.out.dtype, device=unit.out.device)
-    return _game(unit)(*[nothing] * (1 if unit.up is None else 2))
+    return _activation_game(unit)(*[nothing] * (1 if unit.up is None else 2))
 
 
-def _game(unit: Unit) -> values.Game:
+def _activation_game(unit: Unit) -> values.Game:
     if unit.up is None:
         return unit.activation
     if unit.joint is not None:
@@ -86,16 +88,16 @@ def _game(unit: Unit) -> values.Game:
     return lambda a, u: unit.activation(a) * u
 
 
-def _expected(unit: Unit) -> gaussian_means.Mean:
+def _activation_mean(unit: Unit) -> gaussian_means.Mean:
     if unit.up is None:
-        return gaussian_means.plain(unit.activation_name, unit.activation)
+        return gaussian_means.gaussian_mean(unit.activation_name, unit.activation)
     if unit.joint is not None:
         raise NormscopeError(
             "gate='shapley-gaussian' needs a gated product; this model's gate is another function. Use "
             "'shapley-sampled' or 'ig'."
         )
-    return gaussian_means.gated(unit.activation_name, unit.activation)
+    return gaussian_means.gated_gaussian_mean(unit.activation_name, unit.activation)
 
 
-def _players(z: Sequence[Tensor]) -> int:
+def _player_count(z: Sequence[Tensor]) -> int:
     return int(torch.stack([(one != 0).any(1) for one in z]).any(0).sum())

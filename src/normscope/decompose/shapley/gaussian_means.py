@@ -42,103 +42,103 @@ MIXTURES: dict[str, Mixture] = {
 NEAR_GELU = ("gelu_new", "gelu_pytorch_tanh")
 
 
-def plain(name: str | None, activation: Activation) -> Mean:
+def gaussian_mean(name: str | None, activation: Activation) -> Mean:
     """(m, v) -> ``E[g(A)]``; `name` tells g where something is known of it."""
     if name == "relu":
-        return _relu
+        return _mean_of_relu
     if name in MIXTURES:
-        return partial(_mixed, MIXTURES[name])
+        return partial(_mean_of_mixture, MIXTURES[name])
     if name in NEAR_GELU:
-        rest = partial(_by_rule, partial(_beyond_gelu, activation))
-        return lambda m, v: _mixed(MIXTURES["gelu"], m, v) + rest(m, v)
-    return partial(_by_rule, activation)
+        rest = partial(_mean_by_quadrature, partial(_difference_from_gelu, activation))
+        return lambda m, v: _mean_of_mixture(MIXTURES["gelu"], m, v) + rest(m, v)
+    return partial(_mean_by_quadrature, activation)
 
 
-def gated(name: str | None, activation: Activation) -> Mean:
+def gated_gaussian_mean(name: str | None, activation: Activation) -> Mean:
     """(m, u, v, c) -> ``E[g(A) U]``."""
     if name == "relu":
-        return _relu_gated
+        return _gated_mean_of_relu
     if name in MIXTURES:
-        return partial(_mixed_gated, MIXTURES[name])
+        return partial(_gated_mean_of_mixture, MIXTURES[name])
     if name in NEAR_GELU:
-        rest = partial(_by_rule_gated, partial(_beyond_gelu, activation))
-        return lambda m, u, v, c: _mixed_gated(MIXTURES["gelu"], m, u, v, c) + rest(m, u, v, c)
-    return partial(_by_rule_gated, activation)
+        rest = partial(_gated_mean_by_quadrature, partial(_difference_from_gelu, activation))
+        return lambda m, u, v, c: _gated_mean_of_mixture(MIXTURES["gelu"], m, u, v, c) + rest(m, u, v, c)
+    return partial(_gated_mean_by_quadrature, activation)
 
 
-def _mixed(mixture: Mixture, m: Tensor, v: Tensor) -> Tensor:
+def _mean_of_mixture(mixture: Mixture, m: Tensor, v: Tensor) -> Tensor:
     """``E[A Phi(A / l)] = m Phi(q) + v phi(q) / w``, where ``w = sqrt(l^2 + v)`` and ``q = m / w``"""
     total = torch.zeros_like(m)
     for share, width in mixture:
         w = (v + width**2).sqrt_()
         q = m / w
-        total.addcmul_(m, _below(q), value=share).addcmul_(_bell(q), v / w, value=share * DENSITY)
+        total.addcmul_(m, _normal_cdf(q), value=share).addcmul_(_normal_pdf(q), v / w, value=share * DENSITY)
     return total
 
 
-def _mixed_gated(mixture: Mixture, m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
+def _gated_mean_of_mixture(mixture: Mixture, m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
     """``u E[g(A)] + c E[g'(A)]``, where ``E[g'(A)] = Phi(q) + m l^2 phi(q) / w^3``, gathered by Phi and phi"""
     total, straight = torch.zeros_like(m), torch.addcmul(c, u, m)
     for share, width in mixture:
         w = (v + width**2).sqrt_()
         q = m / w
-        total.addcmul_(straight, _below(q), value=share)
+        total.addcmul_(straight, _normal_cdf(q), value=share)
         bent = (u * (v / w)).addcmul_(m, c * width**2 / w.pow(3))
-        total.addcmul_(_bell(q), bent, value=share * DENSITY)
+        total.addcmul_(_normal_pdf(q), bent, value=share * DENSITY)
     return total
 
 
-def _beyond_gelu(activation: Activation, x: Tensor) -> Tensor:
+def _difference_from_gelu(activation: Activation, x: Tensor) -> Tensor:
     """``g(x) - x Phi(x)``"""
-    return activation(x).sub_(_below(x).mul_(x))
+    return activation(x).sub_(_normal_cdf(x).mul_(x))
 
 
-def _relu(m: Tensor, v: Tensor) -> Tensor:
+def _mean_of_relu(m: Tensor, v: Tensor) -> Tensor:
     """``m Phi(m / s) + s phi(m / s)``, where ``s = sqrt(v)``"""
     s = v.sqrt().clamp_min_(TINY)
     q = m / s
-    return m * _below(q) + s * DENSITY * _bell(q)
+    return m * _normal_cdf(q) + s * DENSITY * _normal_pdf(q)
 
 
-def _relu_gated(m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
+def _gated_mean_of_relu(m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
     """``u E[g(A)] + c Phi(m / s)``"""
     s = v.sqrt().clamp_min_(TINY)
     q = m / s
-    below = _below(q)
-    return u * (m * below + s * DENSITY * _bell(q)) + c * below
+    below = _normal_cdf(q)
+    return u * (m * below + s * DENSITY * _normal_pdf(q)) + c * below
 
 
-def _by_rule(activation: Activation, m: Tensor, v: Tensor) -> Tensor:
+def _mean_by_quadrature(activation: Activation, m: Tensor, v: Tensor) -> Tensor:
     s = v.sqrt()
     total = torch.zeros_like(m)
-    for x, weight in _rule():
+    for x, weight in _hermite_rule():
         total.add_(activation(torch.add(m, s, alpha=x)), alpha=weight)
     return total
 
 
-def _by_rule_gated(activation: Activation, m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
+def _gated_mean_by_quadrature(activation: Activation, m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
     """Given A, the mean of U is ``u + c / v (A - m)``: one rule over A is enough, and no slope of g."""
     s = v.sqrt()
     along = torch.where(s > 0, c / s.clamp_min(TINY), 0.0)  # at most the deviation of U
     total = torch.zeros_like(m)
-    for x, weight in _rule():
+    for x, weight in _hermite_rule():
         total.add_(activation(torch.add(m, s, alpha=x)).mul_(torch.add(u, along, alpha=x)), alpha=weight)
     return total
 
 
-def _below(x: Tensor) -> Tensor:
+def _normal_cdf(x: Tensor) -> Tensor:
     """Phi(x)"""
     found: Tensor = torch.special.ndtr(x)
     return found
 
 
-def _bell(x: Tensor) -> Tensor:
+def _normal_pdf(x: Tensor) -> Tensor:
     """``exp(-x^2 / 2)``, which times DENSITY is phi(x)"""
     return x.square().mul_(-0.5).exp_()
 
 
 @cache
-def _rule() -> tuple[tuple[float, float], ...]:
+def _hermite_rule() -> tuple[tuple[float, float], ...]:
     """Points and weights of ``E[f(X)]``, X standard normal."""
     x, weight = np.polynomial.hermite_e.hermegauss(POINTS)
     return tuple(zip(x.tolist(), (weight / weight.sum()).tolist(), strict=True))

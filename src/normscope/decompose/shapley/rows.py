@@ -16,8 +16,8 @@ from torch import Tensor
 
 from normscope.decompose.feed_forward import projections_of
 from normscope.decompose.gram import Piece, Reduced
-from normscope.decompose.shapley.gate import EXPERTS, Shapley, constant
-from normscope.decompose.state import Factored, apply_norm, row_norms, with_shift
+from normscope.decompose.shapley.gate import EXPERTS, Shapley, activation_at_zero
+from normscope.decompose.state import Factored, add_shift, apply_norm, row_norms
 from normscope.errors import NormscopeError
 from normscope.tracing.records import FeedForwardRecord, NormRecord, Unit
 
@@ -53,12 +53,12 @@ def shapley_feed_forward(state: Factored, record: FeedForwardRecord, how: Shaple
         return ShapleyRows(state, unit, how)
     shape = record.output.shape[:-1]
     both = torch.stack([state.own, state.bias.expand_as(state.own)])  # (2, g, R, d)
-    z = [one.flatten(1) for one in _projected(unit, both)]
+    z = [one.flatten(1) for one in _project_players(unit, both)]
     values = how.values(unit, z).to(both).unflatten(1, (*shape, -1)) @ unit.out
-    return Factored((), values[0], None, values[1] + _constant(unit))
+    return Factored((), values[0], None, values[1] + _shapley_constant(unit))
 
 
-def reduce(
+def reduce_shapley_rows(
     scopes: Sequence[str],
     states: Sequence[ShapleyRows],
     actual: Sequence[Tensor],
@@ -76,7 +76,7 @@ def reduce(
     own, others, missing, remainder, highest = (like.new_zeros(shape) for _ in range(5))
     for n, (columns, rows) in enumerate(items):
         for row in torch.arange(like.shape[1], device=like.device)[rows].tolist():
-            found = _row(last, n, row, columns, points)
+            found = _shapley_row(last, n, row, columns, points)
             for s, point in enumerate(points):
                 at, place = found[point], (s, n, row)
                 own[place], remainder[place] = row_norms(at.own), row_norms(at.bias)
@@ -111,32 +111,34 @@ class RowVectors:
 def row_vectors(state: ShapleyRows, item: int, row: int, columns: Columns) -> RowVectors:
     """The contribution vectors of one output token."""
     point = len(state.steps)
-    return _row(state, item, row, columns, [point])[point]
+    return _shapley_row(state, item, row, columns, [point])[point]
 
 
-def _row(state: ShapleyRows, item: int, row: int, columns: Columns, points: Collection[int]) -> dict[int, RowVectors]:
+def _shapley_row(
+    state: ShapleyRows, item: int, row: int, columns: Columns, points: Collection[int]
+) -> dict[int, RowVectors]:
     """One output token at the wanted points: numbers of `steps` passed."""
-    players = _at(state.source, item, row, columns)
-    values = state.how.values(state.unit, _projected(state.unit, players))
+    players = _player_vectors(state.source, item, row, columns)
+    values = state.how.values(state.unit, _project_players(state.unit, players))
     vectors = values.to(players) @ state.unit.out
-    vectors[-1] += _constant(state.unit)
+    vectors[-1] += _shapley_constant(state.unit)
     found = {0: vectors} if 0 in points else {}
     for number, step in enumerate(state.steps[: max(points)], 1):
         if isinstance(step, Factored):
-            vectors = vectors + _at(step, item, row, columns)
+            vectors = vectors + _player_vectors(step, item, row, columns)
         elif isinstance(step, Tensor):
             vectors = vectors * step
         else:
             norm = replace(step, inverse=step.inverse[item, row][None])
             vectors = apply_norm(norm, vectors)
-            vectors[-1] = with_shift(norm, vectors[-1])
+            vectors[-1] = add_shift(norm, vectors[-1])
         if number in points:
             found[number] = vectors
     sizes = [len(term.mixture.values[item][js]) for term, js in zip(state.source.terms, columns, strict=True)]
     return {point: RowVectors(one[:-2].split(sizes), one[-2], one[-1]) for point, one in found.items()}
 
 
-def _at(state: Factored, item: int, row: int, columns: Columns) -> Tensor:
+def _player_vectors(state: Factored, item: int, row: int, columns: Columns) -> Tensor:
     """(columns of all terms, then own and bias, d): the vectors of one output token."""
     found = []
     for term, js in zip(state.terms, columns, strict=True):
@@ -148,7 +150,7 @@ def _at(state: Factored, item: int, row: int, columns: Columns) -> Tensor:
     return torch.cat([*found, state.own[item, row][None], bias[None]])
 
 
-def _projected(unit: Unit, players: Tensor) -> list[Tensor]:
+def _project_players(unit: Unit, players: Tensor) -> list[Tensor]:
     """(players, ..., d_ff) for each projection, where the last player is that of the biases."""
     found = []
     for projection in projections_of(unit):
@@ -159,7 +161,7 @@ def _projected(unit: Unit, players: Tensor) -> list[Tensor]:
     return found
 
 
-def _constant(unit: Unit) -> Tensor:
+def _shapley_constant(unit: Unit) -> Tensor:
     """(d,): g(0) W_2 + b_2"""
-    nothing = constant(unit) @ unit.out
+    nothing = activation_at_zero(unit) @ unit.out
     return nothing if unit.out_bias is None else nothing + unit.out_bias

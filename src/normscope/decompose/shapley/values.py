@@ -49,9 +49,9 @@ class Sampled(NamedTuple):
     error: Tensor  # (players, units)
 
 
-def enumerated(game: Game, *z: Tensor) -> Tensor:
+def exact_shapley(game: Game, *z: Tensor) -> Tensor:
     """Exact values, from all ``2^players`` coalitions. Who adds nothing is no player, and has the value 0."""
-    active, some = _active(z)
+    active, some = _drop_idle_players(z)
     players = len(some[0])
     if players > MOST:
         raise NormscopeError(
@@ -72,15 +72,15 @@ def enumerated(game: Game, *z: Tensor) -> Tensor:
         members = inside.to(values)
         for into, *units in zip(values.split(step, 1), *(one.split(step, 1) for one in some), strict=True):
             into += gain.t() @ game(*(members @ one for one in units))
-    return _all_players(active, values)
+    return _restore_idle_players(active, values)
 
 
-def sampled(game: Game, *z: Tensor, permutations: int, seed: int = 0) -> Sampled:
+def sampled_shapley(game: Game, *z: Tensor, permutations: int, seed: int = 0) -> Sampled:
     """Mean gains over random orders, each taken forwards and backwards (antithetic pairs); efficient in every order.
 
     The orders depend on the seed and the number of players alone. The standard error is that of the mean of the pairs.
     """
-    active, some = _active(z)
+    active, some = _drop_idle_players(z)
     players = len(some[0])
     pairs = permutations // 2
     if pairs < 2:
@@ -89,24 +89,24 @@ def sampled(game: Game, *z: Tensor, permutations: int, seed: int = 0) -> Sampled
     total, squares = torch.zeros_like(some[0]), torch.zeros_like(some[0])
     orders = torch.from_numpy(generator.permuted(np.tile(np.arange(players), (pairs, 1)), axis=1)).to(total.device)
     for order in orders.split(max(1, AT_ONCE // max(1, some[0].numel()))):
-        both = (_gains(game, some, order) + _gains(game, some, order.flip(1))) / 2
+        both = (_gains_along_orders(game, some, order) + _gains_along_orders(game, some, order.flip(1))) / 2
         total += both.sum(0)
         squares += both.square().sum(0)
     mean = total / pairs
     variance = (squares / pairs - mean.square()).clamp_min_(0) / (pairs - 1)
-    return Sampled(_all_players(active, mean), _all_players(active, variance.sqrt_()))
+    return Sampled(_restore_idle_players(active, mean), _restore_idle_players(active, variance.sqrt_()))
 
 
-def gaussian(expected: Mean, *z: Tensor, apart: int | None = None) -> Tensor:
+def gaussian_shapley(expected: Mean, *z: Tensor, apart: int | None = None) -> Tensor:
     """Values with S_t normal, but for the `apart` largest players of each unit, all of whose coalitions count.
 
     ``S_t ~ N(t sum z_k, t (1 - t) sum z_k^2)`` over the others k; `expected` is the mean of the game over that
     (`gaussian_means`). The integral over t is a Gauss-Legendre rule in s, ``t = sin^2(pi s / 2)``: the deviation of
     S_t is then smooth at both ends.
     """
-    active, z = _active(z)
-    shares = _shares(z)
-    count = how_many_apart(shares) if apart is None else apart
+    active, z = _drop_idle_players(z)
+    shares = _player_shares(z)
+    count = count_large_players(shares) if apart is None else apart
     large = shares.topk(count, 0).indices  # (apart, units)
     inside = _coalitions(count).to(z[0])  # (coalitions, apart)
     size = inside.sum(1)
@@ -122,40 +122,42 @@ def gaussian(expected: Mean, *z: Tensor, apart: int | None = None) -> Tensor:
         spreads = [one.sum(0) for one in products]
         shifts = [torch.tensordot(inside, one, 1)[:, None] for one in big]  # (coalitions, 1, units)
         small, lone = torch.zeros_like(others[0]), torch.zeros_like(big[0])
-        for t, weight in _rule():
+        for t, weight in _unit_interval_rule():
             chance = weight * t**size * (1 - t) ** (count - size)
             means = [t * (total - one) + shift for total, one, shift in zip(sums, others, shifts, strict=True)]
             spread = [t * (1 - t) * (total - one) for total, one in zip(spreads, products, strict=True)]
             spread[0].clamp_min_(0)
-            small += torch.tensordot(chance, _gain(expected, means, spread, others), 1)
+            small += torch.tensordot(chance, _expected_gain(expected, means, spread, others), 1)
             if count:
                 means = [t * total + shift for total, shift in zip(sums, shifts, strict=True)]
-                gain = _gain(expected, means, [t * (1 - t) * total for total in spreads], big)
+                gain = _expected_gain(expected, means, [t * (1 - t) * total for total in spreads], big)
                 lone += ((chance / (1 - t))[:, None, None] * (1 - inside)[..., None] * gain).sum(0)
         values[:, units] = small.scatter_add(0, places, lone)
-    return _all_players(active, values)
+    return _restore_idle_players(active, values)
 
 
-def how_many_apart(shares: Tensor) -> int:
+def count_large_players(shares: Tensor) -> int:
     """How many players of a unit a normal distribution would not do justice to: on the average over units, the next
     one has at most LARGE of all squares (players, units), or there are APART of them."""
     ordered = shares.topk(min(APART, len(shares)), 0).values.mean(1)
     return int((ordered > LARGE).long().cumprod(0).sum())
 
 
-def _shares(z: Sequence[Tensor]) -> Tensor:
+def _player_shares(z: Sequence[Tensor]) -> Tensor:
     """(players, units): each player's share of the squares of all; of a gate, the mean of both sides."""
     squares = [one.square() for one in z]
     return torch.stack([one / one.sum(0).clamp_min(1e-300) for one in squares]).mean(0)
 
 
-def _gain(expected: Mean, means: Sequence[Tensor], spreads: Sequence[Tensor], joined: Sequence[Tensor]) -> Tensor:
+def _expected_gain(
+    expected: Mean, means: Sequence[Tensor], spreads: Sequence[Tensor], joined: Sequence[Tensor]
+) -> Tensor:
     """``E[g(S + z_j) - g(S)]``; of a player that is zero, exactly zero."""
     moved = [mean + one for mean, one in zip(means, joined, strict=True)]
     return expected(*moved, *spreads) - expected(*means, *spreads)
 
 
-def _gains(game: Game, z: Sequence[Tensor], orders: Tensor) -> Tensor:
+def _gains_along_orders(game: Game, z: Sequence[Tensor], orders: Tensor) -> Tensor:
     """(orders, players, units): what each player adds when they join in each order (orders, players)."""
     sums = [torch.nn.functional.pad(one[orders].cumsum(1), (0, 0, 1, 0)) for one in z]
     gains = game(*sums).diff(dim=1)  # by place in the order
@@ -163,13 +165,13 @@ def _gains(game: Game, z: Sequence[Tensor], orders: Tensor) -> Tensor:
     return gains.gather(1, places[..., None].expand(gains.shape))
 
 
-def _active(z: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _drop_idle_players(z: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Which players there are that add anything, and those alone."""
     active = torch.stack([(one != 0).any(1) for one in z]).any(0)
     return active, tuple(one[active] for one in z)
 
 
-def _all_players(active: Tensor, values: Tensor) -> Tensor:
+def _restore_idle_players(active: Tensor, values: Tensor) -> Tensor:
     found = values.new_zeros(len(active), values.shape[1])
     found[active] = values
     return found
@@ -182,7 +184,7 @@ def _coalitions(players: int) -> Tensor:
 
 
 @cache
-def _rule() -> tuple[tuple[float, float], ...]:
+def _unit_interval_rule() -> tuple[tuple[float, float], ...]:
     """t and its weight."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     s = (nodes + 1) / 2

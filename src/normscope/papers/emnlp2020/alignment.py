@@ -20,7 +20,7 @@ from normscope.corpus.measuring import Sample
 from normscope.corpus.store import Run
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.request import Options, requests_for
-from normscope.engine.run import run
+from normscope.engine.run import run_batch
 from normscope.errors import NormscopeError
 from normscope.inputs.encode import encode
 from normscope.measures.alignment import SETTINGS, Hits, word_maps
@@ -300,7 +300,7 @@ def _matrices(
     """The labels of source and target, and the matrix of each setting and method."""
     lens = setting.lens
     (item,) = encode(lens.loaded, (" ".join(entry.words or ()), " ".join(entry.target or ())))
-    (result,) = run(
+    (result,) = run_batch(
         lens.loaded,
         [item],
         requests_for(lens.loaded, Options(scopes=("XATTN-W", "XATTN-N"), heads=[0])),

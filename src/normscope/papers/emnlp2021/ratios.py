@@ -9,7 +9,7 @@ from polars import selectors
 
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
-from normscope.models.scopes import aliases_of, names_of
+from normscope.models.scopes import scope_aliases, scope_names
 
 DIGITS = 10
 TYPES = ("first", "separator", "mask", "other", "overall")
@@ -19,13 +19,13 @@ ByLayer = Mapping[tuple[int, str], float]  # layer (from 1), type of token -> me
 def methods(lens: Analyzer) -> tuple[str, ...]:
     """The scopes up to the end of the attention block: in a post-LN model ATTN-W, ATTN-N, ATTNRES-W, ATTNRES-N and
     ATTNRESLN-N, as in the paper. A pre-LN model has no norm after its residual, a parallel layer no ATTNRES-W."""
-    names = names_of(lens.loaded.stacks[0].blocks)
+    names = scope_names(lens.loaded.stacks[0].blocks)
     return names[: names.index(scope(lens, "attention-block")) + 1]
 
 
 def scope(lens: Analyzer, alias: str) -> str:
     """The model's own name of a scope."""
-    return aliases_of(lens.loaded.stacks[0].blocks)[alias]
+    return scope_aliases(lens.loaded.stacks[0].blocks)[alias]
 
 
 def residual_weights(lens: Analyzer) -> str | None:

@@ -11,7 +11,7 @@ from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
 from normscope.flow.methods import METHODS, chosen
 from normscope.flow.run import flow
-from normscope.models.scopes import names_of
+from normscope.models.scopes import scope_names
 from normscope.papers.faithfulness.contexts import Context
 
 LEAVE_ONE_OUT = "leave_one_out"
@@ -32,7 +32,7 @@ def methods_of(lens: Analyzer, wanted: Sequence[str] = ()) -> tuple[str, ...]:
     """The methods to compare: those wanted, else all of `flow`, with rollout of every scope; then the references."""
     known = [name for name in METHODS if name != "rollout-raw"]
     # Weights with half a residual connection are what "rollout" alone rolls out.
-    scopes = [f"rollout:{scope}" for scope in names_of(lens.loaded.stacks[-1].blocks) if not scope.endswith("RES-W")]
+    scopes = [f"rollout:{scope}" for scope in scope_names(lens.loaded.stacks[-1].blocks) if not scope.endswith("RES-W")]
     for name in wanted:
         plain = name.partition(":")[0]
         if plain not in METHODS and name not in REFERENCES:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normscope.analyzer import Analyzer
-from normscope.models.scopes import aliases_of, steps_of
+from normscope.models.scopes import layer_steps, scope_aliases
 from normscope.papers import published
 from normscope.papers.study import Setting
 
@@ -62,10 +62,10 @@ class Layout:
 def layout(lens: Analyzer) -> Layout | None:
     """The scopes of the first side of a model; None if the feed-forward has none of its own (parallel layers)."""
     stack = lens.loaded.stacks[0]
-    alias = aliases_of(stack.blocks)
+    alias = scope_aliases(stack.blocks)
     if alias["ff"] in (alias["attention-block"], alias["layer"]):
         return None
-    chain = (alias["weights"], *dict.fromkeys(step.norms for step in steps_of(stack.blocks) if step.norms))
+    chain = (alias["weights"], *dict.fromkeys(step.norms for step in layer_steps(stack.blocks) if step.norms))
     return Layout(
         chain=chain,
         components=_components(chain),
@@ -117,7 +117,7 @@ def missing_entities(setting: Setting) -> str | None:
 def missing_norm(setting: Setting) -> str | None:
     """Why there is no norm after the feed-forward's residual, as post-LN layers have."""
     missing = missing_layout(setting)
-    if missing is None and steps_of(setting.lens.loaded.stacks[0].blocks)[-1].role != "after":
+    if missing is None and layer_steps(setting.lens.loaded.stacks[0].blocks)[-1].role != "after":
         return (
             f"No norm follows the feed-forward's residual in a layer of {setting.lens.family.name}: the next one that "
             "reads the stream is not in the layer."

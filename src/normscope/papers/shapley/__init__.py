@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normscope.models.scopes import aliases_of
+from normscope.models.scopes import scope_aliases
 from normscope.papers.runs import RunPlan
 from normscope.papers.shapley.sections import RUN, agreement, conclusion
 from normscope.papers.study import Experiment, NoReadings, Paper, Setting
@@ -11,7 +11,7 @@ from normscope.papers.study import Experiment, NoReadings, Paper, Setting
 def _missing(setting: Setting) -> str | None:
     if setting.lens.two_sided:
         return "It is for models with one side."
-    aliases = aliases_of(setting.lens.loaded.stacks[0].blocks)
+    aliases = scope_aliases(setting.lens.loaded.stacks[0].blocks)
     if aliases["attention-block"] == aliases["layer"]:
         return "Attention and feed-forward of this model are one block: there is no map between them."
     return None

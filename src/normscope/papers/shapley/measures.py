@@ -10,7 +10,7 @@ import torch
 from normscope.analysis import Analysis
 from normscope.corpus.measuring import Columns, Sample, reachable, register
 from normscope.engine.request import Options, requests_for
-from normscope.engine.run import run
+from normscope.engine.run import run_batch
 from normscope.measures.similarity import correlation, ranks
 
 FEW = 12  # tokens up to which all coalitions are taken
@@ -62,7 +62,7 @@ def scopes_after_feed_forward(analysis: Analysis) -> list[str]:
 
 def _analysis(sample: Sample, scopes: list[str], gate: str) -> Analysis:
     lens = sample.lens
-    (found,) = run(
+    (found,) = run_batch(
         lens.loaded, [sample.item], requests_for(lens.loaded, Options(scopes=scopes, gate=gate)), lens.workspace
     )
     assert isinstance(found, Analysis)

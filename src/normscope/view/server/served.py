@@ -10,14 +10,14 @@ from typing import Any
 
 from normscope.analyzer import Analyzer
 from normscope.engine.request import Options, requests_for
-from normscope.engine.run import run
+from normscope.engine.run import run_batch
 from normscope.errors import NormscopeError, nearest
 from normscope.flow.result import Flow
 from normscope.flow.run import flow as flow_of
 from normscope.flow.targets import classes_of
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
-from normscope.models.scopes import names_of
+from normscope.models.scopes import scope_names
 from normscope.view import document
 from normscope.view.document import Result
 from normscope.view.server.jobs import Report
@@ -79,7 +79,7 @@ def kind_of(lens: Analyzer) -> Kind | None:
 def describe(name: str, lens: Analyzer) -> ModelInfo:
     kind = kind_of(lens)
     assert kind is not None
-    scopes = dict.fromkeys(scope for stack in reversed(lens.loaded.stacks) for scope in names_of(stack.blocks))
+    scopes = dict.fromkeys(scope for stack in reversed(lens.loaded.stacks) for scope in scope_names(stack.blocks))
     return ModelInfo(
         name=name,
         family=lens.family.name,
@@ -164,7 +164,7 @@ def analysed(lens: Analyzer, request: AnalysisRequest, report: Report[Shown]) ->
         progress = report if request.flow is None else _followed(report)
         # Not before a flow: its target may be refused, and nobody wants a first layer then.
         first = None if request.flow is not None else lambda results: report.first(shown(results[0]))
-        result: Result = run(lens.loaded, [item], requests, lens.workspace, progress, first)[0]
+        result: Result = run_batch(lens.loaded, [item], requests, lens.workspace, progress, first)[0]
         flow = None if request.flow is None else flowing(lens, item, request.flow)
     except NormscopeError as error:
         raise NormscopeError(VIEWER.reword(str(error))) from error

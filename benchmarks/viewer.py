@@ -53,7 +53,7 @@ def first_map(rounds: int = 12) -> Row:
     row = Row("first map on screen / analyze", NAME, "30 tokens", bar=1.3)
     seconds: dict[str, list[float]] = {"analyze": [], "first map": []}
     try:
-        lens: Analyzer[Analysis] = Analyzer.from_pretrained(default_model.find_default_model())
+        lens: Analyzer[Analysis] = Analyzer.from_pretrained(default_model.find())
         with _served(lens) as address, _browser() as browser:
             for text in _sentences(rounds):
                 page = browser.new_page()  # without a map of another sentence

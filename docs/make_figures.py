@@ -278,7 +278,7 @@ DRAWINGS: dict[str, Callable[[Analyzer, Analysis], Figure]] = {
 
 
 def main(folder: Path = FOLDER) -> None:
-    lens = Analyzer.from_pretrained(default_model.find_default_model())
+    lens = Analyzer.from_pretrained(default_model.find())
     result = lens.analyze(SENTENCE, heads=True)
     with matplotlib.rc_context(STYLE):
         for name, draw in DRAWINGS.items():

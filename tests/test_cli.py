@@ -22,7 +22,7 @@ from tests.tiny_layers import ENCODER_DECODER, FAMILIES, inputs, tiny
 from tests.view.fake import SENTENCE, fake
 
 try:
-    default_model.find_default_model()
+    default_model.find()
     installed = True
 except NormscopeError:
     installed = False
@@ -362,7 +362,7 @@ def test_analyze_end_to_end(tmp_path: Path) -> None:
 @with_model
 def test_analyze_with_other_readings(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    lens = Analyzer.from_pretrained(default_model.find_default_model())
+    lens = Analyzer.from_pretrained(default_model.find())
     for gate, bias in (("shapley", "token"), ("tangent", "remainder")):
         asked = run("analyze", "Hello", "-l", "2", "--gate", gate, "--value-bias", bias, "-o", str(path))
         assert (asked.exit_code, asked.stderr) == (0, "")
@@ -530,7 +530,7 @@ def test_a_picture_end_to_end(vit: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_check_of_every_kind_of_model(name: str, dtype: torch.dtype) -> None:
-    report = checking.check_model(Analyzer(tiny(name, dtype=dtype)))
+    report = checking.check(Analyzer(tiny(name, dtype=dtype)))
     assert report.ok, [row for row in report.rows if not row.ok]
     sides = {"encoder", "decoder"} if name in ENCODER_DECODER else {""}
     assert {row.side for row in report.rows} == sides
@@ -538,7 +538,7 @@ def test_check_of_every_kind_of_model(name: str, dtype: torch.dtype) -> None:
 
 def test_check_of_long_inputs_looks_at_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "VECTORS", 20)
-    assert checking.check_model(Analyzer(tiny("marian", dtype=torch.float32))).ok
+    assert checking.check(Analyzer(tiny("marian", dtype=torch.float32))).ok
 
 
 def test_check_fails_where_maps_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,5 +551,5 @@ def test_check_fails_where_maps_are_wrong(monkeypatch: pytest.MonkeyPatch) -> No
         return found
 
     monkeypatch.setattr(lens, "analyze", wrong)
-    report = checking.check_model(lens)
+    report = checking.check(lens)
     assert [(row.side, row.scope) for row in report.rows if not row.ok] == [("decoder", "XATTN-N")]

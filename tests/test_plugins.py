@@ -102,7 +102,7 @@ def test_they_reach_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "data.txt").write_text("A text.\nAnother one.\n")
     path = ":".join([str(tmp_path), *(entry for entry in sys.path if entry)])
     command = [sys.executable, "-m", "normscope", "corpus", str(tmp_path / "data.txt"), "--model"]
-    command += [str(default_model.find_default_model()), "-o", str(tmp_path / "run"), "--measures", "installed_count"]
+    command += [str(default_model.find()), "-o", str(tmp_path / "run"), "--measures", "installed_count"]
     done = subprocess.run(command, env={"PYTHONPATH": path, "PATH": "", "HOME": str(tmp_path)}, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     from normscope import corpus

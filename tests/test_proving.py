@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from normscope import Analysis, Analyzer, NormscopeError, NormscopeWarning
-from normscope.checking import check_model
+from normscope.checking import check
 from normscope.tracing import proof
 from normscope.view import document
 from normscope.view.export import as_dict
@@ -437,7 +437,7 @@ def test_special_tokens_of_vision_models_are_named() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "vit"])
 def test_check_looks_at_every_kind_of_input(name: str) -> None:
-    report = check_model(Analyzer(model_of(name)))
+    report = check(Analyzer(model_of(name)))
     kinds = ["alone", "padded right", "padded left", "holes in the mask", "long"]
     assert list(report.passes) == (kinds[:1] if name == "vit" else kinds)
     assert report.ok
@@ -452,7 +452,7 @@ def test_check_finds_what_only_long_inputs_show() -> None:
     )
     model = model_of("bert", max_position_embeddings=100)
     model.set_attn_implementation("short-sighted")
-    report = check_model(Analyzer(model))
+    report = check(Analyzer(model))
     assert not report.ok
     assert set(report.refusals) == {"long"}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normscope import Analyzer, NormscopeError, default_model
-from normscope.checking import check_model
+from normscope.checking import check
 from normscope.engine import run
 from normscope.tracing import proof
 from tests.oracle import maps, oracle
@@ -18,7 +18,7 @@ TEXT = "Colin Fleming played the highway tiny soap opera."
 @pytest.fixture(scope="module")
 def lens() -> Analyzer:
     try:
-        return Analyzer.from_pretrained(default_model.find_default_model())
+        return Analyzer.from_pretrained(default_model.find())
     except NormscopeError as error:
         pytest.skip(str(error))
 
@@ -41,7 +41,7 @@ def test_minilm_against_the_oracle(lens: Analyzer, text: str) -> None:
 
 def test_minilm_end_to_end_against_float64(lens: Analyzer) -> None:
     result = lens.analyze(TEXT)
-    double = Analyzer.from_pretrained(default_model.find_default_model(), dtype=torch.float64)
+    double = Analyzer.from_pretrained(default_model.find(), dtype=torch.float64)
     exact = double.analyze(TEXT)
     assert exact["layer"].dtype == torch.float64
     encoding = dict(lens.tokenizer(TEXT, return_tensors="pt"))
@@ -53,7 +53,7 @@ def test_minilm_end_to_end_against_float64(lens: Analyzer) -> None:
 
 
 def test_minilm_check_passes(lens: Analyzer) -> None:
-    report = check_model(lens)
+    report = check(lens)
     assert report.ok
     assert {row.scope for row in report.rows} == set(lens.analyze("Yes.").scopes)
 
@@ -67,7 +67,7 @@ def test_check_fails_on_a_model_that_is_not_its_family(lens: Analyzer, monkeypat
     dense = lens.loaded.base.encoder.layer[2].attention.output.dense
     handle = dense.register_forward_hook(lambda module, args, output: output * 1.01, prepend=True)
     try:
-        assert not check_model(lens).ok
+        assert not check(lens).ok
     finally:
         handle.remove()
 

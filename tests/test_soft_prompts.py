@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normscope import Analysis, Analyzer, NormscopeError
-from normscope.checking import check_model
+from normscope.checking import check
 from tests import layer_oracle, tiny, tiny_layers
 
 peft = pytest.importorskip("peft")
@@ -214,7 +214,7 @@ def test_positions_that_the_prompt_takes(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["prompt tuning", "P-tuning", "prefix tuning"])
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_check_passes(name: str, kind: str) -> None:
-    assert check_model(Analyzer(prompted(name, kind))).ok
+    assert check(Analyzer(prompted(name, kind))).ok
 
 
 def test_a_prompt_is_shown_and_saved(tmp_path: Any) -> None:

@@ -87,9 +87,8 @@ class Analyzer(Generic[ResultT]):
             token: The access token for the hub, or True for the one that is stored.
             subfolder: The folder inside the repository that holds the model.
             gguf_file: A GGUF file inside the folder or repository, which transformers unpacks.
-            **options: Anything else that `from_pretrained` of transformers takes. `cache_dir`, `force_download`,
-                `local_files_only` and `proxies` go to config, model and tokenizer; `use_fast` to the tokenizer; the
-                rest to the model. `trust_remote_code=True` and `use_safetensors=False` are refused.
+            **options: Other arguments of transformers' `from_pretrained`: `use_fast` goes to the tokenizer, `cache_dir`
+                and the like to everything, the rest to the model. `trust_remote_code=True` is refused.
 
         Returns:
             An Analyzer of the model.
@@ -104,7 +103,7 @@ class Analyzer(Generic[ResultT]):
         given = {key: value for key, value in hub.items() if value is not None}
         model, tokenizer = loading.load_pretrained(name, device, dtype, **given, **options)
         lens = cls(model, tokenizer, dtype=dtype, memory_budget=memory_budget)
-        lens.loaded.name = default_model.NAME if default_model.is_default_model(name) else name
+        lens.loaded.name = default_model.NAME if default_model.is_in(name) else name
         lens.loaded.revision = revision
         return lens
 
@@ -320,22 +319,17 @@ class Analyzer(Generic[ResultT]):
         """Memory and time that `analyze` with the same arguments will take, without running it.
 
         Args:
-            text: The input: a text, a pair ``(a, b)`` (of an encoder-decoder, source and target text), or a dict of
-                input_ids, attention_mask and so on. A vision model takes a path, a PIL image or an array.
+            text: The input, as for `analyze`.
             words: The input as a list of words, instead of `text`.
-            chat: The input as a conversation, ``[{"role": ..., "content": ...}]``, for causal language models with a
-                chat template.
-            text_target: The text that an encoder-decoder writes (teacher forcing), or a dict with its input_ids.
-            scopes: The scopes to compute, in any case, or their aliases; by default all of the model's.
-            layers: The layers to compute, counted from 0 (negative from the end); by default all.
-            heads: True for head-level maps of all heads, or the heads to keep.
-            rows: The output positions to compute, counted from 0 (negative from the end); by default all.
+            chat: The input as a conversation, instead of `text`.
+            text_target: The text that an encoder-decoder writes, as for `analyze`.
+            scopes: The scopes to compute, as for `analyze`.
+            layers: The layers to compute, as for `analyze`.
+            heads: The head-level maps to compute, as for `analyze`.
+            rows: The output positions to compute, as for `analyze`.
             truncation: Cut an input that is too long instead of refusing it.
-            gate: How the feed-forward's activation is shared out among the tokens: "ig" (integrated gradients),
-                "frozen" (the gate held as it is), "tangent" (the slope, which does not add up) or "shapley" (slower;
-                "shapley-exact", "shapley-sampled" and "shapley-gaussian" choose how).
-            value_bias: Whether value biases and the beta of a norm before the attention count as the token's
-                ("token", as in the papers) or go to the remainder ("remainder").
+            gate: How the feed-forward's activation is shared out, as for `analyze`.
+            value_bias: Where value biases go, as for `analyze`.
             target: Refused, as by `analyze`.
 
         Returns:

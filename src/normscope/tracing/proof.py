@@ -28,7 +28,7 @@ from normscope.inputs.encode import encode, forward_inputs, real_tokens
 from normscope.inputs.item import Item
 from normscope.inputs.samples import random_inputs
 from normscope.models.loaded import LayerCalls, LoadedModel, update_prompt
-from normscope.models.modules import layer_modules
+from normscope.models.modules import layer_modules, without_compilation
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Side, Stack
 from normscope.tracing.build import RecordRequest
@@ -40,7 +40,6 @@ from normscope.tracing.trace import (
     model_lock,
     refuse_autocast,
     watched_pass,
-    without_compilation,
 )
 
 CLOSE = 1e-4  # relative difference from which on two vectors are not the same; rounding stays well below

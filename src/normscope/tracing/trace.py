@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,6 +34,7 @@ from normscope.models.modules import (
     layer_modules,
     layer_submodule,
     watched_paths,
+    without_compilation,
 )
 from normscope.tracing.build import (
     LayerCall,
@@ -97,9 +98,8 @@ def _swap_attention(config: Any) -> None:
         if id(config) not in _swapped:
             own = config._attn_implementation
             _swapped[id(config)] = [own, 0]
-            config._attn_implementation_internal = _register_stand_in(
-                own
-            )  # the public setter would go into sub-configs
+            # The public setter would go into sub-configs.
+            config._attn_implementation_internal = _register_stand_in(own)
         _swapped[id(config)][1] += 1
 
 
@@ -222,12 +222,6 @@ def refuse_autocast(device: torch.device) -> None:
             "torch.autocast is on: the model would compute in half precision, whose rounding drowns small "
             "contributions. Analyse outside of it, or inside torch.autocast(..., enabled=False)."
         )
-
-
-def without_compilation(base: nn.Module) -> AbstractContextManager[Any]:
-    """Where parts of a model are compiled: run them as they were written, so that hooks see them."""
-    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in base.modules())
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 class _StopPassError(Exception):

@@ -98,7 +98,7 @@ def layer_maps(layer: nn.Module, seen: Mapping[str, Tensor], feed_forward: bool,
 
 
 def _normalised(vectors: Tensor, total: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """The LayerNorm rule: each vector minus its mean, divided by the standard deviation of the model's own vector."""
+    """The LayerNorm rule: each vector minus its mean, divided by the standard deviation of the model's vector."""
     s = (total.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()[:, :, None]
     return norm.weight * (vectors - vectors.mean(-1, keepdim=True)) / s
 

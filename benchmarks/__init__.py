@@ -1,1 +1,1 @@
-"""Side-by-side measurements: `python -m benchmarks`. Figures are ratios of times taken in the same run, GB, ms or s."""
+"""Side-by-side measurements: `python -m benchmarks`. Results are ratios of times in the same run, or GB, ms or s."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: run the measurements, print a table, keep the raw numbers."""
+"""`python -m benchmarks`: run the measurements, print a table, save the raw numbers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from normscope import NormscopeError, __version__
 
 BASE, MINILM, LLAMA = "BERT-base", "MiniLM", "Llama 1B"
 WIDTH = 150
-BUSY = 0.05  # a share of the processors; when others take more, the ratios mean little
+BUSY = 0.05  # share of the processors; if other work takes more, the ratios are unreliable
 Measure = Callable[[], Row]
 
 
 def core() -> Iterator[Measure]:
-    """Scopes against the forward pass, the published algorithm and the machine's own rate; memory."""
+    """Scopes against the forward pass, the published algorithm and the machine's matrix-product rate; memory."""
     base = models.bert()
     bars = {(1, 128): 1.5, (16, 25): 1.5, (16, 128): 1.6, (1, 512): 2.0}
     for batch, length in [(1, 25), (16, 25), (1, 128), (16, 128), (1, 512)]:
@@ -56,7 +56,7 @@ def core() -> Iterator[Measure]:
         yield partial(fresh, against_published, BASE, models.bert, 1, 128, 6, heads=(True, ours))
     yield partial(keeping_memory, against_published, BASE, models.bert, 1, 128, 6)
     yield partial(fresh, least_work, BASE, models.bert, 128, 20)
-    # Not of one layer: a pass ends where nothing more is wanted, and without its feed-forward half of it would be gone.
+    # Several layers: the pass stops early, so with one layer its feed-forward network, half of the work, would not run.
     yield partial(fresh, against_published, BASE, partial(models.bert, 3), 1, 512, 40, 80.0)
     yield partial(fresh, against_published, BASE, partial(models.bert, 2), 1, 128, 15, 2.5, feed_forward=True)
     yield lambda: feed_forward_floor(BASE, base, 12, 128, 30, 1.4)
@@ -79,7 +79,7 @@ def viewer() -> Iterator[Measure]:
 
 
 def quick() -> Iterator[Measure]:
-    """The same with fewer layers and shapes: one or two minutes, and ratios that are rougher."""
+    """The same with fewer layers and shapes: takes one or two minutes, and the ratios are rougher."""
     base = models.bert(3)
     for batch, length, bar in [(1, 128, 1.5), (16, 25, 1.5), (1, 512, 2.0)]:
         yield lambda b=batch, n=length, bar=bar: attention_scopes(BASE, base, b, n, 3, bar)  # type: ignore[misc]
@@ -100,7 +100,7 @@ def llama() -> Iterator[Measure]:
 
 
 def minilm(quick: bool) -> Iterator[Measure]:
-    """The default model. The bars are those of the BERT-base shape, so it has none."""
+    """The default model. It has no bars, because those are for the BERT-base shape."""
     try:
         model = models.minilm()
     except NormscopeError as error:
@@ -129,7 +129,7 @@ PARTS: dict[str, Callable[[], Iterator[Measure]]] = {
 
 
 def table(rows: list[Row]) -> Table:
-    """What was measured; "others" is the share of the processors that other work took meanwhile."""
+    """All measurements; "others" is the share of the processors used by other work at the same time."""
     result = Table(title="normscope, side by side")
     for heading in ("what", "model", "shape"):
         result.add_column(heading)
@@ -175,21 +175,21 @@ def _cpu() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Side-by-side measurements of normscope.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: all of them")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument(
         "--quick", action="store_true", help="the core with fewer layers and shapes: one or two minutes"
     )
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results.json"), help="where the raw numbers go")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results.json"), help="file for the raw numbers")
     chosen = parser.parse_args()
     unknown = [name for name in chosen.parts if name not in PARTS]
     if unknown:
-        parser.error(f"no part {', '.join(unknown)}: there are {', '.join(PARTS)}")
+        parser.error(f"unknown part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
 
     torch.set_num_threads(THREADS)
     transformers.utils.logging.disable_progress_bar()
     console = Console()
     if not console.is_terminal:
-        console.width = WIDTH  # a file has room for the whole table
+        console.width = WIDTH  # wide enough for the whole table in a file
     about = machine()
     console.print(f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}")
     console.print(f"The baseline agrees with normscope to {verify():.1e}.")
@@ -210,7 +210,7 @@ def main() -> None:
     disturbed = sum(bool(row.seconds) and (row.neighbours or 0) > BUSY for row in rows)
     if disturbed:
         console.print(
-            f"[yellow]Other work took over {BUSY:.0%} of the processors during {disturbed} of these: run again.[/]"
+            f"[yellow]Other work used more than {BUSY:.0%} of the processors in {disturbed} measurements; run again.[/]"
         )
     console.print(f"Raw numbers: {chosen.json}")
 

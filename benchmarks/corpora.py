@@ -1,4 +1,4 @@
-"""Corpus runs against what they are made of: a bare stream, one process, the start of Python and the model."""
+"""Corpus runs compared with their parts: a bare stream, one process, the start of Python and the model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WORDS = [
 
 
 def corpus_rate(entries: int = 600) -> Row:
-    """The rate of a run with measures only, over that of a bare loop over `stream` with the same entries."""
+    """The rate of a run with measures only, relative to a bare loop over `stream` with the same entries."""
     lens = Analyzer.from_pretrained(default_model.find())
     with tempfile.TemporaryDirectory() as folder:
         data = _data(Path(folder), entries)
@@ -62,8 +62,8 @@ def corpus_rate(entries: int = 600) -> Row:
 
 
 def ray_rate(entries: int = 800) -> Row:
-    """The rate of two Ray workers of one thread each, over that of one process with one thread; from the first shard
-    on, so that starting Ray does not count."""
+    """The rate of two Ray workers with one thread each, relative to one process with one thread; measured from the
+    first shard on, so that starting Ray does not count."""
     row = Row("rate of 2 Ray workers / 1 process", NAME, f"{entries} entries, 1 thread each", None, 1.4, True)
     try:
         import ray
@@ -89,7 +89,8 @@ def ray_rate(entries: int = 800) -> Row:
 
 
 def start_up() -> Row:
-    """From the start of Python to the first shard, over that to import torch and transformers and load the model."""
+    """Time from the start of Python to the first shard, relative to importing torch and transformers and loading the
+    model."""
     with tempfile.TemporaryDirectory() as folder:
         data = _data(Path(folder), 64)
         model = str(default_model.find())
@@ -110,7 +111,7 @@ def start_up() -> Row:
 
 
 def flat_memory() -> Row:
-    """Peak memory of a run of 2000 entries over that of 200."""
+    """Peak memory of a run of 2000 entries, relative to a run of 200."""
     peaks = {}
     with tempfile.TemporaryDirectory() as folder:
         for entries in (200, 2000):

@@ -1,5 +1,5 @@
-"""Flows across layers: DecompX-equivalent vectors against the published algorithm, their memory, and a scalar target by
-one pass backwards against a forward pass."""
+"""Flows across layers: DecompX vectors against the published algorithm, their memory, and the backward pass from a
+scalar target against a forward pass."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def classifier(layers: int, **sizes: Any) -> PreTrainedModel:
 
 
 class PublishedVectors:
-    """DecompX as published (Modarressi et al. 2023, AbsDot, GELU held at g(a)/a): per layer the vectors of every head
-    are made and weighted as tensors (heads, n, n, d), then every step on all n x n vectors at once."""
+    """DecompX as published (Modarressi et al. 2023, AbsDot, GELU frozen at g(a)/a): in each layer, the vectors of every
+    head are made and weighted as tensors (heads, n, n, d); then every step runs on all n x n vectors at once."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.base: Any = model.base_model
@@ -112,19 +112,21 @@ def _normalised(X: Tensor, total: Tensor, norm: nn.LayerNorm) -> Tensor:
 
 
 def verify(tolerance: float = 1e-4) -> float:
-    """The largest relative difference between the baseline and normscope on a small model; raises over `tolerance`."""
+    """The largest relative difference between the baseline and normscope on a small model; raises above `tolerance`."""
     model = classifier(3, hidden_size=48, num_attention_heads=4, intermediate_size=96)
     inputs = models.encoding(1, 12)
     theirs = torch.stack(PublishedVectors(model)(inputs))
     ours = Analyzer(model).flow(inputs, method="decompx").maps
     worst = float(((ours - theirs).abs() / theirs.amax(-1, keepdim=True)).max())
     if not worst <= tolerance:
-        raise AssertionError(f"The baseline and normscope differ by {worst:.1e}: the measurements would mean nothing.")
+        raise AssertionError(
+            f"The baseline and normscope differ by {worst:.1e}: the measurements would be meaningless."
+        )
     return worst
 
 
 def vectors(layers: int, length: int, budget: float, bar: float | None = None) -> Row:
-    """The published algorithm, against the same vectors here; the forward pass is part of both."""
+    """The published algorithm relative to normscope for the same vectors; both include the forward pass."""
     model, inputs = classifier(layers), models.encoding(1, length)
     baseline, lens = PublishedVectors(model), Analyzer(model)
     seconds = interleaved(
@@ -145,7 +147,7 @@ def vectors(layers: int, length: int, budget: float, bar: float | None = None) -
 
 
 def memory(layers: int, length: int, bar: float | None = None) -> Row:
-    """Peak memory of all DecompX vectors beyond that of the forward pass, each in a process of its own."""
+    """Peak memory of all DecompX vectors beyond that of the forward pass, each in a separate process."""
     peaks = {what: _peak(what, layers, length) for what in ("forward", "decompx")}
     return Row(
         "memory of DecompX vectors - forward",
@@ -159,7 +161,7 @@ def memory(layers: int, length: int, bar: float | None = None) -> Row:
 
 
 def target(layers: int, length: int, budget: float, bar: float | None = None) -> Row:
-    """One logit by token at every layer, freezing included, against the plain forward pass."""
+    """The scores of one logit by token at every layer, including freezing, relative to the plain forward pass."""
     model, inputs = classifier(layers), models.encoding(1, length)
     lens = Analyzer(model)
 
@@ -180,7 +182,7 @@ def target(layers: int, length: int, budget: float, bar: float | None = None) ->
 
 
 def rows() -> Iterator[Callable[[], Row]]:
-    """Every measurement with its bar. All layers cost the same: two tell the ratio of vectors as well as twelve."""
+    """Every measurement with its bar. All layers cost the same, so two give the same ratio as twelve."""
     print(f"The published algorithm of DecompX agrees with normscope to {verify():.1e}.")
     yield lambda: vectors(2, 128, 20, 1.6)
     yield lambda: memory(2, 256, 1.5)
@@ -199,10 +201,10 @@ def _measured(what: str, layers: int, length: int) -> int:
         with torch.inference_mode():
             model(**inputs)
     else:
-        Analyzer(model).flow(inputs, method="decompx").maps  # noqa: B018  # computed when asked for
+        Analyzer(model).flow(inputs, method="decompx").maps  # noqa: B018  # computed on access
     return peak()
 
 
-if __name__ == "__main__":  # the process whose memory is measured
+if __name__ == "__main__":  # runs in the process whose memory is measured
     torch.set_num_threads(THREADS)
     print(_measured(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -1,7 +1,7 @@
-"""Measuring in a process of its own.
+"""Measure in a fresh process.
 
-The published algorithm makes and frees tensors of half a gigabyte, and two thirds of its time are page faults of them.
-Where earlier measurements have left a hole of that size in the heap there are none, so that it needs a fresh process.
+The published algorithm allocates and frees tensors of half a gigabyte, and two thirds of its time are page faults on
+them. If earlier measurements have left a free block of that size in the heap, the page faults do not occur.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}  # glibc
 
 
 def fresh(measure: Callable[P, Row], *args: P.args, **kwargs: P.kwargs) -> Row:
-    """What `measure` finds in a fresh process."""
+    """The result of `measure` in a fresh process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_start) as pool:
         return pool.submit(measure, *args, **kwargs).result()
 
 
 def keeping_memory(measure: Callable[P, Row], *args: P.args, **kwargs: P.kwargs) -> Row:
-    """The same in one that never gives memory back: large tensors cost page faults only once."""
+    """The same in a process that never returns memory, so large tensors cause page faults only once."""
     with patch.dict(os.environ, KEPT):
         row = fresh(measure, *args, **kwargs)
     if row.value is not None:

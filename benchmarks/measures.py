@@ -1,4 +1,4 @@
-"""What is measured, against which bar."""
+"""The measurements and their bars."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row:
     note: str = ""
     seconds: Seconds = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
-    neighbours: float | None = None  # share of the processors that others took meanwhile
+    neighbours: float | None = None  # share of the processors used by other work
 
     @property
     def verdict(self) -> str:
@@ -59,7 +59,7 @@ class Row:
 def attention_scopes(
     name: str, model: PreTrainedModel, batch: int, length: int, budget: float, bar: float | None = None
 ) -> Row:
-    """Forward pass with all attention-block scopes, against the plain forward pass."""
+    """Forward pass with all attention-block scopes, relative to the plain forward pass."""
     inputs = models.encoding(batch, length)
     lens = Analyzer(model)
     seconds = interleaved(
@@ -87,9 +87,9 @@ def against_published(
     feed_forward: bool = False,
     heads: tuple[bool, bool] = (False, False),
 ) -> Row:
-    """The published algorithm, against the same scopes here; the forward pass is part of both. To be run `fresh`.
+    """The published algorithm relative to normscope for the same scopes; both include the forward pass. Run it `fresh`.
 
-    `heads`: whether either makes head-level maps too. The published code always does, this one when asked.
+    `heads`: whether each also makes head-level maps. The published code always does, normscope on request.
     """
     model = make()
     what = "published + naive FF / all scopes" if feed_forward else "published / attention scopes"
@@ -114,8 +114,8 @@ def against_published(
 
 
 def door(name: str, make: Callable[[], PreTrainedModel], budget: float) -> Row:
-    """The proof of a model when an Analyzer is made, against what it may take: two passes over 16 tokens, or 2 % of the
-    time that loading the model takes, where that is more."""
+    """The verification of a model when an Analyzer is created, relative to its budget: two passes over 16 tokens or 2 %
+    of the model's loading time, if that is more."""
     model = make()
     lens, forward = Analyzer(model), _forward(model, models.encoding(1, 16))
 
@@ -141,8 +141,8 @@ def door(name: str, make: Callable[[], PreTrainedModel], budget: float) -> Row:
 
 
 def least_work(name: str, make: Callable[[], PreTrainedModel], length: int, budget: float) -> Row:
-    """The published algorithm, against the products that the scopes cannot do without: as far as they could come. To be
-    run `fresh`."""
+    """The published algorithm relative to the matrix products that the scopes cannot avoid: an upper bound on the
+    speed-up. Run it `fresh`."""
     bare.verify()
     model = make()
     inputs = models.encoding(1, length)
@@ -157,7 +157,7 @@ def least_work(name: str, make: Callable[[], PreTrainedModel], length: int, budg
         name,
         _shape(model, 1, length),
         times["published"] / times["products"],
-        note=f"attention scopes {times['published'] / times['scopes']:.2f}x beside them",
+        note=f"attention scopes {times['published'] / times['scopes']:.2f}x for comparison",
         seconds=seconds,
     )
 
@@ -173,12 +173,12 @@ def feed_forward_floor(
     causal: bool = False,
     least: int = 3,
 ) -> Row:
-    """What the FF scopes add, against one product with W_2 of all n x n vectors (half of them if causal) at the rate of
-    a plain product.
+    """The time that the FF scopes add, relative to one product of all n x n vectors (half of them if causal) with W_2
+    at the rate of a plain product.
 
-    The plain products are as many as take the same number of operations, so that the clock of the machine has as much
-    time to fall under load as it has under the FF scopes. The note has the rate of products with a packed matrix too,
-    which the scopes make, and the ratio by that rate.
+    The plain products are repeated until they have the same number of operations, so that the clock rate drops under
+    load as much as it does for the FF scopes. The note also has the rate of products with a packed matrix, which the
+    scopes use, and the ratio at that rate.
     """
     d, d_ff = model.config.hidden_size, model.config.intermediate_size
     block = 4096
@@ -218,7 +218,7 @@ def feed_forward_floor(
         f"1 x {length}, {layers} layers",
         extra / times["products"],
         bar,
-        note=f"{plain:.0f} Gflop/s; packed {fast:.0f}, by which {extra / times['packed products']:.2f}x",
+        note=f"{plain:.0f} Gflop/s; packed {fast:.0f}, at which {extra / times['packed products']:.2f}x",
         seconds=seconds,
     )
 
@@ -226,7 +226,7 @@ def feed_forward_floor(
 def extra_memory(
     name: str, shape: str, layers: int, length: int, bar: float, *, scopes: str = "all", without_maps: bool = False
 ) -> Row:
-    """Peak memory of all (or the attention) scopes beyond that of the forward pass, each in a process of its own."""
+    """Peak memory of all (or the attention) scopes beyond that of the forward pass, each in a separate process."""
     peaks = {what: peak_of(what, shape, layers, length) for what in ("forward", scopes)}
     model = models.SHAPES[shape](1)
     count = len(scope_names(family_of(model).stacks[-1].blocks)) if scopes == "all" else len(attention_names(model))

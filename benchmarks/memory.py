@@ -12,8 +12,8 @@ THREADS = 2
 def peak() -> int:
     """Peak resident memory of this process.
 
-    Linux hands ru_maxrss on through exec, so that a child of a large process would seem large itself; the high-water
-    mark in /proc starts afresh. ru_maxrss serves where there is no /proc.
+    On Linux, ru_maxrss is inherited through exec, so a child of a large process would seem large itself; the high-water
+    mark in /proc starts from zero. ru_maxrss is used only without /proc.
     """
     try:
         with open("/proc/self/status") as file:

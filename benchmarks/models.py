@@ -1,4 +1,4 @@
-"""The models that are measured, and inputs for them."""
+"""The benchmarked models, and inputs for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bert(layers: int = 12, positions: int = 512) -> PreTrainedModel:
 
 
 def llama(layers: int = 2) -> PreTrainedModel:
-    """The shape of a Llama of a billion parameters with random weights: 32 heads over 8, gated."""
+    """The shape of a one-billion-parameter Llama with random weights: 32 query heads, 8 key-value heads, gated."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -40,7 +40,7 @@ SHAPES: dict[str, Callable[[int], PreTrainedModel]] = {"bert": lambda n: bert(n,
 
 
 def minilm() -> PreTrainedModel:
-    """The default model, all-MiniLM-L6-v2; raises NormscopeError when it is not installed."""
+    """The default model, all-MiniLM-L6-v2; raises NormscopeError if it is not installed."""
     model: PreTrainedModel = AutoModel.from_pretrained(
         default_model.find(), dtype=torch.float32, attn_implementation="sdpa"
     )
@@ -49,7 +49,7 @@ def minilm() -> PreTrainedModel:
 
 
 def tiny() -> PreTrainedModel:
-    """A small model none of whose parameters is trivial, for checking numbers."""
+    """A small model with no trivial parameters, for checking numbers."""
     model = _random(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -66,7 +66,7 @@ def _random(**sizes: Any) -> PreTrainedModel:
 
 
 def encoding(batch: int, length: int) -> dict[str, Tensor]:
-    """`batch` inputs of `length` random tokens, nothing masked."""
+    """`batch` inputs of `length` random tokens, without masking."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, VOCABULARY, (batch, length), generator=generator)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

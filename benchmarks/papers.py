@@ -1,4 +1,4 @@
-"""The papers' experiments against the naive way to do them."""
+"""The papers' experiments compared with a naive implementation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCOPES = ("ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N", "ATTN
 
 
 def rows() -> Iterator[Callable[[], Row]]:
-    """Every measurement with its bar. The pairs are those of NORMSCOPE_TEST_DATA, where that is set."""
+    """Every measurement with its bar. The pairs come from NORMSCOPE_TEST_DATA, if it is set."""
     data = Path(os.environ.get("NORMSCOPE_TEST_DATA", "/nowhere")) / "data/wikitext2.raw.test.txt"
     if data.is_file():
         yield lambda: similarity_of_all_scopes(data)
@@ -36,8 +36,8 @@ def rows() -> Iterator[Callable[[], Row]]:
 
 
 def similarity_of_all_scopes(data: Path, entries: int = 100) -> Row:
-    """All of the FF paper's Fig. 12 and Table 1: a corpus run, over every vector materialised and every pair of maps
-    given to scipy. Both on the first pairs of paragraphs of `data`, of at most 128 tokens."""
+    """Fig. 12 and Table 1 of the FF paper: the naive way, which materialises every vector and passes every pair of maps
+    to scipy, relative to a corpus run. Both use the first pairs of paragraphs of `data`, with at most 128 tokens."""
     lens = Analyzer.from_pretrained(default_model.find())
     texts = [entry.given for entry in corpus.strict(read_pairs(data, tokenizer=lens.tokenizer))][:entries]
     begin = time.perf_counter()
@@ -54,7 +54,7 @@ def similarity_of_all_scopes(data: Path, entries: int = 100) -> Row:
         ours = time.perf_counter() - begin
     worst = max(abs(means[pair] - expected[pair]) for pair in expected)
     if not worst < 1e-3:
-        raise AssertionError(f"The two ways differ by {worst:.1e}: the measurement would mean nothing.")
+        raise AssertionError(f"The two ways differ by {worst:.1e}: the measurement would be meaningless.")
     return Row(
         "naive / similarity of all scopes",
         NAME,

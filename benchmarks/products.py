@@ -1,9 +1,9 @@
-"""The products that the factored form cannot do without, and nothing else: what they leave to gain.
+"""Only the matrix products that the factored form cannot avoid, as a lower bound on the time of an analysis.
 
-Traced as for an analysis, and per layer: the vectors f, their Gram matrices before and behind the LayerNorm's gain, the
-quadratic forms of the weights with them, square roots, and five maps. There is no own cell, mean, mixing ratio or
-completeness, no check of digits or of anything else: of the maps only the cells of ATTN-W and ATTN-N off the diagonal
-are right, which `verify` sees to.
+The pass is traced as for an analysis. Each layer computes the vectors f, their Gram matrices before and after the
+LayerNorm's gain, the quadratic forms of the weights with them, square roots, and five maps. Diagonal cells, means,
+mixing ratios, completeness and checks of precision are left out, so only the off-diagonal cells of ATTN-W and ATTN-N
+are correct; `verify` checks them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from normscope.tracing.trace import watched_pass
 
 
 class Products:
-    """Calling it runs a BERT model on one item, and the products of the attention-block scopes in every layer."""
+    """A callable that runs a BERT model on one item, with the products of the attention-block scopes in every layer."""
 
     def __init__(self, model: PreTrainedModel, length: int) -> None:
         config = model.config
@@ -68,7 +68,7 @@ class Products:
 
 
 def verify(tolerance: float = 1e-5) -> None:
-    """Raise unless the products give the cells of normscope's ATTN-N off the diagonal."""
+    """Raise unless the products give the off-diagonal cells of normscope's ATTN-N."""
     model, inputs = models.tiny(), models.encoding(1, 9)
     found = next(iter(Analyzer(model).stream(inputs, scopes=["ATTN-N"])))["ATTN-N"]
     others = ~torch.eye(9, dtype=torch.bool)

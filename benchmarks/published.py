@@ -1,10 +1,10 @@
-"""The published algorithm (Kobayashi et al. 2020, 2021), as the baseline: every contribution vector is materialised.
+"""The published algorithm (Kobayashi et al. 2020, 2021) as the baseline: it materialises every contribution vector.
 
-Per layer the weighted vectors alpha^h_ij f^h(x_j) are formed as one tensor (batch, heads, n, n, d), summed over the
-heads, joined by the residual connection and taken through the LayerNorm rule, each step giving n x n vectors and their
-norms. `feed_forward=True` goes on in the same way: all n x n vectors through W_1, the gate Phi(a_i), W_2, the second
-residual connection and LayerNorm. `heads=True` adds the norms of f^h(x_j) and of the weighted vectors themselves, which
-the published code always computes.
+In each layer, the weighted vectors alpha^h_ij f^h(x_j) are formed as one tensor (batch, heads, n, n, d), summed over
+the heads, added to the residual connection and passed through the LayerNorm rule; each step gives n x n vectors and
+their norms. `feed_forward=True` continues in the same way: all n x n vectors through W_1, the gate Phi(a_i), W_2, the
+second residual connection and LayerNorm. `heads=True` adds the norms of f^h(x_j) and of the weighted vectors
+themselves, which the published code always computes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Published:
 
 
 def layer_maps(layer: nn.Module, seen: Mapping[str, Tensor], feed_forward: bool, per_head: bool) -> Maps:
-    """The maps of one layer from what its forward pass computed."""
+    """The maps of one layer, from the values of its forward pass."""
     x, values, alpha = seen["input"], seen["values"], seen["weights"]
     batch, n, d = x.shape
     heads = alpha.shape[1]
@@ -98,7 +98,7 @@ def layer_maps(layer: nn.Module, seen: Mapping[str, Tensor], feed_forward: bool,
 
 
 def _normalised(vectors: Tensor, total: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """The LayerNorm rule: each vector minus its own mean, over the deviation of the model's real vector."""
+    """The LayerNorm rule: each vector minus its mean, divided by the standard deviation of the model's vector."""
     s = (total.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()[:, :, None]
     return norm.weight * (vectors - vectors.mean(-1, keepdim=True)) / s
 
@@ -116,7 +116,7 @@ def _norm(layer: nn.Module, path: str) -> nn.LayerNorm:
 
 
 def verify(tolerance: float = 1e-5) -> float:
-    """The largest relative difference between the baseline and normscope on a small model; raises over `tolerance`."""
+    """The largest relative difference between the baseline and normscope on a small model; raises above `tolerance`."""
     model = models.tiny()
     inputs = models.encoding(2, 9)
     expected = Published(model, feed_forward=True, heads=True)(inputs)
@@ -131,5 +131,7 @@ def verify(tolerance: float = 1e-5) -> float:
             theirs = torch.stack([layer[name][number] for layer in expected])
             worst = max(worst, float(((ours[name] - theirs).abs() / theirs).max()))
     if not worst <= tolerance:
-        raise AssertionError(f"The baseline and normscope differ by {worst:.1e}: the measurements would mean nothing.")
+        raise AssertionError(
+            f"The baseline and normscope differ by {worst:.1e}: the measurements would be meaningless."
+        )
     return worst

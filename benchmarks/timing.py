@@ -1,4 +1,4 @@
-"""Timing on a machine that is not ours alone: tasks take turns, and the best time of each counts."""
+"""Timing on a shared machine: tasks take turns, and the best time of each counts."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 
 Task = Callable[[], object]
 Seconds = dict[str, list[float]]
-AGREE = 1.05  # the two best times of a task differ by no more than this, or it is run again
-PATIENCE = 2  # times the budget, at the most, to wait for that
+AGREE = 1.05  # largest ratio of a task's two best times; above it, the task is run again
+PATIENCE = 2  # most time to spend on that, as a multiple of the budget
 
 
 def interleaved(tasks: Mapping[str, Task], budget: float, least: int = 3, most: int = 60) -> Seconds:
-    """Run every task in every round, in alternating order, for about `budget` seconds; all times, in seconds.
+    """Run every task in every round, in alternating order, for about `budget` seconds, and return all times in seconds.
 
-    In a round a short task is run as often as it fits into an eighth of the longest one's time, at most ten times: what
-    the long one leaves in the caches is of no use to it. It has more tries for its best time by that, so that a ratio
-    of a long and a short task leans towards the short one. Rounds go on, up to a limit, while some task has not been
-    seen twice at nearly its best time: a neighbour was busy. There is no separate warm-up: the best of several rounds
-    leaves the first one out by itself.
+    In each round, a short task runs as often as it fits into an eighth of the longest task's time, at most ten times,
+    because the long task leaves the caches cold. The short task thus has more tries for its best time, which biases a
+    ratio of a long and a short task in favour of the short one. Rounds continue, up to a limit, until every task has
+    reached nearly its best time twice; otherwise the machine was busy. No separate warm-up is needed, because the best
+    of several rounds ignores the first.
     """
     seconds: Seconds = {name: [] for name in tasks}
     order = list(tasks)
@@ -49,7 +49,7 @@ def settled(seconds: Seconds) -> bool:
 
 
 class Neighbours:
-    """The share of the machine's processors that others took, the hypervisor included; None where it is not told."""
+    """The share of the processors used by other work, including the hypervisor; None if it is not known."""
 
     def __init__(self) -> None:
         self.start = self._now()

@@ -1,4 +1,4 @@
-"""The viewer in a real browser: how much later than the analysis itself its first map is on the screen."""
+"""The viewer in a real browser: the time to the first map on screen, relative to the analysis itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "MiniLM"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 FIRST = ("old", "young", "tall", "small", "quiet", "happy")
 LAST = ("letter", "story", "song", "book")
-# Click, and wait until the viewer has drawn; milliseconds.
+# Click and wait until the viewer has drawn; returns milliseconds.
 CLICK = """async () => {
     const button = document.querySelector("[data-testid=input] button[type=submit]"), start = performance.now();
     button.click();
@@ -32,7 +32,7 @@ CLICK = """async () => {
 }"""
 
 
-# From the top of the page to its end in steps of a finger's flick; milliseconds of every frame.
+# Scroll from the top of the page to its end in small steps; returns the milliseconds of every frame.
 SCROLL = """async () => {
     const frames = [];
     let last = performance.now();
@@ -48,15 +48,15 @@ SCROLL = """async () => {
 
 
 def first_map(rounds: int = 12) -> Row:
-    """From the click on "Analyse" to the first map drawn, over `analyze` of a sentence of 30 tokens. The first map is
-    the first layer's, which is shown while the others are computed."""
+    """Time from the click on "Analyse" to the first map, relative to `analyze` of a sentence of 30 tokens. The first
+    map is that of the first layer, which is shown while the others are computed."""
     row = Row("first map on screen / analyze", NAME, "30 tokens", bar=1.3)
     seconds: dict[str, list[float]] = {"analyze": [], "first map": []}
     try:
         lens: Analyzer[Analysis] = Analyzer.from_pretrained(default_model.find())
         with _served(lens) as address, _browser() as browser:
             for text in _sentences(rounds):
-                page = browser.new_page()  # without a map of another sentence
+                page = browser.new_page()  # a new page, without the map of another sentence
                 page.goto(address)
                 page.locator("[data-input]").fill(text)
                 seconds["first map"].append(page.evaluate(CLICK) / 1000)
@@ -75,11 +75,11 @@ def first_map(rounds: int = 12) -> Row:
 
 
 def large_maps(tokens: int = 512, layers: int = 6, scopes: int = 10) -> Iterator[Row]:
-    """A page with 60 maps of 512 x 512: the time to draw one, and the frames while all of them are scrolled through."""
+    """A page with 60 maps of 512 x 512: the time to draw one, and the frame times while scrolling."""
     shape = f"{layers * scopes} maps of {tokens} x {tokens}"
     draw = Row("map drawn", "made up", shape, bar=100.0, unit=" ms")
     scroll = Row("frame while scrolling, 95th percentile", "made up", shape, bar=50.0, unit=" ms")
-    neighbours = Neighbours()  # of both: they are measured together
+    neighbours = Neighbours()  # shared by both rows, which are measured together
     try:
         with _browser() as browser, tempfile.TemporaryDirectory() as folder:
             page = browser.new_page(viewport={"width": 1280, "height": 800})
@@ -133,7 +133,7 @@ def _made_up(tokens: int, layers: int, scopes: int) -> Analysis:
 
 
 def _sentences(count: int) -> Iterator[str]:
-    """Different sentences of 30 tokens, so that none is found in the server's cache."""
+    """Different sentences of 30 tokens, so that none is in the server's cache."""
     for (first, last), _ in zip(product(FIRST, LAST), range(count), strict=False):
         yield (
             f"The {first} man wrote a long {last} to his friend in the north of the country while the rain fell on the "
@@ -143,7 +143,7 @@ def _sentences(count: int) -> Iterator[str]:
 
 @contextmanager
 def _served(lens: Analyzer) -> Iterator[str]:
-    """The address of a server of this model, in a thread."""
+    """The address of a server for this model, running in a thread."""
     import uvicorn
 
     from normscope.view.server.app import create_app

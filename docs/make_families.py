@@ -1,7 +1,7 @@
 """`python -m docs.make_families`: write docs/families.md from the family specs and from tiny models of each family.
 
-Nothing on the page is typed by hand but its plain sentences: layers, scopes and aliases come from `normscope.models`
-and `normscope.models.scopes`, the errors from analyses of the models that the tests use.
+Only the prose is written by hand. Layers, scopes and aliases come from `normscope.models` and
+`normscope.models.scopes`, the errors from analyses of the tests' tiny models.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from normscope.models.spec import Attention, Block, Experts, Family, FeedForward
 from tests import tiny, tiny_layers
 
 PAGE = Path(__file__).parent / "families.md"
-VERSION = "Made with transformers "  # how the line begins that names the version
+VERSION = "Made with transformers "  # start of the line with the version
 GROUPS = {
     "Text encoders": encoders.FAMILIES,
     "Causal language models": causal.FAMILIES,
@@ -31,12 +31,12 @@ GROUPS = {
 }
 ALIASES = {
     "weights": "attention weights, mean over heads",
-    "attention": "the self-attention alone: weights times transformed vectors, heads summed before the norm is taken",
-    "cross-attention": "the cross-attention alone",
+    "attention": "self-attention only: weights times transformed vectors, heads summed before the norm is taken",
+    "cross-attention": "cross-attention only",
     "attention-residual": "after the residual connection of the last attention",
-    "attention-block": "the end of the last block that attends, its norm included where one follows",
-    "ff": "after the feed-forward, before its residual connection",
-    "ff-residual": "after the residual connection of the feed-forward",
+    "attention-block": "the end of the last block with attention, including the norm after it, if any",
+    "ff": "after the feed-forward network, before its residual connection",
+    "ff-residual": "after the residual connection of the feed-forward network",
     "layer": "the end of the layer",
 }
 INTRODUCTION = """\
@@ -46,40 +46,40 @@ INTRODUCTION = """\
 
 {version}
 
-A family is a set of model types whose layers are built alike. Each is listed with
+A family is a set of model types with the same kind of layers. The tables list
 
-- the **model types** (`config.model_type`) it stands for, and the setting that tells variants of one type apart;
-- its **layer**, component by component, and the kinds of its norms and feed-forward. [Layers](#layers) lists the scopes
-  and aliases of each layer;
+- the **model types** (`config.model_type`) of the family, and the setting that selects a variant;
+- its **layer**, component by component, and the kinds of its norms and feed-forward network. [Layers](#layers) lists
+  the scopes and aliases of each layer;
 - what is **special** about it;
-- its **completeness error**, the largest over all scopes and layers of a tiny model of the family with random weights,
-  rounded up to a power of ten: how far contributions and remainder together are from the vector that the model itself
-  computed, relative to its length. Where the error in float64 is about that of float32, transformers computes a part
-  of the layer (softmax or norms) in float32 whatever the model's dtype; the decomposition is not what is inexact.
+- its **completeness error** in float32 and float64: the distance between the sum of contributions and remainder and the
+  vector that the model itself computed, relative to its length. It is the largest over all scopes and layers of a tiny
+  model with random weights, rounded up to a power of ten. If both errors are similar, transformers computes a part of
+  the layer (softmax or norms) in float32 for every dtype; the decomposition itself is exact.
 
-Components: ATTN is self-attention, XATTN cross-attention, FF the feed-forward, LN a norm of any kind, SCALE a learned
-factor for each dimension (LayerScale), RES the residual connection. `[ATTN | FF]` are parallel: both read what entered
-the block, and are added together. A model with a task head counts as its base model.
-For a family that is not here, see [a family of your own](guides/your-own-family.md).
+Components: ATTN is self-attention, XATTN cross-attention, FF the feed-forward network, LN a norm of any kind, SCALE a
+learned factor for each dimension (LayerScale), RES the residual connection. `[ATTN | FF]` are parallel: both read the
+input of the block, and their outputs are added. A model with a task head counts as its base model.
+If your model's family is not listed, [add it](guides/your-own-family.md).
 """
 LAYERS = """\
 ## Layers
 
-A scope is a point in the layer up to which contributions are followed; it is named after the components on the way.
-`-W` scopes read attention weights, `-N` scopes the norms of contribution vectors. The aliases name the corresponding
-scope of any layer, so that models compare:
+A scope is a point in the layer up to which contributions are followed; it is named after the components up to that
+point. `-W` scopes read attention weights, `-N` scopes the norms of contribution vectors. An alias names the
+corresponding scope in every layer, so use aliases to compare models:
 
 {aliases}"""
 REFUSALS = """\
-## What is refused
+## Refused models and settings
 
-Model types that are known and cannot be decomposed:
+Known model types that cannot be decomposed:
 
 {types}
-Settings that a family's layers cannot be decomposed with:
+Settings for which a family's layers cannot be decomposed:
 
 {settings}
-Any other setting is refused as well when it differs from its default and nobody has checked what it does to a layer.
+Any other setting that differs from its default is also refused, unless its effect on the layer has been checked.
 """
 
 
@@ -97,7 +97,7 @@ def page() -> str:
 
 
 def _models() -> dict[str, tuple[Any, str]]:
-    """Family name -> the module that makes a tiny model of it, and the name it has there."""
+    """Family name -> the module that makes a tiny model of it, and the name of that model."""
     found: dict[str, tuple[Any, str]] = {}
     for maker in (tiny, tiny_layers):
         for name in maker.FAMILIES:
@@ -106,7 +106,7 @@ def _models() -> dict[str, tuple[Any, str]]:
 
 
 def _settings() -> Iterator[tuple[str, str, str]]:
-    """The settings that are refused, each once with the families that refuse it."""
+    """The refused settings, each with the families that refuse it."""
     found: dict[tuple[str, str], list[str]] = {}
     for families in GROUPS.values():
         for family in families:
@@ -149,16 +149,16 @@ def _error(maker: Any, name: str, dtype: torch.dtype) -> float:
     result = Analyzer(model).analyze(encoding)
     sides = (result.encoder, result.decoder) if hasattr(result, "encoder") else (result,)
     worst = max(float(error.max()) for side in sides for error in side.completeness.values())
-    return max(worst, torch.finfo(dtype).eps)  # what is smaller is luck
+    return max(worst, torch.finfo(dtype).eps)  # smaller errors are coincidence
 
 
 def _rounded(error: float) -> str:
-    """Up to a power of ten."""
+    """Rounded up to a power of ten."""
     return f"1e{math.ceil(math.log10(error)):03d}"
 
 
 def _layers() -> Iterator[str]:
-    """Each layer that some family has: its order, its families, its scopes with their aliases."""
+    """Each kind of layer: its order, its families, and its scopes with their aliases."""
     found: dict[str, tuple[Sequence[Block], list[str]]] = {}
     for families in GROUPS.values():
         for family in families:
@@ -177,7 +177,7 @@ def _layers() -> Iterator[str]:
 
 
 def _order(blocks: Sequence[Block]) -> str:
-    """The components as they are met: `LN ATTN RES LN FF RES`."""
+    """The components in order: `LN ATTN RES LN FF RES`."""
     words = []
     for block in blocks:
         branches = []
@@ -212,7 +212,7 @@ def _anchor(blocks: Sequence[Block]) -> str:
 
 
 def _escaped(order: str) -> str:
-    """As it may stand in a table and in a link's text."""
+    """Escaped for a table and for the text of a link."""
     return order.replace("|", r"\|").replace("[", r"\[").replace("]", r"\]")
 
 

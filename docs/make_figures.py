@@ -1,6 +1,6 @@
-"""`make figures`: draw the figures of docs/figures. Maps and numbers in them are real: the default model, one sentence.
+"""`make figures`: draw the figures of docs/figures from real maps of one sentence in the default model.
 
-`layer.svg` is the picture of the README. architecture.svg is drawn by hand.
+`layer.svg` is the figure in the README. `architecture.svg` is drawn by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from normscope.measures.amplification import amplification, shares
 
 FOLDER = Path(__file__).parent / "figures"
 SENTENCE = "The soap opera star Colin Fleming plays tennis in Barnsley."
-LAYER = 2  # the third, where [CLS] draws two thirds of the attention
+LAYER = 2  # the third layer, in which [CLS] gets two thirds of the attention
 INK, GREY, PALE = "#1b2733", "#6b7785", "#e9edf1"
 BLUE, ORANGE = "#12559c", "#c25e00"
 STYLE: dict[str, Any] = {
@@ -39,11 +39,11 @@ STYLE: dict[str, Any] = {
     "axes.linewidth": 0.5,
     "xtick.color": INK,
     "ytick.color": INK,
-    "svg.fonttype": "path",  # the same letters everywhere
+    "svg.fonttype": "path",  # identical rendering everywhere
     "svg.hashsalt": "normscope",
     "mathtext.fontset": "stix",
 }
-STEPS = [  # scope, component that it ends with, in words
+STEPS = [  # scope, its last component, description
     ("ATTN-W", "weights", "attention weights"),
     ("ATTN-N", "ATTN", "weights times\ntransformed vectors"),
     ("ATTNRES-N", "RES", "+ residual\nconnection"),
@@ -117,11 +117,11 @@ def _bar(fig: Figure, x: float, y: float, width: float, share: float) -> None:
 
 
 def weights_and_norms(result: Analysis) -> Figure:
-    """The attention of one head, its two factors and their product: a large weight on a short vector."""
+    """The weights of one head, the norms of the vectors, and their product: a large weight on a short vector."""
     assert result.value_norms is not None
     weight = result.heads["ATTN-W"][LAYER]
     norm = result.heads["ATTN-N"][LAYER]
-    gap = weight[:, :, 0] - shares(norm)[:, :, 0]  # where the weight of [CLS] says most that the norm does not
+    gap = weight[:, :, 0] - shares(norm)[:, :, 0]  # largest where weight and norm of [CLS] disagree most
     head, row = divmod(int(gap[:, 1:-1].argmax()), len(result.tokens) - 2)
     row += 1
     length = result.value_norms[LAYER, head]
@@ -149,7 +149,7 @@ def weights_and_norms(result: Analysis) -> Figure:
 
 
 def mixing_ratio() -> Figure:
-    """The contributions to one output as arrows: own, the others, and the sum of the others."""
+    """The contributions to one output as arrows: the token's own, the others, and the sum of the others."""
     fig, ax = plt.subplots(figsize=(7.6, 2.7))
     others = np.array([[0.55, 1.25], [1.15, -0.35], [0.3, -0.75]])
     sides = np.array([[-0.16, 0.02], [0.06, 0.12], [0.17, 0.04]])
@@ -183,7 +183,7 @@ def _vector(ax: Axes, start: Any, end: Any, colour: str, width: float) -> None:
 
 
 def gate() -> Figure:
-    """What integrated gradients make of an activation: the slope of the chord, not of the tangent."""
+    """Integrated gradients of an activation: the slope of the chord, not of the tangent."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.6, 2.7), layout="constrained")
     g = torch.nn.functional.gelu
     x = torch.linspace(-3, 3, 241)
@@ -214,7 +214,7 @@ def gate() -> Figure:
 
 
 def amplified(result: Analysis) -> Figure:
-    """What the feed-forward adds to each share, and takes from it."""
+    """How the feed-forward network changes each share."""
     change = amplification(result["ATTNRESLN-N"][LAYER], result["ATTNRESLNFF-N"][LAYER]).numpy() * 100
     np.fill_diagonal(change, math.nan)
     most = np.nanmax(np.abs(change))
@@ -233,7 +233,7 @@ def amplified(result: Analysis) -> Figure:
 
 
 def memory(lens: Analyzer) -> Figure:
-    """What contribution vectors would take if they were kept, against what normscope takes, by its own estimate."""
+    """Memory for all contribution vectors if they were stored, and for normscope by its own estimate."""
     shape = LayerShape(width=768, heads=12, hidden=3072)
     lengths = [int(n) for n in np.logspace(5, 12, 57, base=2)]
     attention = ["weights", "attention", "attention-residual", "attention-block"]

@@ -1,7 +1,7 @@
-"""`make tutorials`: run the notebooks of docs/tutorials and write them with their outputs.
+"""`make tutorials`: run the notebooks in docs/tutorials and save them with their outputs.
 
-Models of the hub are read from the folder that NORMSCOPE_TEST_DATA names, if it is set. A notebook that falls back to
-random weights, because its model cannot be had, is left as it is.
+If NORMSCOPE_TEST_DATA is set, hub models are read from the folder it names. A notebook that falls back to random
+weights, because its model is not available, is left unchanged.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent / "tutorials"
-KEPT = ("text/plain", "image/png")  # what of an output is kept: no widget, whose data would be of megabytes
-MODELS = {"Xenova/llama2.c-stories15M": "stories15M"}  # models of the hub -> their folders in the test data's models/
+KEPT = ("text/plain", "image/png")  # output types to keep; widgets would add megabytes
+MODELS = {"Xenova/llama2.c-stories15M": "stories15M"}  # hub model -> its folder in models/ of the test data
 FALLBACK = "random weights"  # what a notebook prints when it cannot load its model
 REVISION = "0" * 40
 
@@ -27,7 +27,7 @@ def notebooks() -> list[Path]:
 
 
 def hub_models(path: Path) -> list[str]:
-    """The models of the hub that a notebook loads."""
+    """The hub models that a notebook loads."""
     text = path.read_text(encoding="utf-8")
     return [name for name in MODELS if name in text]
 
@@ -35,8 +35,8 @@ def hub_models(path: Path) -> list[str]:
 def execute(path: Path, models: Path | None = None, offline: bool = False) -> Any:
     """The notebook with new outputs.
 
-    `models` is a folder of models: those of `MODELS` are read from it as if they had been downloaded from the hub.
-    With `offline` alone no model of the hub can be had.
+    `models` is a folder of models: those in `MODELS` are read from it as if they had been downloaded from the hub.
+    With only `offline`, no hub model is available.
     """
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
@@ -56,7 +56,7 @@ def execute(path: Path, models: Path | None = None, offline: bool = False) -> An
 
 
 def fill_cache(cache: Path, models: Path | None) -> None:
-    """Lay out a folder of models as huggingface_hub lays out its downloads."""
+    """Arrange a folder of models like the download cache of huggingface_hub."""
     for name, folder in MODELS.items():
         if models and (models / folder).is_dir():
             repository = cache / f"models--{name.replace('/', '--')}"
@@ -67,7 +67,7 @@ def fill_cache(cache: Path, models: Path | None) -> None:
 
 
 def _strip(output: Any) -> Any:
-    """An output without what is not kept; None if nothing of it is."""
+    """The parts of an output that are kept, or None."""
     if output.output_type == "stream":
         return output if output.name == "stdout" else None
     if "data" in output:
@@ -86,12 +86,12 @@ def printed_texts(notebook: Any) -> list[str]:
 
 
 def uses_fallback(notebook: Any) -> bool:
-    """Whether the outputs are those of random weights."""
+    """Whether the outputs come from random weights."""
     return any(FALLBACK in text for text in printed_texts(notebook))
 
 
 def local_models() -> Path | None:
-    """The folder of models in the test data, if there is one."""
+    """The folder of models in the test data, if NORMSCOPE_TEST_DATA is set."""
     data = os.environ.get("NORMSCOPE_TEST_DATA")
     return Path(data, "models") if data else None
 
@@ -100,7 +100,7 @@ def main() -> None:
     for path in notebooks():
         notebook = execute(path, local_models())
         if uses_fallback(notebook):
-            print(f"{path.name} is left as it is: {', '.join(hub_models(path))} cannot be loaded", file=sys.stderr)
+            print(f"{path.name} is unchanged: cannot load {', '.join(hub_models(path))}", file=sys.stderr)
             continue
         nbformat.write(notebook, path)
         print(f"wrote {path}")

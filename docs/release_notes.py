@@ -13,9 +13,9 @@ HEADING = re.compile(r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d
 
 
 def release_notes(changelog: str, version: str) -> str:
-    """The section of a version, each entry on one line: a release page keeps line breaks.
+    """The section of a version, with each entry on one line, because a release page keeps line breaks.
 
-    Raises ValueError if the section is missing, empty or has no date.
+    Raises ValueError if the section is missing, is empty or has no date.
     """
     for heading in HEADING.finditer(changelog):
         if heading["version"] == version:
@@ -27,11 +27,11 @@ def release_notes(changelog: str, version: str) -> str:
     section = re.split(r"^## ", changelog[heading.end() :], maxsplit=1, flags=re.MULTILINE)[0].strip()
     if not section:
         raise ValueError(f"The section for {version} is empty.")
-    return re.sub(r"(?<=\S)\n *(?![\s#*-])", " ", section) + "\n"
+    return re.sub(r"(?<=\S)\n *(?![\s#*|-])", " ", section) + "\n"
 
 
 def check_tag(tag: str, version: str) -> None:
-    """Raises ValueError unless the tag is that of the version."""
+    """Raise ValueError unless the tag matches the version."""
     if tag != f"v{version}":
         raise ValueError(f"The tag {tag} does not match version {version}: expected v{version}.")
 

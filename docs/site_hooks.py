@@ -1,14 +1,16 @@
-"""What `mkdocs build` does beside turning Markdown into pages (hooks of mkdocs.yml).
+"""Hooks that extend `mkdocs build` (named in mkdocs.yml).
 
-- Formulas between dollars become MathML, which browsers draw themselves: no script, no network.
-- The notebooks of tutorials/ become pages, with the outputs that they were committed with.
-- CONTRIBUTING.md, CHANGELOG.md and their like, which stand at the top of the repository, become pages of the site.
-- The reference of the command line is written from the commands themselves.
-- Every report of findings/ is in the navigation.
+- Formulas between dollar signs become MathML, which browsers render without scripts or network.
+- The notebooks in tutorials/ become pages, with their saved outputs.
+- CONTRIBUTING.md, CHANGELOG.md and similar files at the top of the repository become pages of the site.
+- The command-line reference is generated from the commands themselves.
+- `<!-- modules: normscope.flow -->` becomes a table of that package's modules, with their docstrings' first paragraphs.
+- Every report in findings/ is added to the navigation.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
 import html
 import json
@@ -23,7 +25,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-# Files outside docs/ that have a page.
+# Files outside docs/ -> their pages.
 ABOVE = {
     "CONTRIBUTING.md": "contributing.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
@@ -34,6 +36,7 @@ PAPERS = {"emnlp2020": "EMNLP 2020", "emnlp2021": "EMNLP 2021", "ff": "Feed-forw
 CORPORA = {"conll": "CoNLL-2003", "hansards": "Hansards", "sst2": "SST-2", "wikitext": "WikiText-2"}
 ALONE = ("concepts.md", "families.md")
 MATHS = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+MODULES = re.compile(r"^<!-- modules: (?P<package>[\w.]+) -->$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s#]+)(#[^)]*)?\)")
 
 
@@ -70,9 +73,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     if page.file.src_uri in ALONE:
-        page.meta["hide"] = ["navigation"]  # a tab of one page has nothing to list
+        page.meta["hide"] = ["navigation"]  # a tab with one page needs no navigation
     if page.file.src_uri.startswith("findings/"):
-        page.meta["search"] = {"boost": 0.3}  # whoever searches wants the guides first
+        page.meta["search"] = {"boost": 0.3}  # searches show the guides first
+    markdown = MODULES.sub(lambda match: module_table(match["package"]), markdown)
     here = Path(config.docs_dir, page.file.src_uri).parent
     up = "../" * page.file.src_uri.count("/")
 
@@ -81,7 +85,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         name = Path(target).name
         if target.endswith(("../" + name, "/" + name)) and name in ABOVE and target.startswith(".."):
             return f"[{text}]({up}{ABOVE[name]}{anchor or ''})"
-        # Reports name the tables that they were written with; only their numbers are kept here.
+        # Reports link to tables that are not kept here.
         if page.file.src_uri.startswith("findings/") and "://" not in target and not (here / target).exists():
             return text
         return match[0]
@@ -115,8 +119,8 @@ def page_of(notebook: dict[str, Any], stem: str) -> tuple[str, dict[str, bytes]]
                 else:
                     name = f"{stem}-{len(pictures) + 1}.png"
                     pictures[name] = base64.b64decode(content)
-                    parts.append(f"![What the code above draws]({name}){{ .output }}")
-    note = f'!!! note "A notebook"\n    This page is `docs/tutorials/{stem}.ipynb`, with its outputs.'
+                    parts.append(f"![Figure drawn by the code above]({name}){{ .output }}")
+    note = f'!!! note "Notebook"\n    This page is the notebook `docs/tutorials/{stem}.ipynb` with its outputs.'
     return "\n\n".join([parts[0], note, *parts[1:]]) + "\n", pictures
 
 
@@ -130,8 +134,27 @@ def _outputs(cell: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "text", "".join(output["data"]["text/plain"])
 
 
+def module_table(package: str) -> str:
+    """The modules of a package and of its subpackages; of `normscope` itself, only those at the top."""
+    folder = ROOT / "src" / Path(*package.split("."))
+    found = folder.glob("*.py") if package == "normscope" else folder.rglob("*.py")
+    paths = sorted(path for path in found if not path.name.startswith("_"))
+    rows = (f"| `{_module_name(path)}` | {_summary(path)} |" for path in paths)
+    return "\n".join(["| module | contents |", "|---|---|", *rows])
+
+
+def _module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+
+
+def _summary(path: Path) -> str:
+    """The first paragraph of a module's docstring, for a cell of a table."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return _tidy(text.split("\n\n")[0]).replace("``", "`").replace("|", "\\|").replace("<", "&lt;")
+
+
 def command_line() -> str:
-    """The reference of `normscope`: every command, its arguments and options, as its own help says it."""
+    """The reference of `normscope`: every command with its arguments and options, from the built-in help."""
     import typer.main
 
     from normscope.cli import app
@@ -142,11 +165,16 @@ def command_line() -> str:
         "",
         _tidy(group.help),
         "",
-        "`normscope COMMAND --help` says the same in the terminal. `normscope --install-completion` teaches your shell "
-        "to complete commands, options and names.",
+        "`normscope COMMAND --help` shows the same in the terminal. `normscope --install-completion` adds shell "
+        "completion of commands, options and names.",
         "",
-        "The exit code is 0 when all went well, 1 when something was refused or a check failed, 2 when options are "
-        "wrong, 3 when a corpus run could not analyse some entries, and 130 when it was stopped with Ctrl-C.",
+        "| exit code | meaning |",
+        "|---|---|",
+        "| 0 | success |",
+        "| 1 | an input or model was refused, or a check failed |",
+        "| 2 | wrong options |",
+        "| 3 | a corpus run could not analyse some entries |",
+        "| 130 | stopped with Ctrl-C |",
         "",
     ]
     for name in group.list_commands(None):

@@ -1,4 +1,4 @@
-"""What a comment behind a field says of it, in the reference: `map: Tensor  # (layers, rows, columns)`."""
+"""Show trailing comments of fields in the API reference: `map: Tensor  # (layers, rows, columns)`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import griffe
 
 
 class TrailingComments(griffe.Extension):
-    """Fields and constants without a docstring get the comment that stands on their line, and those right below it."""
+    """Use the comments on the lines of a field or constant as its docstring if it has none."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
         if attr.docstring is None and attr.lineno is not None and (text := comment_of(attr)):
@@ -18,7 +18,7 @@ class TrailingComments(griffe.Extension):
 
 
 def comment_of(attr: griffe.Attribute) -> str:
-    """The comment behind an attribute, or nothing."""
+    """The trailing comment of an attribute, or an empty string."""
     if isinstance(attr.filepath, list) or attr.lineno is None or attr.endlineno is None:
         return ""
     lines = attr.lines_collection[attr.filepath]

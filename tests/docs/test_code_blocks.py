@@ -202,6 +202,18 @@ def serve(options: list[str]) -> None:
         assert server.wait(180) in (0, 130, -signal.SIGINT)
 
 
+@pytest.mark.usefixtures("folder")
+def test_the_map_in_the_readme() -> None:
+    """The README shows what a command prints, up to its last line."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"^(normscope analyze [^\n]+)\n```\n\n```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert found
+    (words,) = commands(found[1])
+    printed = CliRunner().invoke(app, words[1:], env={"COLUMNS": "120"}).output
+    shown = found[2].splitlines()
+    assert [line.rstrip() for line in printed.splitlines()][: len(shown)] == shown
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_command_line_is_one_that_is_executed(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

@@ -12,14 +12,13 @@ from transformers import PreTrainedModel
 from typing_extensions import TypeVar
 
 from normscope import default_model
-from normscope.decompose.shapley.gate import Shapley
 from normscope.engine.assemble import Result
 from normscope.engine.estimate import Estimate
-from normscope.engine.request import Options, gate_of, requests_for
+from normscope.engine.request import Options, requests_for
 from normscope.engine.run import Progress, Workspace, cost, run, run_many
 from normscope.errors import NormscopeError
 from normscope.flow.result import Flow
-from normscope.flow.run import flow
+from normscope.flow.run import check_flow_gate, run_flow
 from normscope.inputs import generation
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
@@ -296,13 +295,10 @@ class Analyzer(Generic[ResultT]):
         Raises:
             NormscopeError: If the input, the method or the target cannot be used with this model.
         """
-        if isinstance(gate_of(gate), Shapley):
-            raise NormscopeError(
-                "flow() needs gates that are linear in the input; Shapley values are not. Use gate='ig', or analyze()."
-            )
+        check_flow_gate(gate)
         prove(self.loaded)
         item = _one_item(self.loaded, text, words, chat, None, generate, truncation)
-        return flow(self.loaded, item, method, target, position, gate, self.workspace)
+        return run_flow(self.loaded, item, method, target, position, gate, self.workspace)
 
     def estimate(
         self,

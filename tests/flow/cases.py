@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from normscope import Analyzer
-from normscope.flow.freeze import FrozenModel, freeze
+from normscope.flow.maps import FrozenModel
+from normscope.flow.output_head import freeze_with_output_head
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from tests import layer_oracle
@@ -74,7 +75,7 @@ def opened(name: str, head: str | None = None) -> tuple[Analyzer, dict[str, Tens
     lens = Analyzer(model)
     given = encoding(name, model, head)
     (item,) = encode(lens.loaded, given)
-    return lens, given, item, freeze(lens.loaded, item)
+    return lens, given, item, freeze_with_output_head(lens.loaded, item)
 
 
 @cache

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope.flow import attending
+from normscope.flow import attention_blocks
 from tests.flow.cases import (
     ENCODER_DECODER,
     ONE_SIDED,
@@ -109,7 +109,7 @@ def test_rows_in_blocks_of_any_size(name: str, method: str, monkeypatch: pytest.
     lens, given, _, _ = opened(name, heads(name)[0])
     whole = lens.flow(given, method=method).map
     for size in (1, 3 * 8 * 7 * 24):
-        monkeypatch.setattr(attending, "ROW_BYTES", size)
+        monkeypatch.setattr(attention_blocks, "ROW_BYTES", size)
         torch.testing.assert_close(lens.flow(given, method=method).map, whole)
 
 

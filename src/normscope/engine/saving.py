@@ -53,12 +53,7 @@ def load(path: str | os.PathLike[str]) -> Analysis | EncoderDecoderAnalysis:
     try:
         if "sides" not in meta:
             return _analysis(tensors, meta, path)
-        sides = {
-            side: _analysis(
-                {n.removeprefix(f"{side}/"): t for n, t in tensors.items() if n.startswith(f"{side}/")}, one, path
-            )
-            for side, one in meta["sides"].items()
-        }
+        sides = {side: _analysis(tensors_under(tensors, side), one, path) for side, one in meta["sides"].items()}
         return EncoderDecoderAnalysis(**sides)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, NormscopeError):
@@ -73,6 +68,12 @@ def checksum(tensors: Mapping[str, Tensor], description: str) -> str:
         digest.update(f"{json.dumps([name, str(tensor.dtype), list(tensor.shape)])}\n".encode())
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def tensors_under(tensors: Mapping[str, Tensor], folder: str) -> dict[str, Tensor]:
+    """The tensors whose names start with ``folder/``, by the rest of their names."""
+    start = f"{folder}/"
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def _tensors(analysis: Analysis) -> dict[str, Tensor]:
@@ -148,10 +149,7 @@ def _analysis(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], path: str 
         columns=tuple(Label(*label) for label in meta["columns"]),
         layers=tuple(meta["layers"]),
         aliases=dict(meta["aliases"]),
-        heads=HeadMaps(
-            {name.removeprefix("heads/"): t for name, t in tensors.items() if name.startswith("heads/")},
-            meta["aliases"],
-        ),
+        heads=HeadMaps(tensors_under(tensors, "heads"), meta["aliases"]),
         value_norms=tensors.get("value_norms"),
         head_indices=tuple(meta["head_indices"]),
         word_ids=None if word_ids is None else tuple(word_ids),

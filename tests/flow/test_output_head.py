@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from normscope import Analyzer, NormscopeError
-from normscope.flow.freeze import freeze
-from normscope.flow.frozen import FrozenNorm, FrozenPool, FrozenScale
+from normscope.flow.maps import FrozenNorm, FrozenPool, FrozenScale
+from normscope.flow.output_head import freeze_with_output_head
 from normscope.inputs.encode import encode
 from tests.flow.cases import GATED, build, encoding, relative, tolerance
 from tests.flow.detached import Detached
@@ -200,8 +200,8 @@ def test_right_or_refused(name: str, head: str, path: str, options: dict[str, An
         ("by_wrapper", "constant in one", "lm_head (Linear) does not output x W + b"),
         ("before", "x |x|", "between transformer.ln_f (LayerNorm) and lm_head (Linear)"),
         ("to_the_states", "noise", "between transformer.ln_f (LayerNorm) and lm_head (Linear)"),
-        ("in_a_row", "x |x|", "lm_head.1 (Step) has none of the forms"),
-        ("in_two_layers", "x |x|", "lm_head.1 (Step) has none of the forms"),
+        ("in_a_row", "x |x|", "lm_head.1 (Step) has none of the known forms"),
+        ("in_two_layers", "x |x|", "lm_head.1 (Step) has none of the known forms"),
         ("by_subclass", "log softmax", "between lm_head (Linear) and the logits"),
         ("by_subclass", "constant of the input", "between lm_head (Linear) and the logits depends on the input"),
         ("in_a_row", "factor of the input", "between lm_head.0 (Linear) and lm_head.1 (Step) depends on the input"),
@@ -289,7 +289,7 @@ def test_a_text_of_equal_tokens(name: str) -> None:
     expected = Detached(model, given, gated=True).scores(0, 1)["decoder"][0]
     assert relative(found.scores, expected) <= 1e-5
     (item,) = encode(lens.loaded, given)
-    (pool,) = (one for one in freeze(lens.loaded, item).head if isinstance(one, FrozenPool))
+    (pool,) = (one for one in freeze_with_output_head(lens.loaded, item).head if isinstance(one, FrozenPool))
     assert pool.weights.tolist() == [[0, 0, 0, 0, 0, 0, 1]]
 
 
@@ -375,6 +375,6 @@ def test_the_maps_of_a_head() -> None:
     model = build("bert", "MaskedLM")
     lens = Analyzer(model)
     (item,) = encode(lens.loaded, encoding("bert", model))
-    _, activation, norm, _ = freeze(lens.loaded, item).head
+    _, activation, norm, _ = freeze_with_output_head(lens.loaded, item).head
     assert isinstance(activation, FrozenScale)
     assert isinstance(norm, FrozenNorm)

@@ -91,7 +91,7 @@ def test_between_two_layers(name: str) -> None:
         layers = layer_modules(lens.loaded.base, stack)
         handle = layers[-1].register_forward_pre_hook(ahead, with_kwargs=True)
         try:
-            message = refused(lambda: lens.flow(given), "what enters it is not what layer", named(lens, layers[-1]))
+            message = refused(lambda: lens.flow(given), "its input is not the output of layer", named(lens, layers[-1]))
         finally:
             handle.remove()
         assert f"of the {stack.side}" in message

@@ -88,13 +88,13 @@ def naive(name: str, head: str | None = None) -> dict[str, list[Any]]:
 
 
 def place(frozen: FrozenModel) -> int:
-    """A row of the logits that is neither the first nor the last, where there are several."""
+    """A row of the logits that is neither the first nor the last, if there are several."""
     assert frozen.logits is not None
     return len(frozen.logits) // 2
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, as a share of the largest expected value."""
+    """The largest difference, relative to the largest expected value."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 

@@ -141,7 +141,7 @@ def test_rows_in_blocks_of_any_size(name: str, kind: str, monkeypatch: pytest.Mo
 
 
 def test_a_bias_goes_to_no_token_that_has_not_come_yet() -> None:
-    """A causal model: what is zero stays zero, whatever the split; nor do masked tokens get a share."""
+    """In a causal model zeros stay zero with every split, and masked tokens get no share."""
     lens, given, _, _ = opened("gpt2", "CausalLM")
     for kind in SPLITS:
         assert float(lens.flow(given, method=f"decompx:{kind}").maps.triu(1).abs().max()) == 0

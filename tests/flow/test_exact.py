@@ -267,7 +267,7 @@ def test_frozen_states_are_the_models_own() -> None:
             made = lens.model(**given, output_hidden_states=True)
         for stack in frozen.stacks:
             key = f"{stack.side}_hidden_states" if name in ENCODER_DECODER else "hidden_states"
-            for ours, theirs in list(zip(stack.states, made[key], strict=True))[:-1]:  # the last is behind a norm
+            for ours, theirs in list(zip(stack.states, made[key], strict=True))[:-1]:  # the last is after a norm
                 torch.testing.assert_close(ours, theirs[0], rtol=1e-9, atol=1e-9)
         assert freeze_with_output_head(lens.loaded, item).logits is not None
 

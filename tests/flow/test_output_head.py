@@ -1,4 +1,4 @@
-"""Heads that somebody has changed: scores are those that autograd finds in the frozen model, or there are none."""
+"""Modified heads: the scores equal those of autograd in the frozen model, or the head is refused."""
 
 from __future__ import annotations
 
@@ -155,12 +155,12 @@ FORMS = ("constant", "constant in one", "constant in place", "temperature", "tan
 
 
 def is_known(name: str, head: str, way: str, change: str) -> bool:
-    """Whether the change has a form that can be told there, so that it must not be refused."""
+    """Whether the change can be recognised there and must not be refused."""
     if change == "clamp that does nothing":
         return True
     if way == "in_two_layers":  # one row does not tell a constant from anything else
         return change in FORMS[3:]
-    if name == "bart":  # its logits have a constant of their own before they are changed
+    if name == "bart":  # its logits already have a constant before the change
         return way == "in_a_row" and change in FORMS
     return head.endswith("LM") and way in ("in_a_row", "by_subclass", "before") and change in FORMS
 
@@ -265,7 +265,7 @@ def test_a_constant_in_a_linear_module_of_its_own_class() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_a_constant_that_the_model_names(length: int) -> None:
-    """Marian's logits have a constant of their own, which one row cannot tell from anything else."""
+    """Marian adds a constant to its logits, which one row is not enough to recognise."""
     model: Any = build("marian", "Seq2SeqLM")
     given = encoding("marian", model)
     given["decoder_input_ids"] = given["decoder_input_ids"][:, :length]

@@ -1,4 +1,4 @@
-"""What a flow can lead to, and every target that a model cannot have."""
+"""Targets of a flow, and the refusal of targets that a model does not have."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def resolve_target(
     """The logit for a target as the user gave it: an index, a label or token, "top", or a tuple of two of these."""
     if model.logits is None:
         others = [name for name in model.outputs if name.endswith("logits")]
-        has = f"has several heads ({' and '.join(others)})" if others else "has no head"
+        has = f"outputs {' and '.join(others)} instead of logits" if others else "has no head"
         raise NormscopeError(
             f"{type(loaded.model).__name__} {has}, so there is no logit to explain. Load the model with another head, "
             "such as AutoModelForCausalLM or AutoModelForSequenceClassification, or leave the target out."

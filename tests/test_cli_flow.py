@@ -153,7 +153,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for option in (("--against", "cat"), ("--position", "1")):
         assert f"{option[0]} needs a target: add --target" in refusal(speaker(), TEXT, *option)
     assert "--target top" in refusal(speaker(), TEXT, "--method", "gradient_x_input")
-    assert "with --position, or mask" in refusal(masked(), "the cat", "-t", "top")
+    assert "pass --position, or mask" in refusal(masked(), "the cat", "-t", "top")
     assert "use --truncate" in refusal(toy_lens(), "the cat " * 99)
     for suffix in ("npz", "safetensors"):
         assert "must end in one of .html" in refusal(speaker(), TEXT, "-t", "top", "-o", str(tmp_path / f"x.{suffix}"))

@@ -12,12 +12,11 @@ from transformers import PreTrainedModel
 from typing_extensions import TypeVar
 
 from normscope import default_model
-from normscope.decompose.shapley.gate import Shapley
-from normscope.engine.request import Estimate, Options, parse_gate, requests_for
+from normscope.engine.request import Estimate, Options, requests_for
 from normscope.engine.run import Progress, Result, Workspace, batch_cost, run_batch, run_stream
 from normscope.errors import NormscopeError
 from normscope.flow.result import Flow
-from normscope.flow.run import flow
+from normscope.flow.run import check_flow_gate, run_flow
 from normscope.inputs import generation
 from normscope.inputs.encode import Input, check_tokenizer, encode
 from normscope.inputs.item import Item
@@ -292,13 +291,10 @@ class Analyzer(Generic[ResultT]):
         Raises:
             NormscopeError: If the input, the method or the target cannot be used with this model.
         """
-        if isinstance(parse_gate(gate), Shapley):
-            raise NormscopeError(
-                "flow() needs gates that are linear in the input; Shapley values are not. Use gate='ig', or analyze()."
-            )
+        check_flow_gate(gate)
         prove(self.loaded)
         item = _one_item(self.loaded, text, words, chat, None, generate, truncation)
-        return flow(self.loaded, item, method, target, position, gate, self.workspace)
+        return run_flow(self.loaded, item, method, target, position, gate, self.workspace)
 
     def estimate(
         self,

@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from normscope import Analyzer
-from normscope.flow.freeze import FrozenModel, freeze
+from normscope.flow.maps import FrozenModel
+from normscope.flow.output_head import freeze_with_output_head
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from tests import layer_oracle
@@ -74,7 +75,7 @@ def opened(name: str, head: str | None = None) -> tuple[Analyzer, dict[str, Tens
     lens = Analyzer(model)
     given = encoding(name, model, head)
     (item,) = encode(lens.loaded, given)
-    return lens, given, item, freeze(lens.loaded, item)
+    return lens, given, item, freeze_with_output_head(lens.loaded, item)
 
 
 @cache
@@ -87,13 +88,13 @@ def naive(name: str, head: str | None = None) -> dict[str, list[Any]]:
 
 
 def place(frozen: FrozenModel) -> int:
-    """A row of the logits that is neither the first nor the last, where there are several."""
+    """A row of the logits that is neither the first nor the last, if there are several."""
     assert frozen.logits is not None
     return len(frozen.logits) // 2
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, as a share of the largest expected value."""
+    """The largest difference, relative to the largest expected value."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 

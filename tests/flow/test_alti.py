@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope.flow import attending
+from normscope.flow import attention_blocks
 from tests.flow.cases import (
     ENCODER_DECODER,
     ONE_SIDED,
@@ -49,7 +49,7 @@ def layer_map(layer: Any, x: Tensor) -> Tensor:
 
 
 def inputs_of_layers(name: str) -> list[Tensor]:
-    """What enters each layer, from hooks on the model itself."""
+    """The input of each layer, from hooks on the model."""
     lens, given, _, _ = opened(name, heads(name)[0])
     seen: list[Tensor] = []
     ((_, names),) = layer_names(lens.model).items()
@@ -80,7 +80,7 @@ def test_alti(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENCODER_DECODER)
 def test_alti_plus(name: str) -> None:
-    """Cross-attention's residual connection is a column of its own, which stands for what self-attention made."""
+    """Cross-attention's residual connection is a separate column, which stands for the output of self-attention."""
     lens, given, _, _ = opened(name, "Seq2SeqLM")
     sides = naive(name, "Seq2SeqLM")
     post = "ATTNRESLN-N" in sides["decoder"][0].vectors and "LNATTN-N" not in sides["decoder"][0].vectors
@@ -109,7 +109,7 @@ def test_rows_in_blocks_of_any_size(name: str, method: str, monkeypatch: pytest.
     lens, given, _, _ = opened(name, heads(name)[0])
     whole = lens.flow(given, method=method).map
     for size in (1, 3 * 8 * 7 * 24):
-        monkeypatch.setattr(attending, "ROW_BYTES", size)
+        monkeypatch.setattr(attention_blocks, "ROW_BYTES", size)
         torch.testing.assert_close(lens.flow(given, method=method).map, whole)
 
 

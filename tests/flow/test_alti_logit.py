@@ -15,7 +15,7 @@ from tests.layer_oracle import norm_of
 
 PRE_NORM = tuple(name for name in ONE_SIDED if name not in POST_NORM)
 FINAL = {"gpt2": "transformer.ln_f", "llama": "model.norm", "gemma2": "model.norm"}
-ADDED = {"gemma2": ("LNATTNLN-N", "LNATTNLNRESLNFFLN-N")}  # what the two blocks add: behind a norm of their own
+ADDED = {"gemma2": ("LNATTNLN-N", "LNATTNLNRESLNFFLN-N")}  # what the two blocks add, after their norms
 
 
 @pytest.mark.parametrize("name", FINAL)
@@ -34,7 +34,7 @@ def test_against_its_definition(name: str) -> None:
     s = (((last - centre) ** 2).mean() + norm.eps).sqrt()
 
     def logit(update: Tensor) -> float:
-        """What an update of the last token's state adds to the logit, the final norm's deviation held."""
+        """What an update of the last token's state adds to the logit, with the final norm's deviation frozen."""
         scaled = norm.gamma * (update - update.mean() if norm.centred else update) / s  # type: ignore[union-attr]
         return float(scaled.detach() @ unembedding[word])
 

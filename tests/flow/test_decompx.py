@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normscope import Analyzer
-from normscope.flow import attending, decompx
+from normscope.flow import attention_blocks, decompx
 from tests.flow.cases import CASES, LANGUAGE, build, encoding, opened, place, relative, tolerance
 from tests.oracle import deviation, normalise, trace
 
@@ -133,15 +133,15 @@ def test_bias_kept_apart_is_the_exact_flow() -> None:
 def test_rows_in_blocks_of_any_size(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head = dict(LANGUAGE)[name]
     _, _, _, frozen = opened(name, head)
-    whole, _ = decompx.maps(frozen, kind)  # type: ignore[arg-type]
+    whole, _ = decompx.decompx_maps(frozen, kind)  # type: ignore[arg-type]
     for size in (1, 3 * 8 * 7 * 36):
-        monkeypatch.setattr(attending, "ROW_BYTES", size)
-        found, _ = decompx.maps(frozen, kind)  # type: ignore[arg-type]
+        monkeypatch.setattr(attention_blocks, "ROW_BYTES", size)
+        found, _ = decompx.decompx_maps(frozen, kind)  # type: ignore[arg-type]
         torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-12)
 
 
 def test_a_bias_goes_to_no_token_that_has_not_come_yet() -> None:
-    """A causal model: what is zero stays zero, whatever the split; nor do masked tokens get a share."""
+    """In a causal model zeros stay zero with every split, and masked tokens get no share."""
     lens, given, _, _ = opened("gpt2", "CausalLM")
     for kind in SPLITS:
         assert float(lens.flow(given, method=f"decompx:{kind}").maps.triu(1).abs().max()) == 0

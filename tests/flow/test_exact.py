@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from normscope import Analyzer, NormscopeError
 from normscope.flow import exact
-from normscope.flow.freeze import FrozenModel, freeze
-from normscope.flow.propagation import forward_block, forward_layer, through
+from normscope.flow.maps import FrozenModel, forward_block, forward_layer, forward_map
+from normscope.flow.output_head import freeze_with_output_head
 from tests import tiny as kin
 from tests import tiny_layers as layers
 from tests.flow.cases import (
@@ -76,24 +76,24 @@ def forwards(frozen: FrozenModel) -> Tensor:
     encoder = None
     for stack in frozen.stacks:
         begin = 0 if stack is frozen.stacks[-1] else counts[-1]
-        X = exact.sources(stack.states[0], begin, sum(counts), remainder=True)
+        X = exact.input_by_source(stack.states[0], begin, sum(counts), remainder=True)
         for layer in stack.layers:
             X = forward_layer(layer, X, encoder)
         encoder = forward_block(stack.end, X, encoder, True)
     assert encoder is not None
     X = encoder
     for one in frozen.head:
-        X = through(one, X, None, True)
+        X = forward_map(one, X, None, True)
     return X
 
 
 @pytest.mark.parametrize(("name", "head"), LANGUAGE)
 def test_blocks_of_sources_of_any_size(name: str, head: str) -> None:
     _, _, _, frozen = opened(name, head)
-    whole, _ = exact.maps(frozen)
+    whole, _ = exact.exact_maps(frozen)
     size = whole.element_size() * 24 * max(len(stack.states[0]) for stack in frozen.stacks) * 6
     for some in (1, 2, 3):
-        found, error = exact.maps(frozen, block_bytes=some * size)
+        found, error = exact.exact_maps(frozen, block_bytes=some * size)
         torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-12)
         assert float(error.max()) <= tolerance(name)
 
@@ -267,9 +267,9 @@ def test_frozen_states_are_the_models_own() -> None:
             made = lens.model(**given, output_hidden_states=True)
         for stack in frozen.stacks:
             key = f"{stack.side}_hidden_states" if name in ENCODER_DECODER else "hidden_states"
-            for ours, theirs in list(zip(stack.states, made[key], strict=True))[:-1]:  # the last is behind a norm
+            for ours, theirs in list(zip(stack.states, made[key], strict=True))[:-1]:  # the last is after a norm
                 torch.testing.assert_close(ours, theirs[0], rtol=1e-9, atol=1e-9)
-        assert freeze(lens.loaded, item).logits is not None
+        assert freeze_with_output_head(lens.loaded, item).logits is not None
 
 
 @pytest.mark.parametrize("options", [{"inner_group_num": 2}, {"num_hidden_groups": 2}], ids=str)
@@ -282,6 +282,6 @@ def test_groups_of_shared_layers(options: dict[str, int]) -> None:
 
 def test_maps_that_do_not_add_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     lens = Analyzer(kin.tiny("albert", dtype=torch.float64, inner_group_num=2))
-    monkeypatch.setattr("normscope.flow.exact.missed", lambda found, actual: 0.1)
+    monkeypatch.setattr("normscope.flow.exact.relative_error", lambda found, actual: 0.1)
     with pytest.raises(NormscopeError, match="miss the model's own states"):
         _ = lens.flow({"input_ids": torch.arange(5, 12)[None]}).maps

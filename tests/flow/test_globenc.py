@@ -11,7 +11,7 @@ from tests.oracle import LayerTrace, deviation, normalise, trace
 
 
 def encoder_vectors(name: str) -> list[Tensor]:
-    """(n, n, d) of each layer: the vectors behind the first norm, taken through the second with its real deviation."""
+    """(n, n, d) of each layer: the vectors after the first norm, taken through the second with its actual deviation."""
     lens, given, _, _ = opened(name, "MaskedLM")
     traces: list[LayerTrace] = trace(lens.model, given)
     found = []

@@ -13,7 +13,7 @@ from tests.flow.detached import layer_names
 
 
 def scaled(name: str, head: str, side: str, token: int, factor: float, row: int) -> float:
-    """A logit where one token's vector, on entering the first layer of a side, is multiplied by a factor."""
+    """A logit with one token's vector multiplied by a factor before the first layer of a side."""
     lens, given, _, _ = opened(name, head)
     first = lens.loaded.base.get_submodule(layer_names(lens.model)[side][0])
     done = False
@@ -52,7 +52,7 @@ def test_gradient_x_input(name: str, head: str) -> None:
         for label in found.columns
     ]  # fmt: skip
     assert relative(found.scores, torch.tensor(expected, dtype=torch.float64)) <= 1e-6
-    assert found.remainder != found.remainder  # nan: it is no decomposition
+    assert found.remainder != found.remainder  # nan: not a decomposition
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The registry of methods: names and options, who is refused and why, and the model left as it was."""
+"""The registry of methods: names and options, refusals with their reasons, and a model that is left unchanged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def refusal(method: str, name: str) -> str | None:
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "rollout-raw"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_method_on_every_family(name: str, method: str) -> None:
-    """It works or is refused with its reason; the model is what it was before."""
+    """It works or is refused with its reason, and the model is unchanged."""
     lens, given, _, frozen = opened(name, heads(name)[0])
     before = state_of(lens.model)
     reason = refusal(method, name)
@@ -127,7 +127,7 @@ def test_a_masked_token_has_no_row() -> None:
 
 @pytest.mark.parametrize("method", ["exact", "value_zeroing", "gradient_x_input"])
 def test_a_plain_pass_in_another_thread(method: str) -> None:
-    """Neither disturbs the other: what is hooked is the pass of one thread."""
+    """Neither disturbs the other: hooks act on the pass of one thread."""
     lens, given, _, _ = opened("gpt2", "CausalLM")
     with torch.no_grad():
         logits = lens.model(**given).logits

@@ -1,4 +1,4 @@
-"""What a flow can lead to, and every target that a model cannot have."""
+"""Targets of a flow, and the refusal of targets that a model does not have."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_class_that_is_not_there(target: Any, parts: tuple[str, ...]) -> None:
     ("target", "parts"),
     [
         ("zebra", ("'zebra'", "not in the vocabulary")),
-        ("the cat", ("no single token", "the", "cat")),
+        ("the cat", ("is split into", "the", "cat")),
         (50, ("no logit 50", "0 to 49")),
     ],
 )

@@ -1,4 +1,4 @@
-"""Value Zeroing against a layer written out, and against the model's own attention with a value taken away."""
+"""Value Zeroing against a layer written out, and against the model's own attention with a value removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.flow.cases import ONE_SIDED, heads, naive_rollout, opened, relative, 
 from tests.flow.detached import layer_names
 from tests.oracle import LayerTrace, normalise, trace
 
-OUTSIDE = ("mpnet", "deberta-v2", "gptj")  # attend by code of their own
+OUTSIDE = ("mpnet", "deberta-v2", "gptj")  # have their own attention code
 
 
 def layer_without(layer: LayerTrace, gone: int) -> Tensor:

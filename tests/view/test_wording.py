@@ -46,7 +46,7 @@ def test_the_command_line_speaks_of_options(said: str, told: str) -> None:
 
 def test_the_viewer_leaves_out_what_it_cannot_do() -> None:
     assert VIEWER.reword("Shorten it, or ask for truncation=True.") == "Shorten it."
-    assert VIEWER.reword("say at which, position=, or mask one") == "say at which token, or mask one"
+    assert VIEWER.reword("pass position=, or mask a token") == "choose one, or mask a token"
     assert VIEWER.reword("There is no layer 7: valid are 0 to 5") == "There is no layer 7: valid are 0 to 5"
 
 

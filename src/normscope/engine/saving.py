@@ -60,10 +60,7 @@ def load_analysis(path: str | os.PathLike[str]) -> Analysis | EncoderDecoderAnal
         if "sides" not in meta:
             return _rebuild_analysis(tensors, meta, path)
         sides = {
-            side: _rebuild_analysis(
-                {n.removeprefix(f"{side}/"): t for n, t in tensors.items() if n.startswith(f"{side}/")}, one, path
-            )
-            for side, one in meta["sides"].items()
+            side: _rebuild_analysis(tensors_under(tensors, side), one, path) for side, one in meta["sides"].items()
         }
         return EncoderDecoderAnalysis(**sides)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -79,6 +76,12 @@ def tensor_checksum(tensors: Mapping[str, Tensor], description: str) -> str:
         digest.update(f"{json.dumps([name, str(tensor.dtype), list(tensor.shape)])}\n".encode())
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def tensors_under(tensors: Mapping[str, Tensor], folder: str) -> dict[str, Tensor]:
+    """The tensors whose names start with ``folder/``, by the rest of their names."""
+    start = f"{folder}/"
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def _analysis_tensors(analysis: Analysis) -> dict[str, Tensor]:
@@ -154,10 +157,7 @@ def _rebuild_analysis(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], pa
         columns=tuple(Label(*label) for label in meta["columns"]),
         layers=tuple(meta["layers"]),
         aliases=dict(meta["aliases"]),
-        heads=HeadMaps(
-            {name.removeprefix("heads/"): t for name, t in tensors.items() if name.startswith("heads/")},
-            meta["aliases"],
-        ),
+        heads=HeadMaps(tensors_under(tensors, "heads"), meta["aliases"]),
         value_norms=tensors.get("value_norms"),
         head_indices=tuple(meta["head_indices"]),
         word_ids=None if word_ids is None else tuple(word_ids),

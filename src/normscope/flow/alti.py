@@ -1,7 +1,8 @@
-"""ALTI and ALTI+ (Ferrando et al. 2022a, 2022b): how near each token's vector is to what attention puts out.
+"""ALTI and ALTI+ (Ferrando et al. 2022a, 2022b): how close each token's vector is to the output of attention.
 
-``c_ij = max(0, ||y_i||_1 - ||y_i - T_ij||_1)``, rows scaled to one and rolled out. T_ij is the contribution behind the
-residual connection (pre-LN) or the norm (post-LN), y_i the model's own vector there; the feed-forward is left out.
+``c_ij = max(0, ||y_i||_1 - ||y_i - T_ij||_1)``, with rows normalized to sum to one, and rolled out. T_ij is the
+contribution after the residual connection (pre-LN) or the norm (post-LN), y_i the model's own vector there; the
+feed-forward is left out.
 """
 
 from __future__ import annotations
@@ -9,46 +10,49 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normscope.flow.attending import Attending, attending, real
-from normscope.flow.freeze import FrozenStack
+from normscope.flow.attention_blocks import AttentionBlock, attention_blocks, block_output
+from normscope.flow.interface import FlowMaps, MethodRun
+from normscope.flow.maps import FrozenStack
 from normscope.flow.rollout import rollout
 from normscope.measures.first_token import normalised
 
 
-def layer_maps(stack: FrozenStack) -> Tensor:
-    """(layers, n, n) of a side that attends to itself alone; masked tokens are left out."""
-    found = [_nearness(block) for (block,) in attending(stack)]
+def run_alti(run: MethodRun) -> FlowMaps:
+    """ALTI, or ALTI+ for an encoder-decoder."""
+    *encoders, stack = run.model.stacks
+    if not encoders:
+        return rollout(alti_layer_maps(stack)), None
+    (encoder,) = encoders
+    return rollout(alti_decoder_maps(stack, encoder), rollout(alti_layer_maps(encoder))[-1]), None
+
+
+def alti_layer_maps(stack: FrozenStack) -> Tensor:
+    """(layers, n, n) of a side that attends to itself only; masked tokens are left out."""
+    found = [_block_closeness(block) for (block,) in attention_blocks(stack)]
     return torch.stack([normalised(one[stack.real][:, stack.real]) for one in found])
 
 
-def decoder_maps(stack: FrozenStack, encoder: FrozenStack) -> Tensor:
-    """(layers, n, n + m) of a decoder: ``[r_i c_ij, x_ij]``, own columns first.
+def alti_decoder_maps(stack: FrozenStack, encoder: FrozenStack) -> Tensor:
+    """(layers, n, n + m) of a decoder: ``[r_i c_ij, x_ij]``, its own columns first.
 
-    In cross-attention the residual connection is one more column, r_i beside the x_ij of the encoder's tokens, and what
-    it carries is what self-attention made: ALTI+ (eq. 9-11). Their code divides by the unbiased deviation; here, as in
-    the model, it is that of the population.
+    In cross-attention the residual connection is one more column, r_i beside the x_ij of the encoder's tokens, and it
+    carries the output of self-attention: ALTI+ (eq. 9-11). The authors' code divides by the unbiased standard
+    deviation; here, as in the model, it is the population's.
     """
     found = []
-    states = real(encoder.end, encoder.states[-1], None)
-    for own, cross in attending(stack, states):
-        kept = _closeness(cross.y, cross.kept())[:, None]
-        both = torch.cat([kept, _nearness(cross)[:, encoder.real]], dim=1)[stack.real]
+    states = block_output(encoder.end, encoder.states[-1], None)
+    for own, cross in attention_blocks(stack, states):
+        residual = _l1_closeness(cross.y, cross.residual())[:, None]
+        both = torch.cat([residual, _block_closeness(cross)[:, encoder.real]], dim=1)[stack.real]
         r, x = normalised(both).tensor_split([1], dim=1)
-        found.append(torch.cat([r * normalised(_nearness(own)[stack.real][:, stack.real]), x], dim=1))
+        found.append(torch.cat([r * normalised(_block_closeness(own)[stack.real][:, stack.real]), x], dim=1))
     return torch.stack(found)
 
 
-def maps(stack: FrozenStack, encoder: FrozenStack | None = None) -> Tensor:
-    """ALTI, or of a decoder that reads an encoder ALTI+: the rollout."""
-    if encoder is None:
-        return rollout(layer_maps(stack))
-    return rollout(decoder_maps(stack, encoder), rollout(layer_maps(encoder))[-1])
-
-
-def _nearness(block: Attending) -> Tensor:
+def _block_closeness(block: AttentionBlock) -> Tensor:
     """(n, columns) c_ij"""
-    return torch.cat([_closeness(block.y[rows, None], T) for rows, T in block.brought()])
+    return torch.cat([_l1_closeness(block.y[rows, None], T) for rows, T in block.contributions()])
 
 
-def _closeness(y: Tensor, T: Tensor) -> Tensor:
+def _l1_closeness(y: Tensor, T: Tensor) -> Tensor:
     return (y.abs().sum(-1) - (y - T).abs().sum(-1)).clamp_min(0)

@@ -1,8 +1,8 @@
-"""GlobEnc (Modarressi et al. 2022): norms of whole encoder layers, the feed-forward left out, and their rollout.
+"""GlobEnc (Modarressi et al. 2022): norms of whole encoder layers without the feed-forward, and their rollout.
 
-``e_ij = gamma_2 * (z_ij - mean z_ij) / s2_i``: z_ij is the contribution behind the first norm (EMNLP 2021), s2_i the
-real statistic of the second, so that the feed-forward counts by its scale alone; the second residual connection is kept
-and all biases are dropped. The norms are rolled out as they are. For post-LN layers.
+``e_ij = gamma_2 * (z_ij - mean z_ij) / s2_i``: z_ij is the contribution after the first norm (EMNLP 2021), s2_i the
+actual statistic of the second, so the feed-forward counts only through its scale; the second residual connection is
+kept and all biases are dropped. The norms are rolled out without normalization. For post-LN layers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from normscope.decompose.gram import mixing_ratio
-from normscope.flow.attending import attending
-from normscope.flow.freeze import FrozenStack
+from normscope.flow.attention_blocks import attention_blocks
+from normscope.flow.interface import FlowMaps, MethodRun
+from normscope.flow.maps import FrozenStack
+from normscope.flow.rollout import half_residual, roll_out_sides, side_scope_maps
 from normscope.measures.first_token import normalised
 
 SCOPES = {  # the variants that are rollouts of one scope's map
@@ -24,15 +26,28 @@ SCOPES = {  # the variants that are rollouts of one scope's map
 }
 
 
+def run_globenc(run: MethodRun) -> FlowMaps:
+    """The rollout of N_ENC, or of the variant that the option names."""
+    if run.option in SCOPES:
+        return roll_out_sides(side_scope_maps(run, SCOPES[run.option]))
+    if run.option == "n_fixedres":
+        return roll_out_sides([half_residual(normalised(one)) for one in side_scope_maps(run, "ATTN-N")])
+    (stack,) = run.model.stacks
+    norms, ratios = encoder_norms(stack)
+    if run.option == "w_res":
+        return roll_out_sides([weighted_residual(side_scope_maps(run, "ATTN-W")[0], ratios[:, stack.real].cpu())])
+    return roll_out_sides([norms[:, stack.real][:, :, stack.real]])
+
+
 def encoder_norms(stack: FrozenStack) -> tuple[Tensor, Tensor]:
     """N_ENC, (layers, n, n) ``||e_ij||``, and the mixing ratios of e, (layers, n)."""
     maps, ratios = [], []
-    for (block,), layer in zip(attending(stack), stack.layers, strict=True):
+    for (block,), layer in zip(attention_blocks(stack), stack.layers, strict=True):
         norm = layer.blocks[-1].after
         assert norm is not None
         cells, others, own = [], [], []
-        for rows, z in block.brought():
-            e = norm.at(rows).forward(z, None)
+        for rows, z in block.contributions():
+            e = norm.for_rows(rows).forward(z, None)
             diagonal = e.diagonal(rows.start).t()
             cells.append(e.norm(dim=-1))
             own.append(diagonal.norm(dim=-1))
@@ -43,7 +58,8 @@ def encoder_norms(stack: FrozenStack) -> tuple[Tensor, Tensor]:
 
 
 def weighted_residual(weights: Tensor, ratios: Tensor) -> Tensor:
-    """W_RES: the attention weights to other tokens scaled to the mixing ratio r_i of N_ENC, 1 - r_i on the diagonal."""
+    """W_RES: attention weights to other tokens scaled to the mixing ratio r_i of N_ENC, with 1 - r_i on the
+    diagonal."""
     others = weights.clone()
     others.diagonal(dim1=-2, dim2=-1).zero_()
     return ratios[..., None] * normalised(others) + torch.diag_embed(1 - ratios)

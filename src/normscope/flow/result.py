@@ -21,34 +21,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scores:
-    """A scalar target by input token: ``sum of scores + remainder = value`` where a method decomposes it.
+    """A scalar target by input token: ``sum of scores + remainder = value`` if the method decomposes it.
 
-    A method that has maps only scores tokens by the row of the map at the token that the target is read from, whatever
-    the target; remainder and completeness are then nan.
+    For a method that only has maps, the scores are the row of the map at the target's token, the same for every target;
+    remainder and completeness are then nan.
     """
 
-    target: str  # in words: "logit of 'cat' at 7"
-    value: float  # the model's own
+    target: str  # a description: "logit of 'cat' at position 7"
+    value: float  # as the model computed it
     scores: Tensor  # (columns,), signed
-    remainder: float  # what biases and frozen constants add, attributed to no token
+    remainder: float  # from biases and frozen constants, attributed to no token
     completeness: float  # |sum of scores + remainder - value| / max(|value|, sum of |scores|)
-    contrast: bool = False  # whether the target is the difference of two logits
-    layers: Mapping[str, Tensor] = field(default_factory=dict)  # side -> (layers + 1, n), of the exact decomposition:
-    # by token of the states before each layer and after the last
-    remainders: Mapping[str, Tensor] = field(default_factory=dict)  # side -> (layers + 1,): of constants behind those
+    contrast: bool = False  # True for the difference of two logits
+    # The exact decomposition only. side -> (layers + 1, n): the target by token of the states before each layer and
+    # after the last; and side -> (layers + 1,): the constants that are added after these states.
+    layers: Mapping[str, Tensor] = field(default_factory=dict)
+    remainders: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Flow:
-    """What one method says of one input. Rows are output positions of the model's last side, columns input tokens.
+    """The result of one method for one input. Rows are output positions of the model's last side, columns input tokens.
 
-    A flow can be copied and pickled. Its maps are computed when they are first asked for; `save` and a pickle ask for
-    them.
+    The maps are computed when first accessed. A flow can be copied, pickled and saved; pickling and saving compute the
+    maps.
     """
 
     method: str
     rows: tuple[Label, ...]
-    columns: tuple[Label, ...]  # of an encoder-decoder: the decoder's tokens, then the encoder's
+    columns: tuple[Label, ...]  # for an encoder-decoder, the decoder's tokens, then the encoder's
     layers: tuple[int, ...]
     to: Scores | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -61,13 +62,13 @@ class Flow:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to know before believing this flow; empty where nothing is wrong."""
+        """Warnings about this flow, such as contributions that do not quite add up; usually empty."""
         return tuple(self.info.get("warnings", ()))
 
     @cached_property
     def _found(self) -> tuple[Tensor, Tensor | None]:
         if self._maps is None:
-            raise NormscopeError(f"The method {self.method!r} has scores for a target only, and no maps.")
+            raise NormscopeError(f"The method {self.method!r} has no maps, only scores for a target.")
         return self._maps()
 
     @property
@@ -77,7 +78,7 @@ class Flow:
 
     @property
     def maps(self) -> Tensor:
-        """(layers, rows, columns): from the input to the states after each layer; computed when first asked for."""
+        """(layers, rows, columns): from the input to the states after each layer; computed when first accessed."""
         return self._found[0]
 
     @property
@@ -87,7 +88,8 @@ class Flow:
 
     @property
     def completeness(self) -> Tensor | None:
-        """(layers,): ``max_i ||sum_k x_i<-k + remainder - x_i|| / ||x_i||`` of the methods that decompose vectors."""
+        """(layers,): ``max_i ||sum_k x_i<-k + remainder - x_i|| / ||x_i||``; None if the method does not decompose
+        vectors."""
         return self._found[1]
 
     @property
@@ -97,20 +99,20 @@ class Flow:
 
     @property
     def value(self) -> float:
-        """The target itself, as the model computed it."""
+        """The target, as the model computed it."""
         return self._to.value
 
     @property
     def remainder(self) -> float:
-        """The share of the target that is attributed to no token."""
+        """The part of the target that is attributed to no token."""
         return self._to.remainder
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
-        """Draw the scores of the target by token, and below them by layer; without a target, the map from the input to
+        """Draw the scores of the target by token and, below them, by layer; without a target, the map from the input to
         the last layer.
 
         Args:
-            ax: Axes to draw into; by default those of a new figure. Of a target, the scores by token alone.
+            ax: Axes to draw into; by default those of a new figure. With `ax`, only the scores by token are drawn.
 
         Returns:
             The axes of the scores or of the map; the whole figure is their `.figure`:
@@ -124,10 +126,10 @@ class Flow:
         return draw(self, ax)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write everything but the model to a safetensors file, with a checksum. The maps are computed for it.
+        """Write everything but the model to a safetensors file, with a checksum. Computes the maps.
 
         Args:
-            path: The file, ending in `.safetensors` or without a suffix. It appears whole or not at all.
+            path: The file, ending in `.safetensors` or without a suffix. It is written completely or not at all.
 
         Returns:
             The path of the file.
@@ -135,13 +137,13 @@ class Flow:
         Raises:
             NormscopeError: If the file cannot be written or has another suffix.
         """
-        from normscope.flow.saved import save
+        from normscope.flow.saving import save_flow
 
-        return save(path, self)
+        return save_flow(path, self)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Flow:
-        """Read what `save` wrote.
+        """Read a file written by `save`.
 
         Args:
             path: A safetensors file.
@@ -152,13 +154,13 @@ class Flow:
         Raises:
             NormscopeError: If the file is damaged (its checksum does not match) or was not written by `save`.
         """
-        from normscope.flow.saved import load
+        from normscope.flow.saving import load_flow
 
-        return load(path)
+        return load_flow(path)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write a self-contained page, without scripts: the tokens coloured by their scores for the target and a table
-        of them, or the map without a target. `Analysis.to_html` with ``flow=`` has the viewer.
+        """Write a self-contained page without scripts: the tokens coloured by their scores, with a table; without a
+        target, the map. For the viewer, use `Analysis.to_html` with ``flow=``.
 
         Args:
             path: The file, ending in `.html` or `.htm`, or without a suffix.
@@ -181,7 +183,7 @@ class Flow:
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "_found"}
         if self._maps is not None:
-            state["_maps"] = partial(keep, *self._found)
+            state["_maps"] = partial(return_maps, *self._found)
         return state
 
     def __copy__(self) -> Flow:
@@ -190,11 +192,11 @@ class Flow:
     def __deepcopy__(self, memo: dict[int, Any]) -> Flow:
         maps = self._maps
         if "_found" in self.__dict__:
-            maps = partial(keep, *deepcopy(self._found, memo))
+            maps = partial(return_maps, *deepcopy(self._found, memo))
         return replace(self, to=deepcopy(self.to, memo), info=deepcopy(self.info, memo), _maps=maps)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """What a notebook shows: the page of `to_html`, or a line of text."""
+        """For notebooks: the page of `to_html`, and a line of text."""
         from normscope.view.flow_page import fragment
 
         shown = {"text/plain": repr(self), "text/html": fragment(self)}
@@ -204,10 +206,10 @@ class Flow:
     @property
     def _to(self) -> Scores:
         if self.to is None:
-            raise NormscopeError("This flow has no target: ask for one, such as flow(text, target='top').")
+            raise NormscopeError("This flow has no target. Pass one, such as flow(text, target='top').")
         return self.to
 
 
-def keep(maps: Tensor, completeness: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """What a flow with known maps has instead of a model."""
+def return_maps(maps: Tensor, completeness: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The maps as they are: the `_maps` of a flow that was loaded, copied or unpickled."""
     return maps, completeness

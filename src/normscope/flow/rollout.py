@@ -1,16 +1,23 @@
-"""Rollout (Abnar & Zuidema 2020): maps of single layers multiplied along the depth of a model."""
+"""Rollout (Abnar & Zuidema 2020): the maps of single layers multiplied along the depth of a model."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from normscope.engine.request import Options, requests_for
+from normscope.engine.run import run_batch as run_requests
+from normscope.flow.interface import FlowMaps, MethodRun
+from normscope.measures.first_token import normalised
 
 
 def rollout(maps: Tensor, encoder: Tensor | None = None) -> Tensor:
     """(layers, n, columns): ``R_1 = M_1, R_l = M_l R_(l-1)``.
 
-    Where a decoder's maps have the encoder's columns after their own, those lead through the `encoder`'s own map
-    (m, m): ``R_l = M_l[own] R_(l-1) + [0, M_l[cross] encoder]``, beginning with ``R_0 = [1, 0]``.
+    If a decoder's maps have the encoder's columns after their own, these lead through the `encoder`'s own map (m, m):
+    ``R_l = M_l[own] R_(l-1) + [0, M_l[cross] encoder]``, starting from ``R_0 = [1, 0]``.
     """
     rows, columns = maps.shape[1:]
     reached = torch.eye(rows, columns, dtype=maps.dtype, device=maps.device)
@@ -23,6 +30,30 @@ def rollout(maps: Tensor, encoder: Tensor | None = None) -> Tensor:
     return torch.stack(found)
 
 
+def roll_out_sides(sides: list[Tensor]) -> FlowMaps:
+    """The rollout of the last side's maps, through the encoder's if there are two sides."""
+    return rollout(sides[-1], rollout(sides[0])[-1] if len(sides) == 2 else None), None
+
+
 def half_residual(weights: Tensor) -> Tensor:
     """``0.5 A + 0.5 I``, A the mean of the heads."""
     return 0.5 * weights + 0.5 * torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+
+
+def side_scope_maps(run: MethodRun, scope: str) -> list[Tensor]:
+    """The maps of one scope, as `Analyzer.analyze` computes them, for each side."""
+    requests = requests_for(run.loaded, Options(scopes=[scope]))
+    found: Any = run_requests(run.loaded, [run.item], requests, run.workspace)[0]
+    return [one[scope] for one in ((found.encoder, found.decoder) if run.loaded.two_sided else (found,))]
+
+
+def run_rollout(run: MethodRun) -> FlowMaps:
+    """Attention rollout, or that of any scope with rows that sum to one."""
+    if run.option:
+        return roll_out_sides([normalised(one) for one in side_scope_maps(run, run.option)])
+    return roll_out_sides([half_residual(one) for one in side_scope_maps(run, "weights")])
+
+
+def run_raw_rollout(run: MethodRun) -> FlowMaps:
+    """The rollout of a scope's maps without normalization."""
+    return roll_out_sides(side_scope_maps(run, run.option))

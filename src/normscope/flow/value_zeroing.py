@@ -1,8 +1,8 @@
-"""Value Zeroing (Mohebbi et al. 2023): how far a layer's output turns when one token's value vector is taken away.
+"""Value Zeroing (Mohebbi et al. 2023): how far a layer's output turns if one token's value vector is set to zero.
 
-Every layer is run again on its own input, once for each token j, with ``v_j = 0`` in all heads and attention weights as
-they were; ``z_ij = 1 - cos(y_i, y_i without v_j)``, rows scaled to one. The whole layer counts, its feed-forward, and
-its norms with new statistics. The maps are rolled out without a residual connection.
+Every layer is run again on its own input, once for each token j, with ``v_j = 0`` in all heads and the original
+attention weights; ``z_ij = 1 - cos(y_i, y_i without v_j)``, with rows normalized to sum to one. This covers the whole
+layer: the feed-forward, and the norms with new statistics. The maps are rolled out without a residual connection.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.flow.freeze import FrozenModel
-from normscope.flow.frozen import FrozenAttention
+from normscope.flow.interface import FlowMaps, MethodRun
+from normscope.flow.maps import FrozenAttention, FrozenModel
+from normscope.flow.rollout import roll_out_sides
 from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.measures.first_token import normalised
@@ -23,29 +24,36 @@ from normscope.models.spec import Attention
 from normscope.tracing.hooks import mine
 from normscope.tracing.trace import model_lock
 
-Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, what it was called with and put out
+LayerRun = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, its arguments and its output
 
 
-def layer_maps(loaded: LoadedModel, item: Item, model: FrozenModel) -> Tensor:
-    """(layers, n, n), masked tokens left out. The frozen model says how many heads the values have."""
+def run_value_zeroing(run: MethodRun) -> FlowMaps:
+    """The rollout of `value_zeroing_maps`."""
+    return roll_out_sides([value_zeroing_maps(run.loaded, run.item, run.model)])
+
+
+def value_zeroing_maps(loaded: LoadedModel, item: Item, model: FrozenModel) -> Tensor:
+    """(layers, n, n); masked tokens are left out."""
     (stack,) = loaded.stacks
     (part,) = (b.op for block in stack.blocks for b in block.branches if isinstance(b.op, Attention))
     real = item.sides[stack.side].real.nonzero().flatten().tolist()
     found = []
-    sizes = _sizes(model)
+    sizes = _value_head_sizes(model)
     with model_lock(loaded.base), torch.no_grad():
-        for layer, args, kwargs, y in _calls(loaded, item):
-            found.append([_turned(y, _without(j, layer, part, sizes, args, kwargs))[real] for j in real])
+        for layer, args, kwargs, y in _record_layer_runs(loaded, item):
+            found.append(
+                [_cosine_distance(y, _run_without_value(j, layer, part, sizes, args, kwargs))[real] for j in real]
+            )
     return normalised(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())
 
 
-def _calls(loaded: LoadedModel, item: Item) -> list[Call]:
-    """Every layer call of a forward pass; a shared layer stands there several times."""
-    calls: list[Call] = []
+def _record_layer_runs(loaded: LoadedModel, item: Item) -> list[LayerRun]:
+    """Every layer call of a forward pass; a shared layer occurs several times."""
+    runs: list[LayerRun] = []
     handles = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-        calls.append((module, args, kwargs, _output(made)))
+        runs.append((module, args, kwargs, _layer_output(made)))
 
     try:
         for layer in layer_modules(loaded.base, loaded.stacks[0]):
@@ -54,10 +62,10 @@ def _calls(loaded: LoadedModel, item: Item) -> list[Call]:
     finally:
         for handle in handles:
             handle.remove()
-    return calls
+    return runs
 
 
-def _without(
+def _run_without_value(
     j: int, layer: nn.Module, part: Attention, sizes: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
     """The layer's output with the values of token j, their bias included, set to zero."""
@@ -69,23 +77,23 @@ def _without(
 
     handle = layer.get_submodule(part.value).register_forward_hook(mine(hook))
     try:
-        return _output(layer(*args, **kwargs))
+        return _layer_output(layer(*args, **kwargs))
     finally:
         handle.remove()
 
 
-def _sizes(model: FrozenModel) -> tuple[int, int]:
-    """How many heads the values have, and how wide they are."""
+def _value_head_sizes(model: FrozenModel) -> tuple[int, int]:
+    """The number of value heads, and their width."""
     blocks = model.stacks[0].layers[0].blocks
     found = (one for block in blocks for chain in block.branches for one in chain if isinstance(one, FrozenAttention))
     attention = next(found)
     return attention.shared, attention.value.shape[2]
 
 
-def _output(made: Any) -> Tensor:
+def _layer_output(made: Any) -> Tensor:
     return made[0] if isinstance(made, tuple) else made  # type: ignore[no-any-return]
 
 
-def _turned(y: Tensor, other: Tensor) -> Tensor:
-    """(n,): 1 - cos, which rounding does not leave below zero."""
+def _cosine_distance(y: Tensor, other: Tensor) -> Tensor:
+    """(n,): 1 - cos, clamped at zero against rounding."""
     return (1 - torch.cosine_similarity(y[0].double(), other[0].double(), dim=-1)).clamp_min(0)

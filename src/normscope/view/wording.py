@@ -49,7 +49,7 @@ COMMAND_LINE = Wording(
         "a smaller batch_size": "a smaller --batch-size",
         " (truncation=True), or a larger memory_budget": " (--truncate), or a machine with more memory",
         "or ask for truncation=True": "or use --truncate",
-        "say at which, position=, or mask": "say at which with --position, or mask",
+        "pass position=, or mask": "pass --position, or mask",
         "give a target, such as 'top'": "give one with --target, such as --target top",
         "leave the target out": "leave --target out",
         "Leave the target out": "Leave --target out",
@@ -107,7 +107,7 @@ COMMAND_LINE = Wording(
 VIEWER = Wording(
     phrases={  # a request has no such option, or not by that name
         ", or ask for truncation=True": "",
-        "say at which, position=, or mask": "say at which token, or mask",
+        "pass position=, or mask": "choose one, or mask",
     }
 )
 

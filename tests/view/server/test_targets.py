@@ -105,7 +105,7 @@ def test_targets_that_make_no_sense(server: Live, flow: dict[str, Any], reason: 
 
 def test_a_logit_at_every_token(heads: Live) -> None:
     found = heads.start(model="tagger", text="the cat sat", flow={"target": "top"})
-    assert "say at which token, or mask one in the text" in found["error"]
+    assert "choose one, or mask a token in the text" in found["error"]
     assert "position=" not in found["error"]
 
 

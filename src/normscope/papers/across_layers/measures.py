@@ -11,9 +11,8 @@ from torch import Tensor
 from normscope.analysis import Label
 from normscope.corpus.measuring import Columns, Sample, reachable, register
 from normscope.errors import NormscopeError
-from normscope.flow.methods import chosen
 from normscope.flow.result import Flow
-from normscope.flow.run import flow
+from normscope.flow.run import find_method, run_flow
 from normscope.measures import categories
 from normscope.measures.similarity import correlation, ranks
 
@@ -67,10 +66,10 @@ def flow_agreement(sample: Sample) -> Columns:
     methods, values = [], []
     for method in METHODS:
         try:
-            chosen(sample.lens.loaded, method)
+            find_method(sample.lens.loaded, method)
         except NormscopeError:
             continue
-        other = flow(sample.lens.loaded, sample.item, method, None, None, "ig", sample.lens.workspace)
+        other = run_flow(sample.lens.loaded, sample.item, method, None, None, "ig", sample.lens.workspace)
         methods.append(method)
         values.append(correlation(truth, ranks(other.maps[:, cells])))
     return {
@@ -90,7 +89,7 @@ def _exact(sample: Sample) -> Flow | None:
     """The exact flow of a sample; None for the encoder of an encoder-decoder, which is a part of its decoder's."""
     if sample.analysis.info["side"] != sample.lens.loaded.stacks[-1].side:
         return None
-    return flow(sample.lens.loaded, sample.item, "exact", None, None, "ig", sample.lens.workspace)
+    return run_flow(sample.lens.loaded, sample.item, "exact", None, None, "ig", sample.lens.workspace)
 
 
 def _shares(maps: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
-from normscope.flow.targets import classes_of
+from normscope.flow.targets import class_names
 from normscope.inputs.item import Item, Tokens
 from normscope.papers.faithfulness.settings import Settings
 
@@ -132,7 +132,7 @@ def _class(lens: Analyzer, label: str | None) -> int | None:
     """The class of a label, by name or number; None if there is none."""
     if label is None:
         return None
-    classes = classes_of(lens.loaded)
+    classes = class_names(lens.loaded)
     named = {name.lower(): index for index, name in classes.items()}
     if label.strip().lower() in named:
         return named[label.strip().lower()]

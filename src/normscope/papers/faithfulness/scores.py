@@ -9,8 +9,8 @@ import torch
 
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
-from normscope.flow.methods import METHODS, chosen
-from normscope.flow.run import flow
+from normscope.flow.methods import METHODS
+from normscope.flow.run import find_method, run_flow
 from normscope.models.scopes import scope_names
 from normscope.papers.faithfulness.contexts import Context
 
@@ -46,7 +46,7 @@ def refusal(lens: Analyzer, method: str) -> str:
     if method in REFERENCES:
         return ""
     try:
-        chosen(lens.loaded, method)
+        find_method(lens.loaded, method)
     except NormscopeError as error:
         return str(error)
     return ""
@@ -55,7 +55,7 @@ def refusal(lens: Analyzer, method: str) -> str:
 def by_flow(lens: Analyzer, context: Context, method: str, target: int) -> Scores:
     """The scores of a method of `flow` for the target's logit."""
     try:
-        found = flow(lens.loaded, context.item, method, target, context.position, "ig", lens.workspace)
+        found = run_flow(lens.loaded, context.item, method, target, context.position, "ig", lens.workspace)
     except NormscopeError as error:
         return Scores(reason=str(error))
     places = {label.position: n for n, label in enumerate(found.columns)}

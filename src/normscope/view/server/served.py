@@ -13,8 +13,8 @@ from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
 from normscope.errors import NormscopeError, nearest
 from normscope.flow.result import Flow
-from normscope.flow.run import flow as flow_of
-from normscope.flow.targets import classes_of
+from normscope.flow.run import run_flow
+from normscope.flow.targets import class_names
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.models.scopes import scope_names
@@ -89,7 +89,7 @@ def describe(name: str, lens: Analyzer) -> ModelInfo:
         scopes=list(scopes),
         max_tokens=None if kind == "vision" else lens.loaded.limits.positions,
         targets=targets_of(lens),
-        classes=[name for _, name in sorted(classes_of(lens.loaded).items())] if targets_of(lens) == "classes" else [],
+        classes=[name for _, name in sorted(class_names(lens.loaded).items())] if targets_of(lens) == "classes" else [],
         positions=targets_of(lens) == "tokens" or "TokenClassification" in type(lens.model).__name__,
     )
 
@@ -178,4 +178,4 @@ def _followed(progress: Callable[[int, int], None]) -> Callable[[int, int], None
 
 def flowing(lens: Analyzer, item: Item, asked: FlowRequest) -> Flow:
     target = asked.target if asked.against is None else (asked.target, asked.against)
-    return flow_of(lens.loaded, item, asked.method, target, asked.position, "ig", lens.workspace)
+    return run_flow(lens.loaded, item, asked.method, target, asked.position, "ig", lens.workspace)

@@ -1,4 +1,4 @@
-"""A flow as a safetensors file, in the way of an analysis (`normscope.engine.saving`)."""
+"""Flows as safetensors files, with the format and checksum of `normscope.engine.saving`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from torch import Tensor
 
 from normscope.analysis import Label
-from normscope.engine.saving import read_tensors, write_tensors
+from normscope.engine.saving import read_tensors, tensors_under, write_tensors
 from normscope.errors import NormscopeError
-from normscope.flow.result import Flow, Scores, keep
+from normscope.flow.result import Flow, Scores, return_maps
 
 FORMAT = "normscope-flow-tensors-1"
 
 
-def save(path: str | os.PathLike[str], flow: Flow) -> Path:
-    """Write everything but the model; maps that nobody has asked for yet are computed."""
+def save_flow(path: str | os.PathLike[str], flow: Flow) -> Path:
+    """Write everything but the model; maps are computed if necessary."""
     tensors: dict[str, Tensor] = {}
     if flow.has_maps:
         tensors["maps"] = flow.maps
@@ -44,41 +44,36 @@ def save(path: str | os.PathLike[str], flow: Flow) -> Path:
     return write_tensors(path, tensors, meta)
 
 
-def load(path: str | os.PathLike[str]) -> Flow:
-    """Read what `save` wrote; a damaged or foreign file is refused."""
+def load_flow(path: str | os.PathLike[str]) -> Flow:
+    """Read a file written by `save_flow`; refuse a damaged or foreign one."""
     tensors, meta = read_tensors(path, "Flow.save", FORMAT)
     try:
-        flow = _flow(tensors, meta)
+        flow = _build_flow(tensors, meta)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NormscopeError(f"{path} lacks a part of a flow: {error}.") from error
-    if not _fits(flow):
+    if not _flow_labels_fit(flow):
         raise NormscopeError(f"{path} is damaged: its labels do not fit its tensors.")
     return flow
 
 
-def _flow(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Flow:
-    to = meta["to"]
-
-    def by_side(kind: str) -> dict[str, Tensor]:
-        start = f"{kind}/"
-        return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-
-    maps = tensors.get("maps")
+def _build_flow(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Flow:
+    to, maps = meta["to"], tensors.get("maps")
+    if to is not None:
+        layers, remainders = (tensors_under(tensors, name) for name in ("layers", "remainders"))
+        to = Scores(**to, scores=tensors["scores"], layers=layers, remainders=remainders)
     return Flow(
         method=meta["method"],
         rows=tuple(Label(*label) for label in meta["rows"]),
         columns=tuple(Label(*label) for label in meta["columns"]),
         layers=tuple(meta["layers"]),
-        to=None
-        if to is None
-        else Scores(**to, scores=tensors["scores"], layers=by_side("layers"), remainders=by_side("remainders")),
+        to=to,
         info=dict(meta["info"]),
-        _maps=None if maps is None else partial(keep, maps, tensors.get("completeness")),
+        _maps=None if maps is None else partial(return_maps, maps, tensors.get("completeness")),
     )
 
 
-def _fits(flow: Flow) -> bool:
-    """Whether labels and tensors belong together."""
+def _flow_labels_fit(flow: Flow) -> bool:
+    """Whether the labels match the shapes of the tensors."""
     layers, rows, columns = len(flow.layers), len(flow.rows), len(flow.columns)
     fits = not flow.has_maps or tuple(flow.maps.shape) == (layers, rows, columns)
     fits &= not flow.has_maps or flow.completeness is None or tuple(flow.completeness.shape) == (layers,)

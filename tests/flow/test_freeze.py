@@ -24,7 +24,7 @@ from tests.test_errors import refused, state_of
 
 @pytest.fixture(autouse=True)
 def the_door_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a short input shows is refused before any flow; a flow must find by itself what only its own input shows."""
+    """Skip the proof with a short input: a flow must find by itself what only its own input shows."""
     monkeypatch.setattr(proof, "CLOSE", float("inf"))
 
 
@@ -49,7 +49,7 @@ def ahead(module: nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def parts(lens: Analyzer, number: int) -> list[str]:
-    """The submodules of a layer whose output its description speaks of."""
+    """The submodules of a layer that its description names for their output."""
     found: list[str] = []
     for step in layer_steps(lens.loaded.stacks[number].blocks):
         part = step.part
@@ -91,7 +91,7 @@ def test_between_two_layers(name: str) -> None:
         layers = layer_modules(lens.loaded.base, stack)
         handle = layers[-1].register_forward_pre_hook(ahead, with_kwargs=True)
         try:
-            message = refused(lambda: lens.flow(given), "what enters it is not what layer", named(lens, layers[-1]))
+            message = refused(lambda: lens.flow(given), "its input is not the output of layer", named(lens, layers[-1]))
         finally:
             handle.remove()
         assert f"of the {stack.side}" in message
@@ -99,7 +99,7 @@ def test_between_two_layers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gemma2", "bart", "dinov2"])
 def test_after_the_last_layer(name: str) -> None:
-    """What is done to the output of the layer module itself."""
+    """Changes to the output of the layer module itself."""
     lens, given, _, _ = opened(name)
     layer = layer_modules(lens.loaded.base, lens.loaded.stacks[-1])[-1]
     handle = layer.register_forward_hook(after)

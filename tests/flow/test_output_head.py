@@ -1,4 +1,4 @@
-"""Heads that somebody has changed: scores are those that autograd finds in the frozen model, or there are none."""
+"""Modified heads: the scores equal those of autograd in the frozen model, or the head is refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from normscope import Analyzer, NormscopeError
-from normscope.flow.freeze import freeze
-from normscope.flow.frozen import FrozenNorm, FrozenPool, FrozenScale
+from normscope.flow.maps import FrozenNorm, FrozenPool, FrozenScale
+from normscope.flow.output_head import freeze_with_output_head
 from normscope.inputs.encode import encode
 from tests.flow.cases import GATED, build, encoding, relative, tolerance
 from tests.flow.detached import Detached
@@ -155,12 +155,12 @@ FORMS = ("constant", "constant in one", "constant in place", "temperature", "tan
 
 
 def is_known(name: str, head: str, way: str, change: str) -> bool:
-    """Whether the change has a form that can be told there, so that it must not be refused."""
+    """Whether the change can be recognised there and must not be refused."""
     if change == "clamp that does nothing":
         return True
     if way == "in_two_layers":  # one row does not tell a constant from anything else
         return change in FORMS[3:]
-    if name == "bart":  # its logits have a constant of their own before they are changed
+    if name == "bart":  # its logits already have a constant before the change
         return way == "in_a_row" and change in FORMS
     return head.endswith("LM") and way in ("in_a_row", "by_subclass", "before") and change in FORMS
 
@@ -200,8 +200,8 @@ def test_right_or_refused(name: str, head: str, path: str, options: dict[str, An
         ("by_wrapper", "constant in one", "lm_head (Linear) does not output x W + b"),
         ("before", "x |x|", "between transformer.ln_f (LayerNorm) and lm_head (Linear)"),
         ("to_the_states", "noise", "between transformer.ln_f (LayerNorm) and lm_head (Linear)"),
-        ("in_a_row", "x |x|", "lm_head.1 (Step) has none of the forms"),
-        ("in_two_layers", "x |x|", "lm_head.1 (Step) has none of the forms"),
+        ("in_a_row", "x |x|", "lm_head.1 (Step) has none of the known forms"),
+        ("in_two_layers", "x |x|", "lm_head.1 (Step) has none of the known forms"),
         ("by_subclass", "log softmax", "between lm_head (Linear) and the logits"),
         ("by_subclass", "constant of the input", "between lm_head (Linear) and the logits depends on the input"),
         ("in_a_row", "factor of the input", "between lm_head.0 (Linear) and lm_head.1 (Step) depends on the input"),
@@ -265,7 +265,7 @@ def test_a_constant_in_a_linear_module_of_its_own_class() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_a_constant_that_the_model_names(length: int) -> None:
-    """Marian's logits have a constant of their own, which one row cannot tell from anything else."""
+    """Marian adds a constant to its logits, which one row is not enough to recognise."""
     model: Any = build("marian", "Seq2SeqLM")
     given = encoding("marian", model)
     given["decoder_input_ids"] = given["decoder_input_ids"][:, :length]
@@ -289,7 +289,7 @@ def test_a_text_of_equal_tokens(name: str) -> None:
     expected = Detached(model, given, gated=True).scores(0, 1)["decoder"][0]
     assert relative(found.scores, expected) <= 1e-5
     (item,) = encode(lens.loaded, given)
-    (pool,) = (one for one in freeze(lens.loaded, item).head if isinstance(one, FrozenPool))
+    (pool,) = (one for one in freeze_with_output_head(lens.loaded, item).head if isinstance(one, FrozenPool))
     assert pool.weights.tolist() == [[0, 0, 0, 0, 0, 0, 1]]
 
 
@@ -375,6 +375,6 @@ def test_the_maps_of_a_head() -> None:
     model = build("bert", "MaskedLM")
     lens = Analyzer(model)
     (item,) = encode(lens.loaded, encoding("bert", model))
-    _, activation, norm, _ = freeze(lens.loaded, item).head
+    _, activation, norm, _ = freeze_with_output_head(lens.loaded, item).head
     assert isinstance(activation, FrozenScale)
     assert isinstance(norm, FrozenNorm)

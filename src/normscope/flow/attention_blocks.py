@@ -1,0 +1,87 @@
+"""Attention blocks at the model's own states: what each input token contributes to each output, block by block.
+
+GlobEnc, ALTI and ALTI-Logit start from ``T_ij = after([i=j] x_i + branch_tail(sum_h alpha^h_ij f^h_j))``, where
+``f^h_j = v^h_j W_O^h`` and v are the model's values: attention rows sum to one, so a value bias is spread over j (EMNLP
+2020). `branch_tail` is a norm or gain at the end of the branch, `after` the norm of a post-LN layer with its actual
+statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normscope.flow.maps import FrozenAttention, FrozenBlock, FrozenMap, FrozenStack, forward_block
+
+ROW_BYTES = 32 * 2**20  # of vectors at a time
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """The attention of one block. The feed-forward of a parallel layer is left out of `y`."""
+
+    attention: FrozenAttention
+    vectors: Tensor  # (j, H, d): f^h_j
+    x: Tensor  # (n, d): the input of the block
+    branch_tail: tuple[FrozenMap, ...]
+    after: FrozenMap | None
+    y: Tensor  # (n, d): the output of the block, biases included
+
+    def contributions(self) -> Iterator[tuple[slice, Tensor]]:
+        """Some rows at a time: (rows, j, d) T_ij; for cross-attention, without the residual connection."""
+        tokens, _, width = self.vectors.shape
+        for rows in row_slices(len(self.x), self.x.element_size() * tokens * width):
+            weights = self.attention.weights[:, rows].permute(2, 1, 0)
+            T = torch.bmm(weights, self.vectors).transpose(0, 1)
+            for one in self.branch_tail:
+                T = one.for_rows(rows).forward(T, None)
+            if not self.attention.cross:
+                T.diagonal(rows.start).add_(self.x[rows].t())
+            yield rows, T if self.after is None else self.after.for_rows(rows).forward(T, None)
+
+    def residual(self) -> Tensor:
+        """(n, d): the contribution of the residual connection alone."""
+        return self.x if self.after is None else self.after.forward(self.x[:, None], None)[:, 0]
+
+
+def attention_blocks(stack: FrozenStack, encoder: Tensor | None = None) -> Iterator[list[AttentionBlock]]:
+    """The attention blocks of each layer: self-attention, then cross-attention to `encoder` (m, d)."""
+    for layer, x in zip(stack.layers, stack.states[:-1], strict=True):
+        found: list[AttentionBlock] = []
+        for block in layer.blocks:
+            found += _attention_branches(block, x, encoder)
+            x = block_output(block, x, encoder)
+        yield found
+
+
+def _attention_branches(block: FrozenBlock, x: Tensor, encoder: Tensor | None) -> Iterator[AttentionBlock]:
+    for chain in block.branches:
+        number = next((n for n, one in enumerate(chain) if isinstance(one, FrozenAttention)), None)
+        if number is None:
+            continue
+        attention = chain[number]
+        assert isinstance(attention, FrozenAttention)
+        before = FrozenBlock((chain[:number],), None, residual=False)
+        read = encoder if attention.cross else block_output(before, x, None)
+        assert read is not None
+        values = attention.values(read[:, None])
+        if attention.bias is not None:
+            values = values + attention.bias[:, None]
+        vectors = torch.bmm(values, attention.matrix).transpose(0, 1).contiguous()
+        y = block_output(FrozenBlock((chain,), block.after), x, encoder)
+        yield AttentionBlock(attention, vectors, x, chain[number + 1 :], block.after, y)
+
+
+def block_output(block: FrozenBlock, x: Tensor, encoder: Tensor | None) -> Tensor:
+    """(n, d): the model's own vectors after a block, computed from those before it."""
+    return forward_block(block, x[:, None], None if encoder is None else encoder[:, None], True)[:, 0]
+
+
+def row_slices(total: int, row_bytes: int) -> Iterator[slice]:
+    """Slices of `total` rows that hold about ROW_BYTES each."""
+    step = max(1, ROW_BYTES // row_bytes)
+    for start in range(0, total, step):
+        yield slice(start, min(start + step, total))

@@ -1,0 +1,39 @@
+"""The interface of a method: its input, and the functions that compute its maps and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from normscope.engine.run import Workspace
+from normscope.flow.maps import FrozenModel
+from normscope.flow.result import Scores
+from normscope.flow.targets import LogitTarget
+from normscope.inputs.item import Item
+from normscope.models.loaded import LoadedModel
+
+FlowMaps = tuple[Tensor, Tensor | None]  # (layers, rows, columns), and (layers,) the completeness if it decomposes
+
+
+@dataclass(frozen=True)
+class MethodRun:
+    """The input of a method."""
+
+    loaded: LoadedModel
+    workspace: Workspace
+    item: Item
+    model: FrozenModel
+    option: str  # the part after the colon in "name:option"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to attribute the last hidden states (maps) or a target (scores) to the input tokens."""
+
+    maps: Callable[[MethodRun], FlowMaps] | None = None
+    scores: Callable[[MethodRun, LogitTarget], Scores] | None = None  # None: the row of the map at the target's token
+    options: tuple[str, ...] = ("",)  # the known options, the default first
+    free_option: bool = False  # accepts other options too
+    refusal: Callable[[LoadedModel, str], str] | None = None  # why a model cannot be used with an option; "" if it can

@@ -1,0 +1,261 @@
+"""The output head of a model as a chain of maps, from the last layer's states to the logits.
+
+The modules that ran after the last layer are followed from input to output. Linear modules and norms are compared with
+their outputs; a step between two of them must have a known form (`output_head_steps`). Anything else is refused, with
+the name of the module where it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.decompose.activations import Gate
+from normscope.errors import NormscopeError
+from normscope.flow.freeze import freeze_layers, log_layer_outputs
+from normscope.flow.maps import FrozenMap, FrozenModel, FrozenNorm
+from normscope.flow.module_calls import (
+    ModuleCall,
+    describe_broken_module,
+    is_linear_module,
+    is_linear_or_norm,
+    log_module_calls,
+    module_call_map,
+)
+from normscope.flow.output_head_steps import HeadStep, StepCandidates, find_head_steps, step_candidates
+from normscope.inputs.encode import forward_inputs
+from normscope.inputs.item import Item
+from normscope.models.loaded import LoadedModel
+from normscope.models.modules import layer_modules
+from normscope.tracing.closeness import coarser, rows_of
+from normscope.tracing.hooks import mine
+from normscope.tracing.trace import model_lock, module_to_call
+
+FORMS = "linear map, norm, named activation, softcap, factor, constant, pooling of tokens"
+
+
+@dataclass(frozen=True)
+class HeadPass:
+    """The part of a forward pass that belongs to the output head."""
+
+    state: Tensor  # (n, d): the output of the last layer
+    calls: Sequence[ModuleCall]
+    logits: Tensor  # (rows, classes)
+    dtype: torch.dtype  # the least precise dtype involved in the logits
+
+
+@dataclass(frozen=True)
+class HeadChain:
+    """The maps from the last layer's states to the logits."""
+
+    maps: tuple[FrozenMap, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _ChainPoint:
+    """A tensor that the chain has reached. `number` is the call that computed it; -1: the last layer."""
+
+    number: int
+    value: Tensor
+    dtype: torch.dtype
+    links: tuple[_ChainLink, ...] = ()
+
+
+@dataclass(frozen=True)
+class _ChainLink:
+    """From one point to the next: a step to the input of a linear module or norm and the map of that module, or a step
+    to the output of another module or to the logits."""
+
+    source: int  # the `number` of the point it starts from
+    steps: list[HeadStep]  # several if the step is ambiguous
+    number: int | None = None  # the call of the module; None: the logits
+    map: FrozenMap | None = None
+
+
+def freeze_with_output_head(loaded: LoadedModel, item: Item, gate: Gate = "ig") -> FrozenModel:
+    """The model with its output head, frozen at this input; without a head, `logits` is None."""
+    found = freeze_layers(loaded, item, gate, head=True)
+    outputs = tuple(found.output) if isinstance(found.output, dict) else ()
+    logits = find_logits(found.output)
+    if logits is None:
+        return FrozenModel(found.stacks, outputs=outputs)
+    last = found.stacks[-1]
+    seen = _read_head_pass(loaded, found.calls[last.side], logits, last.states[-1])
+    candidates = step_candidates(loaded.model, last.real, loaded.dtype)
+    with torch.no_grad():
+        chain = build_head_chain(seen, candidates, loaded.model, lambda: _run_noisy_pass(loaded, item))
+    norms = next((n for n, one in enumerate(chain.maps) if not isinstance(one, FrozenNorm)), len(chain.maps))
+    stacks = (*found.stacks[:-1], replace(last, tail=chain.maps[:norms]))
+    return FrozenModel(stacks, chain.maps[norms:], seen.logits, chain.notes, outputs)
+
+
+def find_logits(output: Any) -> Tensor | None:
+    """The logits among the outputs of a model; those of the tokens if it also has logits for the whole text."""
+    found = (getattr(output, name, None) for name in ("logits", "prediction_logits"))
+    return next((one for one in found if isinstance(one, Tensor)), None)
+
+
+def _read_head_pass(loaded: LoadedModel, calls: Sequence[ModuleCall], logits: Tensor, state: Tensor) -> HeadPass:
+    rows = _logit_rows(logits, calls, len(state)).to(loaded.dtype)
+    return HeadPass(state, calls, rows, coarser(loaded.dtype, logits.dtype))
+
+
+def _logit_rows(logits: Tensor, calls: Sequence[ModuleCall], tokens: int) -> Tensor:
+    """(rows, classes) of one item's logits: a row for each token, or one for all. A head with one number per token has
+    one class."""
+    single = any(is_linear_module(call.module) and call.output.shape == (tokens, 1) for call in calls)
+    return logits.reshape(-1, 1) if single and logits.shape == (1, tokens) else rows_of(logits[0])
+
+
+def _run_noisy_pass(loaded: LoadedModel, item: Item) -> HeadPass:
+    """A pass over the same input with noise added to the input of the first layers, so that all states differ."""
+    generator = torch.Generator().manual_seed(0)
+
+    def add_noise(side: str, x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=generator).to(x)
+        return x + noise * x.square().mean().sqrt()
+
+    model = module_to_call(loaded, head=True)
+    with (
+        model_lock(loaded.base),
+        torch.no_grad(),
+        log_layer_outputs(loaded) as outputs,
+        log_module_calls(loaded, outputs) as calls,
+        change_first_inputs(loaded, add_noise),
+    ):
+        logits = find_logits(model(**forward_inputs(loaded, [item])))
+    assert logits is not None
+    side = loaded.stacks[-1].side
+    return _read_head_pass(loaded, calls[side], logits, outputs.latest[side])
+
+
+@contextmanager
+def change_first_inputs(loaded: LoadedModel, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
+    """Replace the input x of the first layer of each side by ``change(side, x)`` while the context is open, in this
+    thread only."""
+    handles, seen = [], set()
+
+    def first_layer_hook(side: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if side in seen:  # the layer is called again
+                return None
+            seen.add(side)
+            changed = change(side, args[0] if args else kwargs["hidden_states"])
+            return ((changed, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": changed})
+
+        return hook
+
+    try:
+        for stack in loaded.stacks:
+            first = layer_modules(loaded.base, stack)[0]
+            handles.append(first.register_forward_pre_hook(mine(first_layer_hook(stack.side)), with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def build_head_chain(
+    seen: HeadPass, candidates: StepCandidates, model: nn.Module, run_again: Callable[[], HeadPass]
+) -> HeadChain:
+    """The maps from the last layer's states to the logits. If a step is ambiguous in this pass, it must also hold in
+    the pass of `run_again`, which has other states."""
+    points = [_ChainPoint(-1, seen.state, coarser(seen.state.dtype, seen.dtype))]
+    broken = []
+    for number, call in enumerate(seen.calls):
+        has_map = is_linear_or_norm(call.module)
+        found = _find_source(points, call.input if has_map else call.output, call.dtype, candidates)
+        if found is None:
+            continue  # not computed from the chain, or in an unknown way
+        point, steps = found
+        one = module_call_map(call) if has_map else None
+        if has_map and one is None:
+            broken.append(call)
+            continue
+        link = _ChainLink(point.number, steps, number, one)
+        points.append(_ChainPoint(number, call.output, call.dtype, (*point.links, link)))
+    found = _find_source(points, seen.logits, seen.dtype, candidates)
+    if found is None:
+        raise _unknown_head_error(model, _locate_unknown_step(seen, points, broken, candidates))
+    point, steps = found
+    return _resolve_chain((*point.links, _ChainLink(point.number, steps)), seen, model, run_again)
+
+
+def _find_source(
+    points: Sequence[_ChainPoint], t: Tensor, dtype: torch.dtype, candidates: StepCandidates
+) -> tuple[_ChainPoint, list[HeadStep]] | None:
+    """The point that a tensor was computed from, the latest if several are possible, and the steps from there."""
+    best = None
+    for point in reversed(points):
+        steps = find_head_steps(point.value, t, coarser(point.dtype, dtype), candidates)
+        if steps and not steps[0].maps:
+            return point, steps
+        best = best or ((point, steps) if steps else None)
+    return best
+
+
+def _resolve_chain(
+    links: Sequence[_ChainLink], seen: HeadPass, model: nn.Module, run_again: Callable[[], HeadPass]
+) -> HeadChain:
+    """The chain of maps, with every ambiguous step decided by a second pass."""
+    if any(len(link.steps) > 1 or not link.steps[0].sure for link in links):
+        other = run_again()
+        if [call.module for call in other.calls] != [call.module for call in seen.calls]:
+            raise _unknown_head_error(model, "other modules run when its input changes")
+        links = [replace(link, steps=_steps_that_hold(link, seen, other, model)) for link in links]
+    maps: list[FrozenMap] = []
+    for link in links:
+        maps += link.steps[0].maps
+        if link.map is not None:
+            maps.append(link.map)
+    return HeadChain(tuple(maps), tuple(link.steps[0].note for link in links if link.steps[0].note))
+
+
+def _steps_that_hold(link: _ChainLink, seen: HeadPass, other: HeadPass, model: nn.Module) -> list[HeadStep]:
+    """The one step of a link that also holds in another pass."""
+    if len(link.steps) == 1 and link.steps[0].sure:
+        return link.steps
+    s = other.state if link.source < 0 else other.calls[link.source].output
+    call = None if link.number is None else other.calls[link.number]
+    t = other.logits if call is None else call.output if link.map is None else call.input
+    holding = [step for step in link.steps if step.fits(s, t)]
+    if len(holding) == 1:
+        return holding
+    reason = "may read any of several equal tokens" if holding else "depends on the input in an unknown way"
+    raise _unknown_head_error(model, f"{_describe_link(seen, link.source, link.number)} {reason}")
+
+
+def _unknown_head_error(model: nn.Module, where: str) -> NormscopeError:
+    return NormscopeError(
+        f"The head of {type(model).__name__} cannot be decomposed: {where}. Leave the target out to get the flow to "
+        "the hidden states."
+    )
+
+
+def _locate_unknown_step(
+    seen: HeadPass, points: Sequence[_ChainPoint], broken: Sequence[ModuleCall], candidates: StepCandidates
+) -> str:
+    """Where the first step without a known form is."""
+    if broken:
+        return describe_broken_module(broken[0])
+    last = points[-1]
+    for call in seen.calls[last.number + 1 :]:  # a module without children whose input, but not output, is reached
+        leaf = not any(True for _ in call.module.children())
+        reached = leaf and _find_source(points, call.input, call.dtype, candidates)
+        if reached and not _find_source(points, call.output, call.dtype, candidates):
+            return f"{call} has none of the known forms ({FORMS})"
+    later = range(last.number + 1, len(seen.calls))
+    following = next((n for n in later if is_linear_or_norm(seen.calls[n].module)), None)
+    return f"{_describe_link(seen, last.number, following)} has none of the known forms ({FORMS})"
+
+
+def _describe_link(seen: HeadPass, source: int, target: int | None) -> str:
+    start = "the last layer" if source < 0 else str(seen.calls[source])
+    end = "the logits" if target is None else str(seen.calls[target])
+    return f"the step between {start} and {end}"

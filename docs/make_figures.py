@@ -24,7 +24,7 @@ from normscope import Analysis, Analyzer, default_model
 from normscope.decompose.activations import coefficient, slope
 from normscope.engine.estimate import Shape, estimate
 from normscope.engine.request import Options, requests_for
-from normscope.measures.amplification import amplification, shares
+from normscope.measures.amplification import amplification, map_shares
 
 FOLDER = Path(__file__).parent / "figures"
 SENTENCE = "The soap opera star Colin Fleming plays tennis in Barnsley."
@@ -62,7 +62,7 @@ def layer(result: Analysis) -> Figure:
     drawn = None
     for n, (scope, component, words) in enumerate(STEPS):
         axes = fig.add_axes((left + n * (side + gap), bottom, side, height))
-        part = shares(result[scope][LAYER]).numpy() * 100
+        part = map_shares(result[scope][LAYER]).numpy() * 100
         drawn = axes.imshow(part, cmap="cividis", norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
         axes.set_xticks(range(len(result.tokens)), result.tokens, rotation=90, fontsize=6)
         labels = result.tokens if n == 0 else [""] * len(result.tokens)
@@ -122,7 +122,7 @@ def weights_and_norms(result: Analysis) -> Figure:
     assert result.value_norms is not None
     weight = result.heads["ATTN-W"][LAYER]
     norm = result.heads["ATTN-N"][LAYER]
-    gap = weight[:, :, 0] - shares(norm)[:, :, 0]  # where the weight of [CLS] says most that the norm does not
+    gap = weight[:, :, 0] - map_shares(norm)[:, :, 0]  # where the weight of [CLS] says most that the norm does not
     head, row = divmod(int(gap[:, 1:-1].argmax()), len(result.tokens) - 2)
     row += 1
     length = result.value_norms[LAYER, head]

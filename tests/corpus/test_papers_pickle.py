@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from normscope import NormscopeError
 from normscope.corpus import read
-from normscope.corpus.plain_pickle import ABSENT, load_plain
+from normscope.corpus.readers.plain_pickle import ABSENT, load_plain
 from tests.corpus.files import bad, good
 from tests.corpus.test_text import write
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from normscope.flow.attending import Attending, attending, real
 from normscope.flow.freeze import FrozenStack
 from normscope.flow.rollout import rollout
-from normscope.measures.first_token import normalised
+from normscope.measures.first_token import normalise_rows
 
 
 def layer_maps(stack: FrozenStack) -> Tensor:
     """(layers, n, n) of a side that attends to itself alone; masked tokens are left out."""
     found = [_nearness(block) for (block,) in attending(stack)]
-    return torch.stack([normalised(one[stack.real][:, stack.real]) for one in found])
+    return torch.stack([normalise_rows(one[stack.real][:, stack.real]) for one in found])
 
 
 def decoder_maps(stack: FrozenStack, encoder: FrozenStack) -> Tensor:
@@ -33,8 +33,8 @@ def decoder_maps(stack: FrozenStack, encoder: FrozenStack) -> Tensor:
     for own, cross in attending(stack, states):
         kept = _closeness(cross.y, cross.kept())[:, None]
         both = torch.cat([kept, _nearness(cross)[:, encoder.real]], dim=1)[stack.real]
-        r, x = normalised(both).tensor_split([1], dim=1)
-        found.append(torch.cat([r * normalised(_nearness(own)[stack.real][:, stack.real]), x], dim=1))
+        r, x = normalise_rows(both).tensor_split([1], dim=1)
+        found.append(torch.cat([r * normalise_rows(_nearness(own)[stack.real][:, stack.real]), x], dim=1))
     return torch.stack(found)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normscope.flow.attending import attending
 from normscope.flow.freeze import FrozenStack
-from normscope.measures.first_token import normalised
+from normscope.measures.first_token import normalise_rows
 from normscope.measures.mixing import mixing_ratio
 
 SCOPES = {  # the variants that are rollouts of one scope's map
@@ -46,4 +46,4 @@ def weighted_residual(weights: Tensor, ratios: Tensor) -> Tensor:
     """W_RES: the attention weights to other tokens scaled to the mixing ratio r_i of N_ENC, 1 - r_i on the diagonal."""
     others = weights.clone()
     others.diagonal(dim1=-2, dim2=-1).zero_()
-    return ratios[..., None] * normalised(others) + torch.diag_embed(1 - ratios)
+    return ratios[..., None] * normalise_rows(others) + torch.diag_embed(1 - ratios)

@@ -18,7 +18,7 @@ from normscope.flow.result import Scores
 from normscope.flow.rollout import half_residual, rollout
 from normscope.flow.targets import Aim
 from normscope.inputs.item import Item
-from normscope.measures.first_token import normalised
+from normscope.measures.first_token import normalise_rows
 from normscope.models.loaded import LoadedModel
 from normscope.models.scopes import aliases_of, names_of, resolve
 
@@ -113,7 +113,7 @@ def _rolled(sides: list[Tensor]) -> Maps:
 
 def _rollout(run: Run) -> Maps:
     if run.option:
-        return _rolled([normalised(one) for one in _scope_maps(run, run.option)])
+        return _rolled([normalise_rows(one) for one in _scope_maps(run, run.option)])
     return _rolled([half_residual(one) for one in _scope_maps(run, "weights")])
 
 
@@ -125,7 +125,7 @@ def _globenc(run: Run) -> Maps:
     if run.option in globenc.SCOPES:
         return _rolled(_scope_maps(run, globenc.SCOPES[run.option]))
     if run.option == "n_fixedres":
-        return _rolled([half_residual(normalised(one)) for one in _scope_maps(run, "ATTN-N")])
+        return _rolled([half_residual(normalise_rows(one)) for one in _scope_maps(run, "ATTN-N")])
     (stack,) = run.model.stacks
     norms, ratios = globenc.encoder_norms(stack)
     if run.option == "w_res":

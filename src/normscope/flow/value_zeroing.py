@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normscope.flow.freeze import FrozenModel
 from normscope.flow.frozen import FrozenAttention
 from normscope.inputs.item import Item, forward_inputs
-from normscope.measures.first_token import normalised
+from normscope.measures.first_token import normalise_rows
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules, value_rows
 from normscope.models.spec import Attention
@@ -35,7 +35,7 @@ def layer_maps(loaded: LoadedModel, item: Item, model: FrozenModel) -> Tensor:
     with lock_of(loaded.base), torch.no_grad():
         for layer, args, kwargs, y in _calls(loaded, item):
             found.append([_turned(y, _without(j, layer, part, sizes, args, kwargs))[real] for j in real])
-    return normalised(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())
+    return normalise_rows(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())
 
 
 def _calls(loaded: LoadedModel, item: Item) -> list[Call]:

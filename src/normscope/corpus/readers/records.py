@@ -1,4 +1,4 @@
-"""Records with named columns, from whatever table they come, as entries."""
+"""Entries from records with named columns, whatever kind of table they come from."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from normscope.corpus.items import Entry, Fault, entry_or_fault
+from normscope.corpus.entries import Entry, Fault, entry_or_fault
 from normscope.errors import NormscopeError
 
 
-class Named(TypedDict, total=False):
-    """What a user may say about columns."""
+class ColumnNames(TypedDict, total=False):
+    """The options of table formats: which columns to read."""
 
     text: str | None
-    pair: Sequence[str] | None  # two of them
+    pair: Sequence[str] | None  # exactly two
     words: str | None
     id: str | None
     label: str | None
@@ -22,8 +22,8 @@ class Named(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Which columns hold what: exactly one of `text`, `pair` and `words`."""
+class SelectedColumns:
+    """The columns to read, with exactly one of `text`, `pair` and `words`."""
 
     text: str | None
     pair: tuple[str, str] | None
@@ -34,56 +34,55 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns in use."""
+        """The names of all columns that are read."""
         names = (self.text, *(self.pair or ()), self.words, self.id, self.label, self.target)
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
-def columns(
+def select_columns(
     text: str | None = None,
     pair: Sequence[str] | None = None,
     words: str | None = None,
     id: str | None = None,
     label: str | None = None,
     target: str | None = None,
-) -> Columns:
-    """The columns named by a user; the text is in "text" unless told otherwise."""
+) -> SelectedColumns:
+    """The columns given by the options of a reader (default: text in "text")."""
     if sum(given is not None for given in (text, pair, words)) > 1:
-        raise NormscopeError("Name one of the columns text=, pair= and words=, not several.")
+        raise NormscopeError("Give only one of text=, pair= and words=, not several.")
     if pair is not None and (isinstance(pair, str) or len(pair) != 2):
-        raise NormscopeError(f"pair= takes the names of two columns, got {pair!r}.")
+        raise NormscopeError(f"pair= takes the names of two columns, not {pair!r}.")
     if text is None and pair is None and words is None:
         text = "text"
-    return Columns(text, (pair[0], pair[1]) if pair is not None else None, words, id, label, target)
+    return SelectedColumns(text, (pair[0], pair[1]) if pair is not None else None, words, id, label, target)
 
 
 def check_columns(wanted: Iterable[str], present: Iterable[str], where: str) -> None:
-    """Refuse a table that lacks a column, or has it twice."""
+    """Refuse a table in which a column is missing or occurs twice."""
     names = list(present)
     for name in wanted:
         if names.count(name) != 1:
             wrong = "There is no column" if name not in names else "There are several columns"
             raise NormscopeError(
-                f"{where}: {wrong} {name!r}. The columns are {', '.join(map(repr, names))}; "
-                "say which of them to read by their names."
+                f"{where}: {wrong} {name!r}. The columns are {', '.join(map(repr, names))}; name the ones to read."
             )
 
 
-def entry_from(record: Mapping[str, Any], wanted: Columns, id: str, where: str) -> Entry | Fault:
-    """The entry of one record; `id` is its id where no column gives one."""
+def entry_from_record(record: Mapping[str, Any], wanted: SelectedColumns, id: str, where: str) -> Entry | Fault:
+    """The entry of one record; `id` is used if no column holds the id."""
     try:
         fields: dict[str, Any] = {}
         if wanted.id is not None:
-            id = _name(record, wanted.id)
+            id = _id_column(record, wanted.id)
         if wanted.text is not None:
-            fields["text"] = _text(record, wanted.text)
+            fields["text"] = _text_column(record, wanted.text)
         if wanted.pair is not None:
-            fields["pair"] = tuple(_text(record, name) for name in wanted.pair)
+            fields["pair"] = tuple(_text_column(record, name) for name in wanted.pair)
         if wanted.words is not None:
-            fields["words"] = words_in(record, wanted.words)
+            fields["words"] = words_column(record, wanted.words)
         if wanted.target is not None:
-            target = _value(record, wanted.target)
-            fields["target"] = target if isinstance(target, str) else words_in(record, wanted.target)
+            target = _column_value(record, wanted.target)
+            fields["target"] = target if isinstance(target, str) else words_column(record, wanted.target)
         if wanted.label is not None and record.get(wanted.label) is not None:
             fields["label"] = str(record[wanted.label])
     except NormscopeError as error:
@@ -91,35 +90,35 @@ def entry_from(record: Mapping[str, Any], wanted: Columns, id: str, where: str) 
     return entry_or_fault(id, where, **fields)
 
 
-def words_in(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """The words in a column: a list of them, or a text that white space splits."""
-    value = _value(record, name)
+def words_column(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """The words in a column that holds a list of words, or a text to split at white space."""
+    value = _column_value(record, name)
     if isinstance(value, str):
         return tuple(value.split())
     if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
-        raise NormscopeError(f"The column {name!r} must hold words, not {_kind(value)}.")
+        raise NormscopeError(f"The column {name!r} must hold words, not {_describe_type(value)}.")
     return tuple(value)
 
 
-def _value(record: Mapping[str, Any], name: str) -> Any:
+def _column_value(record: Mapping[str, Any], name: str) -> Any:
     if record.get(name) is None:
         raise NormscopeError(f"The column {name!r} is missing.")
     return record[name]
 
 
-def _text(record: Mapping[str, Any], name: str) -> str:
-    value = _value(record, name)
+def _text_column(record: Mapping[str, Any], name: str) -> str:
+    value = _column_value(record, name)
     if not isinstance(value, str):
-        raise NormscopeError(f"The column {name!r} must hold text, not {_kind(value)}.")
+        raise NormscopeError(f"The column {name!r} must hold text, not {_describe_type(value)}.")
     return value
 
 
-def _name(record: Mapping[str, Any], name: str) -> str:
-    value = _value(record, name)
+def _id_column(record: Mapping[str, Any], name: str) -> str:
+    value = _column_value(record, name)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise NormscopeError(f"The column {name!r} must hold an id, a text or a whole number, not {value!r}.")
+        raise NormscopeError(f"The column {name!r} must hold an id, a string or an integer, not {value!r}.")
     return str(value)
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     return f"a list of {type(value[0]).__name__}" if isinstance(value, list) and value else f"a {type(value).__name__}"

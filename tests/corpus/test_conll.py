@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from normscope import NormscopeError
 from normscope.corpus import Entity, read
-from normscope.corpus.readers.iob import entities_from_tags, guess_scheme
+from normscope.corpus.readers.iob import entities_from_tags, guess_iob_scheme
 from tests.corpus.files import bad, good, real_file
 from tests.corpus.test_text import write
 
@@ -109,8 +109,8 @@ def test_schemes_round_trip(parts: list[tuple[str, int]]) -> None:
         before = label
     assert entities_from_tags(iob1, "iob1") == entities_from_tags(iob1, None) == tuple(expected)
     assert entities_from_tags(iob2, "iob2") == entities_from_tags(iob2, None) == tuple(expected)
-    assert guess_scheme([iob1]) == ("iob1" if expected else None)
-    assert guess_scheme([iob2]) == ("iob2" if expected else None)
+    assert guess_iob_scheme([iob1]) == ("iob1" if expected else None)
+    assert guess_iob_scheme([iob2]) == ("iob2" if expected else None)
 
 
 def rows(*cells: str) -> str:

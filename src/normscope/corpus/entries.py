@@ -99,7 +99,7 @@ def subword_spans(entry: Entry, word_ids: Sequence[int | None]) -> tuple[TokenSp
             continue
         if not 0 <= word < count:
             raise NormscopeError(
-                f"The word ids do not belong to {entry.id}: token {position} is of word {word}, but there are {count}."
+                f"The word ids do not belong to {entry.id}: token {position} has word {word} of only {count}."
             )
         tokens[word] = (tokens.get(word, (position, position))[0], position + 1)
     found = []

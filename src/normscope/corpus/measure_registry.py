@@ -122,10 +122,10 @@ def describe_measures() -> dict[str, str]:
 @cache
 def _load_measure_entry_points() -> None:
     """Import the measures of other packages, which registers them."""
-    plugins.load_entry_points(GROUP, _check_registered)
+    plugins.load_entry_points(GROUP, _check_measure_registered)
 
 
-def _check_registered(function: Any) -> None:
+def _check_measure_registered(function: Any) -> None:
     if all(measure.columns is not function for measure in _measures.values()):
         raise NormscopeError("it is not decorated with normscope.register_measure")
 
@@ -137,7 +137,7 @@ def measure_mixing(analysis: Analysis) -> Columns:
     ratio = [analysis.mixing_ratio(scope).flatten() for scope in scopes]
     remainder = [analysis.remainder(scope).flatten() for scope in scopes]
     return {
-        **_row_labels(analysis, scopes),
+        **_measure_row_labels(analysis, scopes),
         "mixing": torch.cat(ratio).numpy() if scopes else np.zeros(0),
         "remainder": torch.cat(remainder).numpy() if scopes else np.zeros(0),
     }
@@ -219,13 +219,13 @@ def measure_vector_norms(analysis: Analysis) -> Columns:
         own.append(maps.gather(2, at).flatten())
         other.append(maps.scatter_(2, at, 0.0).amax(-1).flatten())
     return {
-        **_row_labels(analysis, scopes),
+        **_measure_row_labels(analysis, scopes),
         "own": torch.cat(own).numpy() if own else np.zeros(0),
         "largest_other": torch.cat(other).numpy() if other else np.zeros(0),
     }
 
 
-def _row_labels(analysis: Analysis, scopes: Sequence[str]) -> dict[str, Any]:
+def _measure_row_labels(analysis: Analysis, scopes: Sequence[str]) -> dict[str, Any]:
     """The columns that identify the scope, layer and output of each row."""
     layers, rows, count = len(analysis.layers), len(analysis.rows), len(scopes)
     tokens = [label.token for label in analysis.rows]

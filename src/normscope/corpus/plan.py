@@ -34,7 +34,7 @@ class Plan:
         return options if self.settings else {key: value for key, value in options.items() if key != "settings"}
 
 
-def check_counts(**counts: Any) -> None:
+def check_positive_counts(**counts: Any) -> None:
     """Refuse any option that is not an integer of at least 1."""
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -23,7 +23,7 @@ from normscope._version import __version__
 from normscope.analyzer import Analyzer
 from normscope.corpus import engines
 from normscope.corpus.entries import Entry, Fault
-from normscope.corpus.plan import Plan, check_counts, check_plan, tuple_of_names
+from normscope.corpus.plan import Plan, check_plan, check_positive_counts, tuple_of_names
 from normscope.corpus.readers.formats import read
 from normscope.corpus.shards import split_into_shards
 from normscope.corpus.store import FORMAT, ShardFiles, Store, fingerprint
@@ -65,7 +65,7 @@ class Summary:
 class _Source:
     """Where the entries of a run come from."""
 
-    data: Path
+    data: str | Path
     format: str | None
     reader: Mapping[str, Any]  # options of the format's reader
     limit: int | None
@@ -147,7 +147,7 @@ def run(
     if engine == "ray" and isinstance(model, Analyzer):
         raise NormscopeError("The engine 'ray' loads the model in each worker: give its name or path.")
     counts = {"batch_size": batch_size, "shard_size": shard_size, "workers": workers, "threads": threads}
-    check_counts(**counts, limit=1 if limit is None else limit)
+    check_positive_counts(**counts, limit=1 if limit is None else limit)
     plan = Plan(
         tuple(dict.fromkeys(tuple_of_names("measures", measures))),
         tuple_of_names("maps", maps),
@@ -163,10 +163,10 @@ def run(
     )
     lens = analyzer_of(model, engine)
     check_plan(plan, lens)
-    source = _Source(Path(data), format, dict(reader or {}), limit)
+    source = _Source(data, format, dict(reader or {}), limit)
     total = _count_entries(source.read_entries(lens.tokenizer))
     store = Store(Path(out))
-    store.begin(_manifest(lens, source, total, plan))
+    store.begin(_run_manifest(lens, source, total, plan))
     done = store.done()
     shards = split_into_shards(source.read_entries(lens.tokenizer), shard_size)
     missing = (shard for shard in shards if shard[0] not in done)
@@ -174,11 +174,11 @@ def run(
         results = engines.compute_locally(lens, plan, missing)
     else:
         results = engines.compute_with_ray(ModelSource.of(model).load, plan, missing, workers, threads, address)
-    finished, faults, computed = _write_results(store, done, results, total, strict, progress)
+    finished, faults, computed = _write_shards(store, done, results, total, strict, progress)
     return Summary(total, finished, faults, computed, time.perf_counter() - begin, store.folder)
 
 
-def _write_results(
+def _write_shards(
     store: Store,
     done: Mapping[int, Mapping[str, Any]],
     results: Iterator[ShardFiles],
@@ -186,7 +186,10 @@ def _write_results(
     strict: bool,
     progress: Progress | None,
 ) -> tuple[int, int, int]:
-    """Write shards as they are computed; the numbers of finished entries, of faults, and of entries computed now."""
+    """Write shards as they are computed.
+
+    Returns the numbers of finished entries, of faults among them, and of entries computed by this call.
+    """
     finished = sum(marker["entries"] for marker in done.values())
     faults = sum(marker["faults"] for marker in done.values())
     computed = 0
@@ -195,7 +198,7 @@ def _write_results(
     with _stop_after_shard() as stopped:
         for shard in results if finished < total else ():
             if strict and shard.faults:
-                raise NormscopeError(_first_fault(shard.files))
+                raise NormscopeError(_first_fault_message(shard.files))
             store.write_shard(shard)
             finished, faults, computed = finished + shard.entries, faults + shard.faults, computed + shard.entries
             if progress is not None:
@@ -215,7 +218,8 @@ def _count_entries(entries: Iterator[Entry | Fault]) -> int:
     return len(seen)
 
 
-def _manifest(lens: Analyzer, source: _Source, entries: int, plan: Plan) -> dict[str, Any]:
+def _run_manifest(lens: Analyzer, source: _Source, entries: int, plan: Plan) -> dict[str, Any]:
+    path = Path(source.data)
     return {
         "format": FORMAT,
         "model": {
@@ -226,12 +230,12 @@ def _manifest(lens: Analyzer, source: _Source, entries: int, plan: Plan) -> dict
         }
         | ({} if lens.revision is None else {"revision": lens.revision}),
         "data": {
-            "path": str(source.data),
+            "path": str(path),
             "format": source.format,
             "options": {key: value for key, value in source.reader.items() if key != "tokenizer"},
             "limit": source.limit,
             "entries": entries,
-            "fingerprint": fingerprint(_file_chunks(source.data)) if source.data.is_file() else None,
+            "fingerprint": fingerprint(_read_file_chunks(path)) if path.is_file() else None,
         },
         "options": plan.to_manifest(),
         "aliases": {alias: name for stack in lens.loaded.stacks for alias, name in aliases_of(stack.blocks).items()},
@@ -258,13 +262,13 @@ def model_fingerprint(lens: Analyzer) -> str:
     return fingerprint(parts())
 
 
-def _file_chunks(path: Path) -> Iterator[bytes]:
+def _read_file_chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(2**20):
             yield chunk
 
 
-def _first_fault(files: Mapping[str, bytes]) -> str:
+def _first_fault_message(files: Mapping[str, bytes]) -> str:
     import polars
 
     content = next(content for name, content in files.items() if name.startswith("errors/"))

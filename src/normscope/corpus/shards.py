@@ -22,7 +22,7 @@ from normscope.corpus.entries import Entry, Fault
 from normscope.corpus.masking import mask
 from normscope.corpus.measure_registry import Measure, Sample, find_measures
 from normscope.corpus.plan import Plan, required_scopes
-from normscope.corpus.store import GroupedSums, ShardFiles, table_bytes
+from normscope.corpus.store import GroupedSums, ShardFiles, parquet_bytes
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.estimate import default_budget
 from normscope.engine.request import Options, Request, requests_for
@@ -201,7 +201,7 @@ class _ShardTables:
             }
             for measure in self.measures:
                 columns = measure.columns(whole if measure.whole else analysis)
-                length = _column_length(measure.name, columns)
+                length = _common_column_length(measure.name, columns)
                 if measure.summed:
                     sums.append((measure.name, {"side": [side] * length, **columns}))
                 else:
@@ -219,13 +219,15 @@ class _ShardTables:
         columns: dict[str, dict[str, list[Any]]] = {}
         for one in rows:
             for table, added in one.tables.items():
-                length = _column_length(table, added)
+                length = _common_column_length(table, added)
                 for key, values in {"id": [one.id] * length, "side": [one.side] * length, **added}.items():
                     columns.setdefault(table, {}).setdefault(key, []).append(values)
-        made = {f"{table}/{name}.parquet": table_bytes(_join_columns(pieces)) for table, pieces in columns.items()}
-        made |= {f"{table}/{name}.parquet": table_bytes(sums.table()) for table, sums in self.sums.items() if sums.rows}
+        made = {f"{table}/{name}.parquet": parquet_bytes(_join_columns(pieces)) for table, pieces in columns.items()}
+        made |= {
+            f"{table}/{name}.parquet": parquet_bytes(sums.table()) for table, sums in self.sums.items() if sums.rows
+        }
         if faults:
-            made[f"errors/{name}.parquet"] = table_bytes(
+            made[f"errors/{name}.parquet"] = parquet_bytes(
                 {
                     "id": [fault.id for fault in faults],
                     "where": [fault.where for fault in faults],
@@ -252,10 +254,10 @@ def _map_files(name: str, rows: Sequence[_SideRows]) -> dict[str, bytes]:
     if not maps:
         return {}
     table = {key: [row[key] for row in index] for key in index[0]}
-    return {file: save(maps), f"maps/{name}.parquet": table_bytes(table)}
+    return {file: save(maps), f"maps/{name}.parquet": parquet_bytes(table)}
 
 
-def _column_length(table: str, columns: Any) -> int:
+def _common_column_length(table: str, columns: Any) -> int:
     length = len(next(iter(columns.values())))
     if any(len(values) != length for values in columns.values()):
         raise NormscopeError(f"The columns of the measure {table!r} differ in length.")

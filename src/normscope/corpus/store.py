@@ -17,8 +17,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
 
 from normscope.engine.files import atomic
 from normscope.errors import NormscopeError, nearest
@@ -62,7 +65,7 @@ class Store:
     def done(self) -> dict[int, dict[str, Any]]:
         """The markers of finished shards by number. Shards with damaged files are unmarked, so that they are redone."""
         found = {}
-        for marker in _shard_files(self.folder, "shards", "json"):
+        for marker in _list_shard_files(self.folder, "shards", "json"):
             entry = _read_marker(marker)
             if entry is not None and not _damaged_files(self.folder, entry):
                 found[int(marker.stem)] = entry
@@ -118,7 +121,7 @@ class Run:
     @property
     def tables(self) -> tuple[str, ...]:
         """The names of the tables: items, one per measure, errors (if any) and maps (the index of maps)."""
-        return tuple(sorted({path.parent.name for path in _shard_files(self.folder, "*", "parquet")}))
+        return tuple(sorted({path.parent.name for path in _list_shard_files(self.folder, "*", "parquet")}))
 
     @property
     def finished(self) -> bool:
@@ -132,13 +135,11 @@ class Run:
             raise NormscopeError(
                 f"This run has no table {table!r}.{nearest(table, self.tables)} Tables: {', '.join(self.tables)}."
             )
-        frame: polars.LazyFrame = _import_polars().scan_parquet(_shard_files(self.folder, table, "parquet"))
+        frame: polars.LazyFrame = _import_polars().scan_parquet(_list_shard_files(self.folder, table, "parquet"))
         return frame
 
     def map(self, id: str, scope: str, side: str | None = None) -> Tensor:
         """The map (layers, rows, columns) of an entry."""
-        from safetensors import SafetensorError, safe_open
-
         places = self._index.get((id, self._names.get(scope.lower(), scope.upper())), {})
         if not places or (side is not None and side not in places):
             raise NormscopeError(f"This run has no map of {scope!r} for {id!r}. See scan('maps').")
@@ -157,7 +158,7 @@ class Run:
         return [name for marker in self._markers() for name in _damaged_files(self.folder, marker)]
 
     def _markers(self) -> Iterator[dict[str, Any]]:
-        for marker in _shard_files(self.folder, "shards", "json"):
+        for marker in _list_shard_files(self.folder, "shards", "json"):
             entry = _read_marker(marker)
             if entry is not None:
                 yield entry
@@ -205,18 +206,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def table_bytes(columns: Mapping[str, Any]) -> bytes:
+def parquet_bytes(columns: Mapping[str, Any]) -> bytes:
     """A table as the bytes of a Parquet file; equal rows give equal bytes."""
-    from io import BytesIO
-
     polars, buffer = _import_polars(), BytesIO()
     # Parquet has no object columns, and polars cannot infer that empty ones hold strings.
-    strings = {name: polars.String for name, values in columns.items() if len(values) == 0 and _holds_objects(values)}
+    strings = {
+        name: polars.String for name, values in columns.items() if len(values) == 0 and _is_object_column(values)
+    }
     polars.DataFrame(dict(columns), schema_overrides=strings).write_parquet(buffer, compression="zstd")
     return buffer.getvalue()
 
 
-def _holds_objects(values: Any) -> bool:
+def _is_object_column(values: Any) -> bool:
     return isinstance(values, list) or getattr(getattr(values, "dtype", None), "kind", None) == "O"
 
 
@@ -259,7 +260,7 @@ def fingerprint(chunks: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _shard_files(folder: Path, table: str, kind: str) -> list[Path]:
+def _list_shard_files(folder: Path, table: str, kind: str) -> list[Path]:
     """The shards' files in a table's folder, in order. Temporary files of a killed process start with a dot."""
     return sorted(folder.glob(f"{table}/[0-9]*.{kind}"))
 

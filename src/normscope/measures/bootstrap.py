@@ -61,7 +61,7 @@ def difference_of_means(
         return Difference(nan, nan, nan, nan)
     generator = np.random.default_rng(seed)
     drawn = [resampled_means(group, resamples, generator) for group in groups]
-    return _difference_of_draws(float(groups[0].mean() - groups[1].mean()), drawn[0] - drawn[1], sided, alpha)
+    return _summarise_differences(float(groups[0].mean() - groups[1].mean()), drawn[0] - drawn[1], sided, alpha)
 
 
 def clustered_difference(
@@ -97,7 +97,7 @@ def clustered_difference(
     found = np.concatenate(drawn)
     found = found[np.isfinite(found).all(1)]
     given = _group_differences(table.sum(0)[None])[0]
-    return tuple(_difference_of_draws(float(given[layer]), found[:, layer], sided, alpha) for layer in range(layers))
+    return tuple(_summarise_differences(float(given[layer]), found[:, layer], sided, alpha) for layer in range(layers))
 
 
 def resampled_means(values: Values, resamples: int, generator: np.random.Generator) -> Values:
@@ -107,7 +107,7 @@ def resampled_means(values: Values, resamples: int, generator: np.random.Generat
         pieces = _chunk_sizes(resamples, max(1, AT_ONCE // size))
         return np.concatenate([values[generator.integers(0, size, (n, size))].mean(1) for n in pieces])
     centre = values.mean()
-    strata = _strata(np.sort(values) - centre)
+    strata = _split_into_strata(np.sort(values) - centre)
     sizes = np.array([len(stratum) for stratum in strata])
     means = np.array([stratum.mean() for stratum in strata])
     variances = np.array([stratum.var() for stratum in strata])
@@ -117,7 +117,7 @@ def resampled_means(values: Values, resamples: int, generator: np.random.Generat
     return found
 
 
-def _strata(ordered: Values) -> list[Values]:
+def _split_into_strata(ordered: Values) -> list[Values]:
     """Sorted values in groups of neighbours; values at both ends are groups of one."""
     low, middle, high = np.split(ordered, [ALONE, len(ordered) - ALONE])
     return [*np.split(low, ALONE), *np.array_split(middle, STRATA), *np.split(high, ALONE)]
@@ -137,7 +137,7 @@ def _group_differences(totals: Values) -> Values:
     return found
 
 
-def _difference_of_draws(given: float, drawn: Values, sided: Sided, alpha: float) -> Difference:
+def _summarise_differences(given: float, drawn: Values, sided: Sided, alpha: float) -> Difference:
     if not len(drawn):
         return Difference(given, nan, nan, nan)
     below, above = (1 + int((drawn <= 0).sum())) / (1 + len(drawn)), (1 + int((drawn >= 0).sum())) / (1 + len(drawn))

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from normscope.corpus.entries import Entry, Fault, Links, entry_or_fault
-from normscope.corpus.readers.records import check_columns, words_column
+from normscope.corpus.readers.records import check_columns, words_from_column
 from normscope.corpus.readers.table_files import json_objects
-from normscope.corpus.readers.text_lines import Line, first_damage, text_lines
+from normscope.corpus.readers.text_lines import Line, first_damaged_line, text_lines
 from normscope.errors import NormscopeError
 
 
@@ -78,13 +78,13 @@ def _read_parallel_files(path: Path, source: Path, target: Path, notation: Notat
         for file, row in zip(files, rows, strict=True):
             if row is None:
                 raise NormscopeError(f"{file}:{number}: The file ends here, but its parallel files have more lines.")
-        yield _aligned_entry(files, rows, notation)
+        yield _alignment_entry(files, rows, notation)
 
 
-def _aligned_entry(files: tuple[Path, ...], rows: tuple[Line, ...], notation: Notation) -> Entry | Fault:
+def _alignment_entry(files: tuple[Path, ...], rows: tuple[Line, ...], notation: Notation) -> Entry | Fault:
     number = rows[0].number
     id, where = f"{files[0].name}:{number}", f"{files[0]}:{number}"
-    bad = first_damage(rows)
+    bad = first_damaged_line(rows)
     if bad is not None:
         return Fault(id, f"{files[rows.index(bad)]}:{number}", bad.damage or "")
     try:
@@ -110,18 +110,18 @@ def _read_jsonl_alignments(
             checked = True
         try:
             fields: dict[str, Any] = {
-                "words": words_column(record, words),
-                "target": words_column(record, target_words),
-                "sure": _links_column(record, sure, base),
+                "words": words_from_column(record, words),
+                "target": words_from_column(record, target_words),
+                "sure": _links_from_column(record, sure, base),
             }
-            more = _links_column(record, possible, base) if possible is not None else frozenset()
+            more = _links_from_column(record, possible, base) if possible is not None else frozenset()
         except NormscopeError as error:
             yield Fault(id, where, str(error))
         else:
             yield entry_or_fault(id, where, **fields, possible=fields["sure"] | more)
 
 
-def _links_column(record: Mapping[str, Any], name: str, base: int) -> Links:
+def _links_from_column(record: Mapping[str, Any], name: str, base: int) -> Links:
     value = record.get(name)
     if not isinstance(value, list) or not all(_is_link(link) for link in value):
         raise NormscopeError(f"The column {name!r} must hold links, a list of pairs of integers.")

@@ -8,8 +8,8 @@ from itertools import chain, islice
 from pathlib import Path
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
-from normscope.corpus.readers.iob import SCHEMES, Scheme, TagError, entities_from_tags, guess_scheme
-from normscope.corpus.readers.text_lines import Line, blocks, first_damage, text_lines
+from normscope.corpus.readers.iob import SCHEMES, Scheme, TagError, entities_from_tags, guess_iob_scheme
+from normscope.corpus.readers.text_lines import Line, first_damaged_line, line_blocks, text_lines
 from normscope.errors import NormscopeError
 
 LOOK_AHEAD = 100  # sentences used to find the number of columns and the tag scheme
@@ -36,14 +36,14 @@ def read_conll(
             raise NormscopeError(f"{path}:{ahead[0][0][0].number}: There are {width} columns, but {name}={column}.")
     if tag_column is not None and scheme is None:
         good = [sentence for sentence in ahead if all(len(cells) == width for _, cells in sentence)]
-        scheme = guess_scheme([cells[tag_column] for _, cells in sentence] for sentence in good)
+        scheme = guess_iob_scheme([cells[tag_column] for _, cells in sentence] for sentence in good)
     for sentence in chain(ahead, sentences):
         yield _conll_entry(path, sentence, width, word_column, tag_column, scheme)
 
 
 def _conll_sentences(path: Path) -> Iterator[list[Row]]:
-    for block in blocks(text_lines(path)):
-        rows = [(line, _split_columns(line.text)) for line in block]
+    for block in line_blocks(text_lines(path)):
+        rows = [(line, _split_conll_columns(line.text)) for line in block]
         sentence: list[Row] = []
         for row in rows:
             if row[1][0] != "-DOCSTART-":
@@ -55,7 +55,7 @@ def _conll_sentences(path: Path) -> Iterator[list[Row]]:
             yield sentence
 
 
-def _split_columns(text: str) -> list[str]:
+def _split_conll_columns(text: str) -> list[str]:
     """The columns of a line. Other white space, such as a no-break space, may be part of a word."""
     if "\t" in text:
         return text.split("\t")
@@ -66,7 +66,7 @@ def _conll_entry(
     path: Path, sentence: list[Row], width: int, word_column: int, tag_column: int | None, scheme: Scheme | None
 ) -> Entry | Fault:
     id = f"{path.name}:{sentence[0][0].number}"
-    bad = first_damage(line for line, _ in sentence)
+    bad = first_damaged_line(line for line, _ in sentence)
     if bad is not None:
         return Fault(id, f"{path}:{bad.number}", bad.damage or "")
     for line, cells in sentence:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
-from normscope.corpus.readers.text_lines import Line, blocks, first_damage, text_lines
+from normscope.corpus.readers.text_lines import Line, first_damaged_line, line_blocks, text_lines
 from normscope.errors import NormscopeError
 
 WIDTH = 10
@@ -36,11 +36,11 @@ def read_conllu(path: Path, syntactic: bool = False) -> Iterator[Entry | Fault]:
 
     `# sent_id` gives the id and `# text` the surface text. Parts of a multiword token have the span of the whole.
     """
-    for block in blocks(text_lines(path)):
-        comments = dict(_parse_comment(line.text) for line in block if line.text.startswith("#"))
+    for block in line_blocks(text_lines(path)):
+        comments = dict(_parse_conllu_comment(line.text) for line in block if line.text.startswith("#"))
         rows = [line for line in block if not line.text.startswith("#")]
         id = comments.get("sent_id") or f"{path.name}:{block[0].number}"
-        bad = first_damage(block)
+        bad = first_damaged_line(block)
         if bad is not None:
             yield Fault(id, f"{path}:{bad.number}", bad.damage or "")
         elif rows:
@@ -49,8 +49,8 @@ def read_conllu(path: Path, syntactic: bool = False) -> Iterator[Entry | Fault]:
 
 def _conllu_entry(path: Path, id: str, rows: list[Line], text: str | None, syntactic: bool) -> Entry | Fault:
     try:
-        tokens = _parse_tokens(rows)
-        spans = _locate_tokens(tokens, text) if text is not None else ()
+        tokens = _parse_conllu_tokens(rows)
+        spans = _locate_conllu_tokens(tokens, text) if text is not None else ()
     except ConlluError as error:
         return Fault(id, f"{path}:{error.line.number}", str(error))
     if syntactic:
@@ -61,7 +61,7 @@ def _conllu_entry(path: Path, id: str, rows: list[Line], text: str | None, synta
     return entry_or_fault(id, f"{path}:{rows[0].number}", words=words, surface=text, spans=spans)
 
 
-def _parse_tokens(rows: list[Line]) -> list[SurfaceToken]:
+def _parse_conllu_tokens(rows: list[Line]) -> list[SurfaceToken]:
     """The tokens as written: multiword tokens instead of their parts, without empty nodes."""
     tokens: list[SurfaceToken] = []
     done = inside = 0  # the last word so far, and the last one of the current multiword token
@@ -93,7 +93,7 @@ def _parse_tokens(rows: list[Line]) -> list[SurfaceToken]:
     return tokens
 
 
-def _locate_tokens(tokens: list[SurfaceToken], text: str) -> tuple[tuple[int, int], ...]:
+def _locate_conllu_tokens(tokens: list[SurfaceToken], text: str) -> tuple[tuple[int, int], ...]:
     spans = []
     position = 0
     for token in tokens:
@@ -110,6 +110,6 @@ def _locate_tokens(tokens: list[SurfaceToken], text: str) -> tuple[tuple[int, in
     return tuple(spans)
 
 
-def _parse_comment(text: str) -> tuple[str, str]:
+def _parse_conllu_comment(text: str) -> tuple[str, str]:
     key, _, value = text.lstrip("#").partition("=")
     return key.strip(), value.strip()

@@ -74,7 +74,7 @@ def read(path_or_name: str | os.PathLike[str], format: str | None = None, **opti
     first = next(entries, None)  # opens the file, so that errors are raised here
     if first is None:
         raise NormscopeError(f"{given} contains no entries (read as {format}).")
-    return _chain_first(first, entries)
+    return _prepend_entry(first, entries)
 
 
 def check_corpus(
@@ -105,7 +105,7 @@ def _guess_format(path_or_name: str | os.PathLike[str]) -> str:
             f"The file {path} does not exist. For a dataset on the Hugging Face hub, use format='huggingface'."
         )
     raise NormscopeError(
-        f"The suffix of {path} does not say which format it has. Use format= with one of {', '.join(FORMATS)}."
+        f"The format of {path} is not clear from its suffix. Use format= with one of {', '.join(FORMATS)}."
     )
 
 
@@ -124,22 +124,22 @@ def _check_reader_options(reader: Callable[..., Any], format: str, options: dict
             f"The format {format!r} has no option {', '.join(unknown)}. It takes {', '.join(known) or 'none'}."
         )
     for name, value in options.items():
-        kinds = _annotation_kinds(known[name])
-        if not any(_is_of_kind(value, kind) for kind in kinds):
+        kinds = _option_kinds(known[name])
+        if not any(_is_option_kind(value, kind) for kind in kinds):
             wanted = " or ".join(KIND_NAMES.get(kind, "a value") for kind in kinds)
             raise NormscopeError(f"The option {name} of the format {format!r} takes {wanted}, not {value!r}.")
 
 
-def _annotation_kinds(hint: Any) -> list[Any]:
+def _option_kinds(hint: Any) -> list[Any]:
     """The types that an annotation allows: `Sequence[str] | None` allows Sequence and None."""
     if get_origin(hint) in (Union, UnionType):
-        return [kind for part in get_args(hint) for kind in _annotation_kinds(part)]
+        return [kind for part in get_args(hint) for kind in _option_kinds(part)]
     if get_origin(hint) is Literal:  # the reader checks the value
         return [str]
     return [get_origin(hint) or hint]
 
 
-def _is_of_kind(value: Any, kind: Any) -> bool:
+def _is_option_kind(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
     if kind is Sequence:
@@ -148,6 +148,6 @@ def _is_of_kind(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
-def _chain_first(first: Entry | Fault, rest: Iterator[Entry | Fault]) -> Iterator[Entry | Fault]:
+def _prepend_entry(first: Entry | Fault, rest: Iterator[Entry | Fault]) -> Iterator[Entry | Fault]:
     yield first
     yield from rest

@@ -39,7 +39,7 @@ def _dataset_rows(name: str, config: str | None, split: str, revision: str | Non
         ) from error
     try:
         yield from load_dataset(name, config, split=split, revision=revision, streaming=True)
-    except Exception as error:  # the network, the hub and the library raise many kinds
+    except Exception as error:  # the network, the hub and datasets raise many types
         raise NormscopeError(
             f"Cannot read the dataset {name!r}, split {split!r}: {error} "
             "Check its name, config= and split=, and the connection to the Hugging Face hub."

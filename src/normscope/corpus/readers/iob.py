@@ -1,6 +1,6 @@
 """Entities from IOB1 and IOB2 tags.
 
-In IOB2 every entity begins with B-. In IOB1 it begins with I-, or with B- directly after another with the same label.
+In IOB2 every entity begins with B-. In IOB1 it begins with I-, or with B- directly after entity with the same label.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def entities_from_tags(tags: Sequence[str], scheme: Scheme | None) -> tuple[Enti
     found: list[Entity] = []
     before = None
     for position, tag in enumerate(tags):
-        prefix, label = _parse_tag(position, tag)
+        prefix, label = _parse_iob_tag(position, tag)
         if label is None:
             before = None
             continue
@@ -46,14 +46,14 @@ def entities_from_tags(tags: Sequence[str], scheme: Scheme | None) -> tuple[Enti
     return tuple(found)
 
 
-def guess_scheme(sentences: Iterable[Sequence[str]]) -> Scheme | None:
+def guess_iob_scheme(sentences: Iterable[Sequence[str]]) -> Scheme | None:
     """The scheme that fits more of the entities; None if undecided."""
     balance = 0  # above zero: IOB1
     for tags in sentences:
         before = None
         for position, tag in enumerate(tags):
             try:
-                prefix, label = _parse_tag(position, tag)
+                prefix, label = _parse_iob_tag(position, tag)
             except TagError:
                 prefix, label = "O", None
             if label is not None and label != before:
@@ -62,7 +62,7 @@ def guess_scheme(sentences: Iterable[Sequence[str]]) -> Scheme | None:
     return None if balance == 0 else "iob1" if balance > 0 else "iob2"
 
 
-def _parse_tag(position: int, tag: str) -> tuple[str, str | None]:
+def _parse_iob_tag(position: int, tag: str) -> tuple[str, str | None]:
     if tag == "O":
         return "O", None
     prefix, dash, label = tag.partition("-")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
-from normscope.corpus.readers.plain_pickle import load_plain
+from normscope.corpus.readers.plain_pickle import load_plain_pickle
 from normscope.errors import NormscopeError
 
 
@@ -15,7 +15,7 @@ def read_papers(path: Path) -> Iterator[Entry | Fault]:
 
     The attention maps in the file are ignored.
     """
-    excerpts = load_plain(path)
+    excerpts = load_plain_pickle(path)
     if not isinstance(excerpts, list) or not all(isinstance(excerpt, dict) for excerpt in excerpts):
         raise NormscopeError(f"{path}: Expected a list of dicts with tokens.")
     for number, excerpt in enumerate(excerpts, 1):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
 from normscope.corpus.readers.plain_text import join_lines
-from normscope.corpus.readers.text_lines import Line, first_damage, text_lines
+from normscope.corpus.readers.text_lines import Line, first_damaged_line, text_lines
 from normscope.errors import NormscopeError
 
 
@@ -31,7 +31,7 @@ def read_pairs(
         _check_pair_tokenizer(tokenizer, max_tokens)
     before: Paragraph | None = None
     for paragraph in _split_paragraphs(text_lines(path)):
-        bad = first_damage(paragraph.lines)
+        bad = first_damaged_line(paragraph.lines)
         if bad is not None:
             yield Fault(f"{path.name}:{paragraph.lines[0].number}", f"{path}:{bad.number}", bad.damage or "")
             before = None
@@ -58,7 +58,7 @@ def heading_level(text: str) -> int:
 def cut_pair(pair: tuple[str, str], tokenizer: Any, max_tokens: int) -> tuple[str, str]:
     """The pair with the end of each text cut off, so that both together have at most `max_tokens` tokens.
 
-    The longer text is cut first; each keeps at least half of the available tokens, or all of its own.
+    The longer text is cut first; each keeps at least half of the available tokens if it has that many.
     """
     room = max_tokens - tokenizer.num_special_tokens_to_add(pair=True)
     ends = [_token_ends(text, tokenizer) for text in pair]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
-from normscope.corpus.readers.text_lines import Line, blocks, first_damage, text_lines
+from normscope.corpus.readers.text_lines import Line, first_damaged_line, line_blocks, text_lines
 
 
 def read_lines(path: Path) -> Iterator[Entry | Fault]:
@@ -18,7 +18,7 @@ def read_lines(path: Path) -> Iterator[Entry | Fault]:
 
 def read_paragraphs(path: Path) -> Iterator[Entry | Fault]:
     """One entry per paragraph, with its lines joined by spaces."""
-    for block in blocks(text_lines(path)):
+    for block in line_blocks(text_lines(path)):
         yield _text_entry(path, block)
 
 
@@ -29,7 +29,7 @@ def join_lines(lines: list[Line]) -> str:
 
 def _text_entry(path: Path, lines: list[Line]) -> Entry | Fault:
     id = f"{path.name}:{lines[0].number}"
-    bad = first_damage(lines)
+    bad = first_damaged_line(lines)
     if bad is not None:
         return Fault(id, f"{path}:{bad.number}", bad.damage or "")
     return entry_or_fault(id, f"{path}:{lines[0].number}", text=join_lines(lines))

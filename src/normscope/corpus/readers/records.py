@@ -1,4 +1,4 @@
-"""Entries from records with named columns, whatever kind of table they come from."""
+"""Entries from the records of any kind of table, by column name."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ def entry_from_record(record: Mapping[str, Any], wanted: SelectedColumns, id: st
     try:
         fields: dict[str, Any] = {}
         if wanted.id is not None:
-            id = _id_column(record, wanted.id)
+            id = _id_from_column(record, wanted.id)
         if wanted.text is not None:
-            fields["text"] = _text_column(record, wanted.text)
+            fields["text"] = _text_from_column(record, wanted.text)
         if wanted.pair is not None:
-            fields["pair"] = tuple(_text_column(record, name) for name in wanted.pair)
+            fields["pair"] = tuple(_text_from_column(record, name) for name in wanted.pair)
         if wanted.words is not None:
-            fields["words"] = words_column(record, wanted.words)
+            fields["words"] = words_from_column(record, wanted.words)
         if wanted.target is not None:
             target = _column_value(record, wanted.target)
-            fields["target"] = target if isinstance(target, str) else words_column(record, wanted.target)
+            fields["target"] = target if isinstance(target, str) else words_from_column(record, wanted.target)
         if wanted.label is not None and record.get(wanted.label) is not None:
             fields["label"] = str(record[wanted.label])
     except NormscopeError as error:
@@ -90,13 +90,13 @@ def entry_from_record(record: Mapping[str, Any], wanted: SelectedColumns, id: st
     return entry_or_fault(id, where, **fields)
 
 
-def words_column(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def words_from_column(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """The words in a column that holds a list of words, or a text to split at white space."""
     value = _column_value(record, name)
     if isinstance(value, str):
         return tuple(value.split())
     if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
-        raise NormscopeError(f"The column {name!r} must hold words, not {_describe_type(value)}.")
+        raise NormscopeError(f"The column {name!r} must hold words, not {_describe_column_type(value)}.")
     return tuple(value)
 
 
@@ -106,19 +106,19 @@ def _column_value(record: Mapping[str, Any], name: str) -> Any:
     return record[name]
 
 
-def _text_column(record: Mapping[str, Any], name: str) -> str:
+def _text_from_column(record: Mapping[str, Any], name: str) -> str:
     value = _column_value(record, name)
     if not isinstance(value, str):
-        raise NormscopeError(f"The column {name!r} must hold text, not {_describe_type(value)}.")
+        raise NormscopeError(f"The column {name!r} must hold text, not {_describe_column_type(value)}.")
     return value
 
 
-def _id_column(record: Mapping[str, Any], name: str) -> str:
+def _id_from_column(record: Mapping[str, Any], name: str) -> str:
     value = _column_value(record, name)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise NormscopeError(f"The column {name!r} must hold an id, a string or an integer, not {value!r}.")
     return str(value)
 
 
-def _describe_type(value: Any) -> str:
+def _describe_column_type(value: Any) -> str:
     return f"a list of {type(value[0]).__name__}" if isinstance(value, list) and value else f"a {type(value).__name__}"

@@ -49,7 +49,7 @@ def text_lines(path: Path) -> Iterator[Line]:
         raise NormscopeError(f"{path}:1: The file is empty.")
 
 
-def blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
+def line_blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
     """Groups of lines between blank lines."""
     block: list[Line] = []
     for line in lines:
@@ -62,7 +62,7 @@ def blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
         yield block
 
 
-def first_damage(lines: Iterable[Line]) -> Line | None:
+def first_damaged_line(lines: Iterable[Line]) -> Line | None:
     """The first line that is not UTF-8, if any."""
     return next((line for line in lines if line.damage), None)
 

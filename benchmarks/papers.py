@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 from benchmarks.measures import Row
 from benchmarks.published import Published
 from normscope import Analyzer, corpus, default_model
-from normscope.corpus.paragraph_pairs import read_pairs
+from normscope.corpus.readers.paragraph_pairs import read_pairs
 from normscope.inputs.encode import encode
 
 NAME = "MiniLM"

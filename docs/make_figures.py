@@ -23,7 +23,7 @@ from matplotlib.patches import FancyArrowPatch
 from normscope import Analysis, Analyzer, default_model
 from normscope.decompose.activations import activation_slope, gate_coefficient
 from normscope.engine.request import LayerShape, Options, estimate_cost, requests_for
-from normscope.measures.amplification import amplification, shares
+from normscope.measures.amplification import amplification, map_shares
 
 FOLDER = Path(__file__).parent / "figures"
 SENTENCE = "The soap opera star Colin Fleming plays tennis in Barnsley."
@@ -61,7 +61,7 @@ def layer(result: Analysis) -> Figure:
     drawn = None
     for n, (scope, component, words) in enumerate(STEPS):
         axes = fig.add_axes((left + n * (side + gap), bottom, side, height))
-        part = shares(result[scope][LAYER]).numpy() * 100
+        part = map_shares(result[scope][LAYER]).numpy() * 100
         drawn = axes.imshow(part, cmap="cividis", norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
         axes.set_xticks(range(len(result.tokens)), result.tokens, rotation=90, fontsize=6)
         labels = result.tokens if n == 0 else [""] * len(result.tokens)
@@ -121,7 +121,7 @@ def weights_and_norms(result: Analysis) -> Figure:
     assert result.value_norms is not None
     weight = result.heads["ATTN-W"][LAYER]
     norm = result.heads["ATTN-N"][LAYER]
-    gap = weight[:, :, 0] - shares(norm)[:, :, 0]  # largest where weight and norm of [CLS] disagree most
+    gap = weight[:, :, 0] - map_shares(norm)[:, :, 0]  # largest where weight and norm of [CLS] disagree most
     head, row = divmod(int(gap[:, 1:-1].argmax()), len(result.tokens) - 2)
     row += 1
     length = result.value_norms[LAYER, head]

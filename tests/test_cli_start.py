@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from normscope import cli
 from normscope.cli import completion
-from normscope.corpus.measuring import _measures, known
-from normscope.corpus.readers import FORMATS
+from normscope.corpus.measure_registry import _measures, describe_measures
+from normscope.corpus.readers.formats import FORMATS
 from normscope.engine.request import GATES, SHARED, VALUE_BIASES
 from normscope.flow.methods import METHODS
 from normscope.models.registry import FAMILIES
@@ -92,11 +92,11 @@ def folder(tmp_path: Path) -> Path:
         ("serve -m ./nowhere --no-open", "there is no such folder"),
         ("serve -m a/b -m c/d --revision main", "--revision is of one model"),
         ("corpus nothing.txt -o run", "Cannot read nothing.txt: No such file or directory."),
-        ("corpus nothing -o run", "say --format huggingface"),
-        ("corpus data.xyz -o run", "Say --format, one of lines"),
+        ("corpus nothing -o run", "use --format huggingface"),
+        ("corpus data.xyz -o run", "Use --format with one of lines"),
         ("corpus other -o run --format lines", "it is a folder"),
         ("corpus data.txt -o data.txt", "data.txt is a file"),
-        ("corpus data.txt -o other", "other is not empty and holds no corpus run"),
+        ("corpus data.txt -o other", "other is not empty and does not contain a corpus run"),
         ("corpus data.txt -o run -m ./nowhere", "there is no such folder"),
         ("corpus data.txt -o run --reader nothing=1", "has no option nothing"),
         ("paper ff nothing.txt -o run", "Cannot read nothing.txt"),
@@ -182,8 +182,10 @@ def test_names_that_are_completed_are_those_there_are() -> None:
     assert tuple(GATES) == completion.GATES
     assert tuple(SHARED) == completion.FLOW_GATES
     assert tuple(VALUE_BIASES) == completion.VALUE_BIASES
-    assert set(completion.MEASURES) <= set(known())
-    own = {name for name, measure in _measures.items() if measure.columns.__module__ == "normscope.corpus.measuring"}
+    assert set(completion.MEASURES) <= set(describe_measures())
+    own = {
+        name for name, measure in _measures.items() if measure.columns.__module__ == "normscope.corpus.measure_registry"
+    }
     assert own == set(completion.MEASURES)
     assert completion.complete_measures("") == [*completion.MEASURES, "list"]
     assert completion.complete_format("") == list(FORMATS)

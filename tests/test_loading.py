@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from normscope import Analyzer, NormscopeError, default_model
-from normscope.corpus.running import model_fingerprint
+from normscope.corpus.runner import model_fingerprint
 from tests.tiny import tiny
 
 

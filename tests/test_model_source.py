@@ -92,7 +92,7 @@ def test_what_a_worker_is_sent(folder: str, tmp_path: Path, monkeypatch: pytest.
         sent.append(load)
         return iter(())
 
-    monkeypatch.setattr(engines, "on_ray", on_ray)
+    monkeypatch.setattr(engines, "compute_with_ray", on_ray)
     source = ModelSource(folder, device="cpu", dtype="float64")
     corpus.run(data, source, tmp_path / "run", engine="ray")
     assert sent[0].__self__ == source
@@ -112,7 +112,7 @@ class StoppedError(Exception):
         ("demo --model MODEL -o OUT", "normscope.cli.loading.load"),
         ("check MODEL", "normscope.cli.loading.load"),
         ("serve --no-open --port 0 --model MODEL", "normscope.cli.loading.load"),
-        ("corpus DATA -o OUT --model MODEL", "normscope.corpus.running.run"),
+        ("corpus DATA -o OUT --model MODEL", "normscope.corpus.runner.run"),
         ("paper ff DATA -o OUT --model MODEL", "normscope.papers.study.reproduce"),
         ("faithfulness DATA -o OUT --model MODEL", "normscope.papers.faithfulness.comparison.compare"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from normscope import NormscopeWarning, default_model
-from normscope.corpus import measuring
+from normscope.corpus import measure_registry
 from normscope.models import registry
 from normscope.models.encoders import BERT
 from tests.tiny import tiny
@@ -49,13 +49,13 @@ def install(folder: Path, families: str = "", measures: str = "") -> Path:
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(measuring, "_measures", dict(measuring._measures))
+    monkeypatch.setattr(measure_registry, "_measures", dict(measure_registry._measures))
     registry._plugin_families.cache_clear()
-    measuring._load_installed.cache_clear()
+    measure_registry._load_measure_entry_points.cache_clear()
     yield
     sys.modules.pop("others_package", None)
     registry._plugin_families.cache_clear()
-    measuring._load_installed.cache_clear()
+    measure_registry._load_measure_entry_points.cache_clear()
 
 
 def test_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +71,8 @@ def test_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(install(tmp_path, measures="count = others_package:installed_count"))
-    assert measuring.measures_of(["installed_count"])[0].scopes == ("weights",)
-    assert measuring.known()["installed_count"] == "layer -> the number of tokens"
+    assert measure_registry.find_measures(["installed_count"])[0].scopes == ("weights",)
+    assert measure_registry.describe_measures()["installed_count"] == "layer -> the number of tokens"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_broken_one_is_told_once(
     families: str, measures: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(install(tmp_path, families, measures))
-    ask = registry.families if families else measuring.known
+    ask = registry.families if families else measure_registry.describe_measures
     with pytest.warns(NormscopeWarning, match=rf"The package others-package .*{reason}") as told:
         assert ask()
     assert len(told) == 1

@@ -11,7 +11,7 @@ from normscope.errors import NormscopeError, NormscopeWarning
 if TYPE_CHECKING:
     from normscope.analysis import Analysis
     from normscope.analyzer import Analyzer
-    from normscope.corpus.measuring import register_measure
+    from normscope.corpus.measure_registry import register_measure
     from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
     from normscope.flow.result import Flow
     from normscope.models.registry import register_family
@@ -35,7 +35,7 @@ _LAZY = {
     "EncoderDecoderAnalysis": "normscope.encoder_decoder_analysis",
     "Flow": "normscope.flow.result",
     "register_family": "normscope.models.registry",
-    "register_measure": "normscope.corpus.measuring",
+    "register_measure": "normscope.corpus.measure_registry",
 }
 
 

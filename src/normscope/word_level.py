@@ -14,7 +14,7 @@ from normscope.analysis import NO_MODEL, Analysis, HeadMaps, Label, Measured
 from normscope.decompose.gram import mixing_ratio
 from normscope.engine.request import check_integers
 from normscope.errors import NormscopeError
-from normscope.measures.words import BEGINS, CONTINUES, words_of
+from normscope.measures.tokens import BEGINS, CONTINUES, number_words
 
 if TYPE_CHECKING:
     from normscope.decompose.layer import Vectors
@@ -175,7 +175,7 @@ def _ids(analysis: Analysis, given: Sequence[int | None] | None) -> Sequence[int
     tokens = [label.token for label in analysis.columns]
     if len(set(ids) - {None}) == 1 and sum(token.startswith(BEGINS) for token in tokens) > 1:
         # Some tokenizers do not split at spaces and call a whole text one word.
-        return words_of(tokens, [id is None for id in ids], ids)
+        return number_words(tokens, [id is None for id in ids], ids)
     return ids
 
 

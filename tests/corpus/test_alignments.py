@@ -34,10 +34,10 @@ def test_links(tmp_path: Path, name: str, content: str) -> None:
         ("talp", "1-3", "word 1 to target word 3"),
         ("talp", "0-1", "words count from 1"),
         ("pharaoh", "3-0", "word 4"),
-        ("pharaoh", "0p1", "neither 1-2 nor 1?2"),
-        ("talp", "1?1", "neither 1-2 nor 1p2"),
+        ("pharaoh", "0p1", "1-2 or 1?2"),
+        ("talp", "1?1", "1-2 or 1p2"),
         ("talp", "1-1-1", "'1-1-1'"),
-        ("talp", "1-" + "9" * 5000, "neither"),
+        ("talp", "1-" + "9" * 5000, "must be written as"),
     ],
 )
 def test_impossible_links(tmp_path: Path, notation: str, links: str, reason: str) -> None:
@@ -53,7 +53,7 @@ def test_damaged_and_empty_sentences_name_their_file(tmp_path: Path) -> None:
     write(tmp_path, b"\xff\nd\n", "s.txt")
     first, second = read(path, source=tmp_path / "s.txt", target=write(tmp_path, "x\n\n", "t.txt"))
     assert bad(first).where == f"{tmp_path / 's.txt'}:1"
-    assert "no target word" in bad(second).reason
+    assert "list of target words is empty" in bad(second).reason
 
 
 def test_files_of_different_lengths(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_jsonl(tmp_path: Path) -> None:
     found = list(read(path, "alignments", possible="maybe"))
     assert good(found[0]).sure == {(0, 0)}
     assert good(found[0]).possible == {(0, 0), (1, 0)}
-    reasons = ["word 3", "pairs of whole", "pairs of whole", "no word", "not JSON", "word 0"]
+    reasons = ["word 3", "pairs of integers", "pairs of integers", "list of words is empty", "not valid JSON", "word 0"]
     for number, reason in enumerate(reasons, 2):
         assert reason in bad(found[number - 1]).reason
         assert bad(found[number - 1]).where == f"{path}:{number}"

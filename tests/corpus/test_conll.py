@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from normscope import NormscopeError
 from normscope.corpus import Entity, read
-from normscope.corpus.iob import entities, told_apart
+from normscope.corpus.readers.iob import entities_from_tags, guess_iob_scheme
 from tests.corpus.files import bad, good, real_file
 from tests.corpus.test_text import write
 
@@ -45,8 +45,8 @@ def test_impossible_spans_are_faults_of_their_line(tmp_path: Path) -> None:
     found = list(read(path))
     assert [bad(found[n]).where for n in (0, 4, 5, 6, 7)] == [f"{path}:{line}" for line in (2, 18, 20, 22, 24)]
     assert "in IOB2 an entity begins with B-PER" in bad(found[0]).reason
-    assert "I-LOC continues no LOC" in bad(found[4]).reason
-    assert "neither O nor B-label nor I-label" in bad(found[5]).reason
+    assert "I-LOC does not follow another LOC" in bad(found[4]).reason
+    assert "must be O, B-label or I-label" in bad(found[5]).reason
     assert [good(entry).entities for entry in found[1:4]] == FOUND
 
 
@@ -85,7 +85,7 @@ def test_documents_byte_order_mark_crlf_and_damage(tmp_path: Path) -> None:
 
 
 def test_only_documents_is_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(NormscopeError, match="no entry in it"):
+    with pytest.raises(NormscopeError, match="contains no entries"):
         read(write(tmp_path, "-DOCSTART- O\n\n", "x.conll"))
 
 
@@ -107,10 +107,10 @@ def test_schemes_round_trip(parts: list[tuple[str, int]]) -> None:
             iob1 += ["O"] * length
             iob2 += ["O"] * length
         before = label
-    assert entities(iob1, "iob1") == entities(iob1, None) == tuple(expected)
-    assert entities(iob2, "iob2") == entities(iob2, None) == tuple(expected)
-    assert told_apart([iob1]) == ("iob1" if expected else None)
-    assert told_apart([iob2]) == ("iob2" if expected else None)
+    assert entities_from_tags(iob1, "iob1") == entities_from_tags(iob1, None) == tuple(expected)
+    assert entities_from_tags(iob2, "iob2") == entities_from_tags(iob2, None) == tuple(expected)
+    assert guess_iob_scheme([iob1]) == ("iob1" if expected else None)
+    assert guess_iob_scheme([iob2]) == ("iob2" if expected else None)
 
 
 def rows(*cells: str) -> str:
@@ -138,14 +138,14 @@ def test_conllu(tmp_path: Path) -> None:
     ("cells", "line", "reason"),
     [
         (["1 a", "3 b"], 2, "expected 2"),
-        (["1 a", "x b"], 2, "none of"),
-        (["1 a", "1-" + "9" * 5000 + " b"], 2, "none of"),
+        (["1 a", "x b"], 2, "must have the form"),
+        (["1 a", "1-" + "9" * 5000 + " b"], 2, "must have the form"),
         (["1 a b", "2 b"], 1, "11 columns"),
-        (["1-3 a", "1 b", "2 c"], 3, "inside a multiword token"),
+        (["1-3 a", "1 b", "2 c"], 3, "inside the multiword token"),
         (["2-1 a", "1 b"], 1, "expected 1"),
-        (["1-2 a", "1 b", "2-3 c", "2 d", "3 e"], 3, "inside another"),
-        (["# text = a c", "1 a", "2 b"], 3, "'b' is not what follows"),
-        (["# text = a b c", "1 a", "2 b"], 3, "goes on with 'c'"),
+        (["1-2 a", "1 b", "2-3 c", "2 d", "3 e"], 3, "empty or nested"),
+        (["# text = a c", "1 a", "2 b"], 3, "'b' does not come next"),
+        (["# text = a b c", "1 a", "2 b"], 3, "continues with 'c'"),
     ],
 )
 def test_conllu_malformed(tmp_path: Path, cells: list[str], line: int, reason: str) -> None:

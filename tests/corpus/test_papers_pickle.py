@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from normscope import NormscopeError
 from normscope.corpus import read
-from normscope.corpus.plain_pickle import ABSENT, load_plain
+from normscope.corpus.readers.plain_pickle import ABSENT, load_plain_pickle
 from tests.corpus.files import bad, good
 from tests.corpus.test_text import write
 
@@ -52,13 +52,13 @@ def test_strings_of_python_2(tmp_path: Path) -> None:
     short = b"\x80\x02]q\x00}q\x01U\x06tokens]U" + bytes([len(token)]) + token + b"asa."
     assert good(next(read(write(tmp_path, short, "x.pkl")))).words == ("é",)
     long = b"\x80\x02]T" + struct.pack("<i", 1 << 21) + b"\xff" * (1 << 21) + b"a."
-    assert load_plain(write(tmp_path, long, "x.pkl")) == [ABSENT]
+    assert load_plain_pickle(write(tmp_path, long, "x.pkl")) == [ABSENT]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(value=VALUES, protocol=st.integers(0, pickle.HIGHEST_PROTOCOL))
 def test_plain_values_as_pickle_itself_reads_them(tmp_path: Path, value: Any, protocol: int) -> None:
-    assert load_plain(write(tmp_path, pickle.dumps(value, protocol))) == value
+    assert load_plain_pickle(write(tmp_path, pickle.dumps(value, protocol))) == value
 
 
 class Call:
@@ -140,7 +140,7 @@ def test_damaged_pickles(tmp_path: Path, name: str) -> None:
 
 
 def test_a_huge_memo_index_takes_no_memory(tmp_path: Path) -> None:
-    assert load_plain(write(tmp_path, b"]r\xff\xff\xff\xff.")) == []
+    assert load_plain_pickle(write(tmp_path, b"]r\xff\xff\xff\xff.")) == []
 
 
 def test_lists_that_hold_themselves(tmp_path: Path) -> None:

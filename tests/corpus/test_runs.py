@@ -18,7 +18,8 @@ import torch
 
 import normscope
 from normscope import Analyzer, NormscopeError, corpus, default_model
-from normscope.corpus import engines, measuring, running, store
+from normscope.corpus import engines, measure_registry, store
+from normscope.corpus.plan import Plan
 from tests.test_inputs import WORDS as VOCABULARY
 from tests.test_inputs import toy_tokenizer
 from tests.tiny import tiny
@@ -180,7 +181,7 @@ def test_faults_are_listed_and_the_rest_is_done(data: Path, folder: Path, tmp_pa
 
 
 def test_an_own_measure(data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_measures", dict(measuring._measures))
+    monkeypatch.setattr(measure_registry, "_measures", dict(measure_registry._measures))
 
     @normscope.register_measure("top", scopes=["layer"])
     def top(analysis: Any) -> dict[str, Any]:
@@ -202,9 +203,9 @@ def test_bad_places(data: Path, folder: Path, tmp_path: Path) -> None:
     (full / "something").write_text("x")
     with pytest.raises(NormscopeError, match="not empty"):
         quick(data, folder, full)
-    with pytest.raises(NormscopeError, match="Cannot make"):
+    with pytest.raises(NormscopeError, match="Cannot create"):
         quick(data, folder, data / "run")
-    with pytest.raises(NormscopeError, match="no corpus run"):
+    with pytest.raises(NormscopeError, match="does not contain a corpus run"):
         corpus.open(tmp_path / "nowhere")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "manifest.json").write_text("{}")
@@ -301,9 +302,9 @@ def test_many_entries_are_planned_without_holding_them(folder: Path, tmp_path: P
             seen += 1
             yield corpus.Entry(id=str(number), text="a")
 
-    from normscope.corpus.shards import split
+    from normscope.corpus.shards import split_into_shards
 
-    shards = split(entries(), 64)
+    shards = split_into_shards(entries(), 64)
     next(shards)
     assert seen <= 65
     assert sum(1 for _ in shards) == 100_000 // 64
@@ -326,7 +327,7 @@ def _workers() -> list[int]:
             pid = int(parent[1])
         return pid == os.getpid()
 
-    return [pid for pid in parents if "ray::_Worker" in _content(Path(f"/proc/{pid}/cmdline")) and ours(pid)]
+    return [pid for pid in parents if "ray::_RayWorker" in _content(Path(f"/proc/{pid}/cmdline")) and ours(pid)]
 
 
 @pytest.mark.slow
@@ -361,7 +362,7 @@ def test_ray_needs_a_name(data: Path, folder: Path, tmp_path: Path, monkeypatch:
         quick(data, Analyzer.from_pretrained(folder), tmp_path / "x", engine="ray")  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(NormscopeError, match="normscope\\[ray\\]"):
-        list(engines.on_ray(lambda: None, running.Plan(), [], 1, 1, None))
+        list(engines.compute_with_ray(lambda: None, Plan(), [], 1, 1, None))
 
 
 def test_manifest(data: Path, folder: Path, tmp_path: Path) -> None:
@@ -466,5 +467,5 @@ def test_a_worker_computes_where_ray_has_put_it(
 
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: given)
     asked: list[Any] = []
-    engines._Worker(lambda **options: asked.append(options), running.Plan(), torch.get_num_threads())
+    engines._RayWorker(lambda **options: asked.append(options), Plan(), torch.get_num_threads())
     assert asked == [{"device": device}]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from normscope import NormscopeError
 from normscope.corpus import FORMATS, Entry, Fault, read, strict
-from normscope.corpus.paragraph_pairs import cut_pair, heading_level
+from normscope.corpus.readers.paragraph_pairs import cut_pair, heading_level
 from tests.corpus.files import bad, good, letters_tokenizer, real_file
 
 
@@ -78,14 +78,14 @@ def test_missing_files_and_folders_are_refused_at_once(tmp_path: Path, format: s
 
 
 def test_blank_files_are_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(NormscopeError, match="no entry in it"):
+    with pytest.raises(NormscopeError, match="contains no entries"):
         read(write(tmp_path, "\n \n\r\n"))
-    with pytest.raises(NormscopeError, match="no entry in it"):
+    with pytest.raises(NormscopeError, match="contains no entries"):
         read(write(tmp_path, "\n \n\r\n", "x.csv"))
 
 
 def test_read_says_how_to_name_a_format(tmp_path: Path) -> None:
-    with pytest.raises(NormscopeError, match=r"Say format=, one of lines, paragraphs.*conllu"):
+    with pytest.raises(NormscopeError, match=r"Use format= with one of lines, paragraphs.*conllu"):
         read(write(tmp_path, "a", "x.testa"))
     with pytest.raises(NormscopeError, match="Unknown format 'line'"):
         read(write(tmp_path, "a"), "line")

@@ -13,8 +13,8 @@ import torch
 
 import normscope
 from normscope import NormscopeError, corpus, default_model
-from normscope.corpus.measuring import _measures, reachable
-from normscope.corpus.store import Sums
+from normscope.corpus.measure_registry import _measures, reachable_cells
+from normscope.corpus.store import GroupedSums
 
 TEXTS = ("A short one.", "A second one that is a little longer.", "Three words only")
 
@@ -70,9 +70,9 @@ def test_a_measure_that_is_added_up(own: Any, tmp_path: Path) -> None:
 
 
 def test_sums_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sums, "AT_ONCE", 50)
+    monkeypatch.setattr(GroupedSums, "AT_ONCE", 50)
     rng = np.random.default_rng(0)
-    sums, keys = Sums(["count"]), []
+    sums, keys = GroupedSums(["count"]), []
     for _ in range(40):
         some = rng.integers(0, 7, 20)
         keys.append(some)
@@ -139,10 +139,10 @@ def test_cells_that_a_causal_model_can_reach() -> None:
 
     lens = Analyzer(tiny("llama"))
     result = lens.analyze(inputs("llama", lens.model, 5))
-    assert torch.equal(reachable(result), torch.ones(5, 5).tril().bool())
+    assert torch.equal(reachable_cells(result), torch.ones(5, 5).tril().bool())
     both = Analyzer(tiny("marian"))
     decoder = both.analyze(inputs("marian", both.model, 5, 3)).decoder
     expected = torch.cat([torch.ones(3, 3).tril().bool(), torch.ones(3, 5).bool()], 1)
-    assert torch.equal(reachable(decoder), expected)
+    assert torch.equal(reachable_cells(decoder), expected)
     encoder = both.analyze(inputs("marian", both.model, 5, 3)).encoder
-    assert bool(reachable(encoder).all())
+    assert bool(reachable_cells(encoder).all())

@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 from normscope import NormscopeError, default_model
 from normscope.cli import app
-from normscope.corpus import measuring
+from normscope.corpus import measure_registry
 from normscope.models import loading, registry
 from tests.docs.pages import DOCS, ROOT, SHOWN, Block, blocks, commands, pages
 
@@ -93,8 +93,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text, encoding="utf-8")
     classifier(tmp_path / "classifier")
     monkeypatch.setattr(registry, "_registered", [])
-    measuring.measures_of(["flow"])  # loads all there are: one first loaded by a page would be forgotten after it
-    monkeypatch.setattr(measuring, "_measures", dict(measuring._measures))
+    measure_registry.find_measures(["flow"])  # loads them all: one first loaded by a page would be lost after it
+    monkeypatch.setattr(measure_registry, "_measures", dict(measure_registry._measures))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

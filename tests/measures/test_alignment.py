@@ -8,8 +8,8 @@ import torch
 
 from normscope import NormscopeError
 from normscope.corpus import strict
-from normscope.corpus.readers import read
-from normscope.measures.alignment import Hits, argmax_links, hits, word_maps
+from normscope.corpus.readers.formats import read
+from normscope.measures.alignment import Hits, argmax_links, count_gold_hits, word_maps
 from tests.corpus.files import real_file
 
 # Three source tokens (two of one word, then the end), decoder inputs: start, y_1 (two subwords), y_2.
@@ -62,7 +62,7 @@ def test_aer_by_hand() -> None:
     # Target words 0 to 3 are linked to sources 0, 2, 1 and none. Sure: (0,0) (1,1). Possible besides: (1,2) (3,3).
     sure = frozenset({(0, 0), (1, 1)})
     possible = sure | {(1, 2), (3, 3)}
-    found = hits(torch.tensor([0, 2, 1, -1]), 4, sure, possible)
+    found = count_gold_hits(torch.tensor([0, 2, 1, -1]), 4, sure, possible)
     assert {name: int(value) for name, value in found.items()} == {
         "links": 3,
         "linked": 3,
@@ -82,7 +82,7 @@ def test_the_corpus_is_one_sum_of_sentences() -> None:
 
 def test_unlinked_target_words_can_be_left_out() -> None:
     gold = frozenset({(0, 0)})
-    found = hits(torch.tensor([0, 1, 1]), 2, gold, gold)
+    found = count_gold_hits(torch.tensor([0, 1, 1]), 2, gold, gold)
     assert (int(found["links"]), int(found["linked"]), int(found["in_sure"])) == (3, 1, 1)
     assert Hits(1, 1, 1, 1).aer == 0
 
@@ -101,7 +101,7 @@ def test_counts_against_sets() -> None:
     possible = frozenset(generator.sample(cells, 15))
     sure = frozenset(generator.sample(sorted(possible), 7))
     best = torch.tensor([[[generator.randint(-1, 5) for _ in range(9)] for _ in range(3)] for _ in range(2)])
-    found = hits(best, 6, sure, possible)
+    found = count_gold_hits(best, 6, sure, possible)
     for layer in range(2):
         for head in range(3):
             drawn = {(int(s), t) for t, s in enumerate(best[layer, head]) if s >= 0}
@@ -119,7 +119,7 @@ def test_the_gold_links_of_a_real_corpus() -> None:
     for entry in entries:
         first = {target: source for source, target in sorted(entry.sure, reverse=True)}
         best = torch.tensor([first.get(target, -1) for target in range(len(entry.target or ()))])
-        for name, value in hits(best, len(entry.words or ()), entry.sure, entry.possible).items():
+        for name, value in count_gold_hits(best, len(entry.words or ()), entry.sure, entry.possible).items():
             totals[name] += int(value)
     sure = sum(len(entry.sure) for entry in entries)
     drawn = sum(len({target for _, target in entry.sure}) for entry in entries)
@@ -136,10 +136,10 @@ def test_the_gold_links_of_a_real_corpus() -> None:
         (lambda: word_maps(MAP, SOURCE, TARGET, "AWX"), "AWO or AWI"),
         (lambda: word_maps(MAP, (0, 0), TARGET, "AWO"), "4 rows and 3 columns"),
         (lambda: word_maps(MAP, SOURCE, (0, 1, 2, 3), "AWO"), "start token"),
-        (lambda: word_maps(MAP, (0, 2, None), TARGET, "AWO"), "without a token"),
-        (lambda: hits(torch.tensor([0]), 1, frozenset({(0, 0)}), frozenset()), "contain the sure"),
-        (lambda: hits(torch.tensor([0]), 1, frozenset(), frozenset({(0, 1)})), "target word 2"),
-        (lambda: hits(torch.tensor([0]), 1, frozenset(), frozenset({(3, 0)})), "word 4"),
+        (lambda: word_maps(MAP, (0, 2, None), TARGET, "AWO"), "must have a token"),
+        (lambda: count_gold_hits(torch.tensor([0]), 1, frozenset({(0, 0)}), frozenset()), "contain the sure"),
+        (lambda: count_gold_hits(torch.tensor([0]), 1, frozenset(), frozenset({(0, 1)})), "target word 2"),
+        (lambda: count_gold_hits(torch.tensor([0]), 1, frozenset(), frozenset({(3, 0)})), "word 4"),
     ],
 )
 def test_bad_input(call: object, said: str) -> None:

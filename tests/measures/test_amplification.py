@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normscope import NormscopeError
-from normscope.measures.amplification import amplification, shares
+from normscope.measures.amplification import amplification, map_shares
 
 BEFORE = torch.tensor([[1.0, 3.0], [2.0, 2.0]])
 AFTER = torch.tensor([[5.0, 5.0], [1.0, 0.0]])
@@ -34,11 +34,11 @@ def test_gains_and_losses_cancel(axis: str, summed: int) -> None:
 
 
 def test_what_is_zero_stays_zero() -> None:
-    assert torch.equal(shares(torch.zeros(2, 2)), torch.zeros(2, 2, dtype=torch.float64))
+    assert torch.equal(map_shares(torch.zeros(2, 2)), torch.zeros(2, 2, dtype=torch.float64))
 
 
 def test_bad_maps() -> None:
     with pytest.raises(NormscopeError, match="shape"):
         amplification(BEFORE, AFTER[:1])
-    with pytest.raises(NormscopeError, match="output or input"):
-        shares(BEFORE, "rows")  # type: ignore[arg-type]
+    with pytest.raises(NormscopeError, match="'output' or 'input'"):
+        map_shares(BEFORE, "rows")  # type: ignore[arg-type]

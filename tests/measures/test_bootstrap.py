@@ -12,7 +12,7 @@ from scipy import stats
 
 from normscope import NormscopeError
 from normscope.measures import bootstrap
-from normscope.measures.bootstrap import clustered, difference_of_means, resampled_means
+from normscope.measures.bootstrap import clustered_difference, difference_of_means, resampled_means
 
 
 def test_against_scipy() -> None:
@@ -82,7 +82,7 @@ def test_false_positives_of_clusters() -> None:
         values = offset + 0.3 * generator.standard_normal((clusters, each, 2))
         by_instance += difference_of_means(values[..., 0], values[..., 1], resamples=200, seed=seed).p < 0.05
         counts = np.full((clusters, 2), each)
-        (found,) = clustered(values.sum(1)[None], counts, resamples=400, seed=seed)
+        (found,) = clustered_difference(values.sum(1)[None], counts, resamples=400, seed=seed)
         by_cluster += found.p < 0.05
     assert by_instance / tries > 0.2
     assert 0.012 < by_cluster / tries < 0.088
@@ -94,7 +94,7 @@ def test_clusters_by_hand() -> None:
     counts = generator.integers(0, 5, (30, 2))
     counts[0] = 3
     sums = np.stack([counts * generator.normal([1.0, 0.8], 0.3, (30, 2)), counts * 2.0])
-    found = clustered(sums, counts, resamples=5000)
+    found = clustered_difference(sums, counts, resamples=5000)
     drawn = []
     for _ in range(4000):
         some = generator.integers(0, 30, 30)
@@ -147,9 +147,9 @@ def test_a_large_layer_is_not_drawn_value_by_value() -> None:
 
 def test_empty_groups_and_bad_options() -> None:
     assert isnan(difference_of_means([], [1.0]).p)
-    assert isnan(clustered(np.zeros((1, 2, 2)), np.array([[1, 0], [1, 0]]))[0].p)
+    assert isnan(clustered_difference(np.zeros((1, 2, 2)), np.array([[1, 0], [1, 0]]))[0].p)
     for options in ({"resamples": 0}, {"sided": "three"}, {"alpha": 0.0}):
         with pytest.raises(NormscopeError):
             difference_of_means([1.0], [1.0], **options)  # type: ignore[arg-type]
-    with pytest.raises(NormscopeError, match="belong together"):
-        clustered(np.zeros((1, 2, 2)), np.zeros((3, 2)))
+    with pytest.raises(NormscopeError, match=r"\(layers, clusters, 2\) and"):
+        clustered_difference(np.zeros((1, 2, 2)), np.zeros((3, 2)))

@@ -5,12 +5,12 @@ from math import isnan
 import numpy as np
 import pytest
 
-from normscope.measures.dispersion import EMPTY, Moments, combined, moments
+from normscope.measures.dispersion import EMPTY, Moments, combine_moments, moments
 
 
 def parts_of(values: np.ndarray, cuts: list[int]) -> Moments:
     found = [moments(part) for part in np.split(values, cuts)]
-    return combined(*zip(*(vars(part).values() for part in found), strict=True))
+    return combine_moments(*zip(*(vars(part).values() for part in found), strict=True))
 
 
 @pytest.mark.parametrize("offset", [0.0, 5.0, 1e8])  # a sum of squares would lose every digit at 1e8
@@ -27,7 +27,7 @@ def test_parts_make_the_whole(offset: float, cuts: list[int]) -> None:
 
 
 def test_by_hand() -> None:
-    found = combined([1, 2], [2.0, 5.0], [0.0, 2.0], [2.0, 6.0], [2.0, 4.0])  # 2 and 4, 6
+    found = combine_moments([1, 2], [2.0, 5.0], [0.0, 2.0], [2.0, 6.0], [2.0, 4.0])  # 2 and 4, 6
     assert found == Moments(3, 4.0, 8.0, 6.0, 2.0)
     assert found.deviation() == pytest.approx((8 / 3) ** 0.5)
     assert found.deviation(sample=True) == 2.0
@@ -40,10 +40,10 @@ def test_single_precision_is_added_up_in_double() -> None:
 
 def test_nothing_and_one_value() -> None:
     assert moments([]) is EMPTY
-    assert combined([0, 0], [1.0, np.nan], [0, 0], [9, 9], [9, 9]) is EMPTY
+    assert combine_moments([0, 0], [1.0, np.nan], [0, 0], [9, 9], [9, 9]) is EMPTY
     assert isnan(EMPTY.deviation())
     assert isnan(EMPTY.variation())
-    one = combined([0, 1], [np.nan, 3.0], [np.nan, 0.0], [np.nan, 3.0], [np.nan, 3.0])
+    one = combine_moments([0, 1], [np.nan, 3.0], [np.nan, 0.0], [np.nan, 3.0], [np.nan, 3.0])
     assert one == Moments(1, 3.0, 0.0, 3.0, 3.0)
     assert one.deviation() == 0
     assert isnan(one.deviation(sample=True))

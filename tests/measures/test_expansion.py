@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normscope import NormscopeError
-from normscope.measures import expansion
+from normscope.measures.expansion import expansion_rate, released_code_expansion_rate
 
 
 def affine(d: int, k: int, seed: int = 0, *, bias: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -45,15 +45,15 @@ def rate(matrix: np.ndarray) -> float:
 @pytest.mark.parametrize(("d", "k"), [(6, 6), (5, 8), (9, 4), (1, 1)])
 def test_the_papers_matrix(d: int, k: int) -> None:
     given = affine(d, k)
-    assert expansion.paper(*given) == pytest.approx(rate(papers_matrix(*given)), rel=1e-12)
+    assert expansion_rate(*given) == pytest.approx(rate(papers_matrix(*given)), rel=1e-12)
 
 
 @pytest.mark.parametrize("d", [1, 2, 7])
 def test_the_codes_matrix(d: int) -> None:
     given = affine(d, d, seed=d)
-    found = expansion.code(*given)
+    found = released_code_expansion_rate(*given)
     assert found == pytest.approx(rate(codes_matrix(*given)), rel=1e-12)
-    assert found != pytest.approx(expansion.paper(*given), rel=1e-3)
+    assert found != pytest.approx(expansion_rate(*given), rel=1e-3)
 
 
 def test_the_matrix_does_what_the_layer_does() -> None:
@@ -71,33 +71,33 @@ def test_the_rate_is_the_root_mean_square_amplification() -> None:
     generator = np.random.default_rng(0)
     x = np.concatenate([generator.standard_normal((1_000_000, 4)), np.ones((1_000_000, 1))], axis=1)
     drawn = np.sqrt(np.square(x @ matrix).sum(1).mean() / np.square(x).sum(1).mean())
-    assert expansion.paper(*given) == pytest.approx(drawn, rel=5e-3)
+    assert expansion_rate(*given) == pytest.approx(drawn, rel=5e-3)
     signs = np.stack(np.meshgrid(*[[-1.0, 1.0]] * 4), -1).reshape(-1, 4)  # E x^T x = I, exactly
     x = np.concatenate([signs, np.ones((16, 1))], axis=1)
-    assert expansion.paper(*given) == pytest.approx(np.sqrt(np.square(x @ matrix).sum(1).mean() / 5), rel=1e-12)
+    assert expansion_rate(*given) == pytest.approx(np.sqrt(np.square(x @ matrix).sum(1).mean() / 5), rel=1e-12)
 
 
 def test_known_answers() -> None:
     eye, zero = torch.eye(3), torch.zeros(3)
-    assert expansion.paper(eye, zero, eye, zero) == expansion.code(eye, zero, eye, zero) == 1.0
-    assert expansion.paper(eye, zero, 0 * eye, zero) == pytest.approx(0.5)
+    assert expansion_rate(eye, zero, eye, zero) == released_code_expansion_rate(eye, zero, eye, zero) == 1.0
+    assert expansion_rate(eye, zero, 0 * eye, zero) == pytest.approx(0.5)
     one = torch.tensor([0.0, 2.0, 0.0])
-    assert expansion.paper(eye, one, eye, one) == pytest.approx(np.sqrt((3 + 16 + 1) / 4))
-    assert expansion.code(eye, one, eye, one) == pytest.approx(np.sqrt((3 + 4 + 4 + 25) / 4))
+    assert expansion_rate(eye, one, eye, one) == pytest.approx(np.sqrt((3 + 16 + 1) / 4))
+    assert released_code_expansion_rate(eye, one, eye, one) == pytest.approx(np.sqrt((3 + 4 + 4 + 25) / 4))
 
 
 def test_without_biases_both_agree() -> None:
     given = affine(5, 8, bias=False)
-    assert expansion.code(*given) == pytest.approx(expansion.paper(*given), rel=1e-12)
+    assert released_code_expansion_rate(*given) == pytest.approx(expansion_rate(*given), rel=1e-12)
 
 
 def test_a_bias_that_does_not_fit() -> None:
-    assert expansion.code(*affine(5, 8)) is None
+    assert released_code_expansion_rate(*affine(5, 8)) is None
 
 
 def test_bad_shapes() -> None:
     W_V, b_V, W_O, b_O = affine(5, 8)
     with pytest.raises(NormscopeError, match=r"\(8, 5\)"):
-        expansion.paper(W_O, b_V, W_V, b_O)
+        expansion_rate(W_O, b_V, W_V, b_O)
     with pytest.raises(NormscopeError, match="shapes"):
-        expansion.code(b_V, b_V, W_V, b_O)
+        released_code_expansion_rate(b_V, b_V, W_V, b_O)

@@ -9,45 +9,43 @@ import pytest
 from scipy import stats
 
 from normscope import NormscopeError
-from normscope.measures import faithfulness
+from normscope.measures.correlation import kendall_of_lists, spearman_of_lists
 from normscope.measures.faithfulness import (
-    accuracy,
-    all_but,
+    all_but_top_tokens,
     aopc,
-    area,
-    by_entry,
-    count,
-    drop,
-    interval,
-    kendall,
-    ranking,
-    removed,
-    spearman,
+    area_under_curve,
+    bootstrap_interval,
+    choice_accuracy,
+    count_in_share,
+    mean_by_entry,
+    probability_drop,
+    rank_by_score,
+    top_tokens,
 )
 
 
 def test_counts_are_rounded_up() -> None:
-    assert [count(share, 10) for share in (0, 0.01, 0.1, 0.11, 0.5, 0.9, 1)] == [0, 1, 1, 2, 5, 9, 10]
-    assert [count(share, 3) for share in (0.1, 0.34, 2 / 3)] == [1, 2, 2]
-    assert count(0.3, 10) == 3  # although 0.3 * 10 is a little more than 3 in binary
+    assert [count_in_share(share, 10) for share in (0, 0.01, 0.1, 0.11, 0.5, 0.9, 1)] == [0, 1, 1, 2, 5, 9, 10]
+    assert [count_in_share(share, 3) for share in (0.1, 0.34, 2 / 3)] == [1, 2, 2]
+    assert count_in_share(0.3, 10) == 3  # although 0.3 * 10 is a little more than 3 in binary
     for share in (-0.1, 1.1):
         with pytest.raises(NormscopeError, match="between 0 and 1"):
-            count(share, 4)
+            count_in_share(share, 4)
 
 
 def test_who_is_removed() -> None:
-    order = ranking([0.1, -3.0, 2.0, 0.1, 0.5])
+    order = rank_by_score([0.1, -3.0, 2.0, 0.1, 0.5])
     assert order == (2, 4, 0, 3, 1)  # signed, and of equals the earlier first
-    assert removed(order, 0.4) == {2, 4}
-    assert all_but(order, 0.4) == {0, 3, 1}
-    assert removed(order, 0) == all_but(order, 1) == frozenset()
-    assert removed(order, 1) == all_but(order, 0) == {0, 1, 2, 3, 4}
+    assert top_tokens(order, 0.4) == {2, 4}
+    assert all_but_top_tokens(order, 0.4) == {0, 3, 1}
+    assert top_tokens(order, 0) == all_but_top_tokens(order, 1) == frozenset()
+    assert top_tokens(order, 1) == all_but_top_tokens(order, 0) == {0, 1, 2, 3, 4}
     with pytest.raises(NormscopeError, match="finite"):
-        ranking([1.0, math.nan])
+        rank_by_score([1.0, math.nan])
 
 
 def test_drops_and_their_mean() -> None:
-    drops = drop([0.9, 0.6], [[0.8, 0.5, 0.1], [0.7, 0.6, 0.0]])
+    drops = probability_drop([0.9, 0.6], [[0.8, 0.5, 0.1], [0.7, 0.6, 0.0]])
     np.testing.assert_allclose(drops, [[0.1, 0.4, 0.8], [-0.1, 0.0, 0.6]])
     np.testing.assert_allclose(aopc(drops), [1.3 / 3, 0.5 / 3])
     np.testing.assert_allclose(aopc(drops, with_empty=True), [1.3 / 4, 0.5 / 4])
@@ -57,29 +55,29 @@ def test_drops_and_their_mean() -> None:
 
 def test_areas() -> None:
     shares = (0, 0.25, 1)
-    assert area([1.0, 1.0, 1.0], shares) == pytest.approx(1)
-    assert area([1.0, 0.0, 0.0], shares) == pytest.approx(0.125)  # a triangle over the first quarter
-    np.testing.assert_allclose(area([[0, 1, 0], [1, 1, 0]], shares), [0.5, 0.25 + 0.375])
-    assert area([2.0, 4.0], (0.1, 0.3)) == pytest.approx(3)  # over its own range
+    assert area_under_curve([1.0, 1.0, 1.0], shares) == pytest.approx(1)
+    assert area_under_curve([1.0, 0.0, 0.0], shares) == pytest.approx(0.125)  # a triangle over the first quarter
+    np.testing.assert_allclose(area_under_curve([[0, 1, 0], [1, 1, 0]], shares), [0.5, 0.25 + 0.375])
+    assert area_under_curve([2.0, 4.0], (0.1, 0.3)) == pytest.approx(3)  # over its own range
     for bad in ((0, 0.25), (0, 0.5, 0.5), (0, 1, 0.5)):
-        with pytest.raises(NormscopeError, match="rising shares"):
-            area([1.0, 1.0, 1.0], bad)
+        with pytest.raises(NormscopeError, match="increasing shares"):
+            area_under_curve([1.0, 1.0, 1.0], bad)
 
 
 def test_accuracy() -> None:
-    found = accuracy([[1, 1, 0], [2, 0, 2]], [1, 2])
+    found = choice_accuracy([[1, 1, 0], [2, 0, 2]], [1, 2])
     np.testing.assert_array_equal(found, [[1, 1, 0], [1, 0, 1]])
     np.testing.assert_allclose(found.mean(0), [1, 0.5, 0.5])
 
 
 def test_rank_correlations_by_hand() -> None:
-    assert spearman([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
-    assert kendall([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
-    assert kendall([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)  # two pairs agree, one does not
-    assert math.isnan(kendall([1, 1, 1], [1, 2, 3]))
-    assert math.isnan(spearman([1, 1, 1], [1, 2, 3]))
-    with pytest.raises(NormscopeError, match="cannot be compared"):
-        kendall([1, 2], [1, 2, 3])
+    assert spearman_of_lists([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert kendall_of_lists([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert kendall_of_lists([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)  # two pairs agree, one does not
+    assert math.isnan(kendall_of_lists([1, 1, 1], [1, 2, 3]))
+    assert math.isnan(spearman_of_lists([1, 1, 1], [1, 2, 3]))
+    with pytest.raises(NormscopeError, match="same length"):
+        kendall_of_lists([1, 2], [1, 2, 3])
 
 
 def test_rank_correlations_against_scipy() -> None:
@@ -87,26 +85,26 @@ def test_rank_correlations_against_scipy() -> None:
     for size in (2, 5, 40):
         a, b = generator.integers(0, 6, (2, size)).astype(float)
         if a.std() and b.std():
-            assert kendall(a, b) == pytest.approx(stats.kendalltau(a, b).statistic, abs=1e-12)
-            assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-12)
+            assert kendall_of_lists(a, b) == pytest.approx(stats.kendalltau(a, b).statistic, abs=1e-12)
+            assert spearman_of_lists(a, b) == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-12)
 
 
 def test_intervals() -> None:
-    same = interval([0.5] * 20)
+    same = bootstrap_interval([0.5] * 20)
     assert (same.mean, same.low, same.high) == (0.5, 0.5, 0.5)
     assert same.p == pytest.approx(2 / 10_001)
     values = np.random.default_rng(1).normal(0.3, 1, 400)
-    found = interval(values, seed=3)
+    found = bootstrap_interval(values, seed=3)
     half = 1.96 * values.std() / 20
     assert found.mean == pytest.approx(values.mean())
     assert found.low == pytest.approx(values.mean() - half, abs=0.01)
     assert found.high == pytest.approx(values.mean() + half, abs=0.01)
-    assert found == interval(values, seed=3)
-    assert interval([0.2, math.nan, 0.4]).mean == pytest.approx(0.3)
-    assert math.isnan(interval([]).mean)
-    assert math.isnan(interval([math.nan]).low)
+    assert found == bootstrap_interval(values, seed=3)
+    assert bootstrap_interval([0.2, math.nan, 0.4]).mean == pytest.approx(0.3)
+    assert math.isnan(bootstrap_interval([]).mean)
+    assert math.isnan(bootstrap_interval([math.nan]).low)
     with pytest.raises(NormscopeError, match="alpha"):
-        interval([1.0], alpha=0)
+        bootstrap_interval([1.0], alpha=0)
 
 
 def test_intervals_cover_what_they_say() -> None:
@@ -114,21 +112,21 @@ def test_intervals_cover_what_they_say() -> None:
     generator = np.random.default_rng(0)
     hits = 0
     for _ in range(200):
-        found = interval(generator.exponential(1, 60), resamples=500)
+        found = bootstrap_interval(generator.exponential(1, 60), resamples=500)
         hits += found.low <= 1 <= found.high
     assert 0.88 < hits / 200 < 0.98
 
 
 def test_values_of_one_entry_are_one() -> None:
-    found = by_entry([1, 3, 10, math.nan, 5], ["b", "b", "a", "c", "a"])
+    found = mean_by_entry([1, 3, 10, math.nan, 5], ["b", "b", "a", "c", "a"])
     np.testing.assert_array_equal(found, [2, 7.5, math.nan])
-    with pytest.raises(NormscopeError, match="2 values, but 1 entries"):
-        by_entry([1, 2], ["a"])
+    with pytest.raises(NormscopeError, match="2 values, got 1"):
+        mean_by_entry([1, 2], ["a"])
 
 
 def test_a_paired_difference_sees_what_an_unpaired_one_does_not() -> None:
     generator = np.random.default_rng(0)
     level = generator.normal(0, 5, 200)
     first, second = level + 0.1, level + generator.normal(0, 0.2, 200)
-    assert interval(first - second).p < 0.01
-    assert faithfulness.interval(first).low < interval(second).mean < interval(first).high
+    assert bootstrap_interval(first - second).p < 0.01
+    assert bootstrap_interval(first).low < bootstrap_interval(second).mean < bootstrap_interval(first).high

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normscope import NormscopeError
-from normscope.measures.matching import matched
+from normscope.measures.matching import match_distances
 
 DISTANCES = st.lists(st.integers(-6, 6), max_size=60)
 
@@ -18,7 +18,7 @@ DISTANCES = st.lists(st.integers(-6, 6), max_size=60)
 @given(DISTANCES, DISTANCES, st.integers(0, 5))
 @settings(max_examples=150, deadline=None)
 def test_histograms_are_the_same_and_as_large_as_can_be(targets: list[int], others: list[int], seed: int) -> None:
-    found = matched(np.array(targets, int), np.array(others, int), seed)
+    found = match_distances(np.array(targets, int), np.array(others, int), seed)
     left, right = Counter(targets[n] for n in found.targets), Counter(others[n] for n in found.others)
     assert left == right == Counter(targets) & Counter(others)
     assert len(set(found.targets)) == len(found.targets) == len(found)
@@ -29,12 +29,12 @@ def test_histograms_are_the_same_and_as_large_as_can_be(targets: list[int], othe
 def test_all_targets_are_kept_where_there_are_enough_others() -> None:
     generator = np.random.default_rng(0)
     targets, others = generator.integers(1, 5, 500), generator.integers(1, 100, 100_000)
-    found = matched(targets, others, 3)
+    found = match_distances(targets, others, 3)
     assert found.dropped == 0
     assert (np.bincount(others[found.others]) == np.bincount(targets)).all()
-    again = matched(targets, others, 3)
+    again = match_distances(targets, others, 3)
     assert (again.others == found.others).all()
-    assert not (matched(targets, others, 4).others == found.others).all()
+    assert not (match_distances(targets, others, 4).others == found.others).all()
 
 
 def test_draws_are_even() -> None:
@@ -42,7 +42,7 @@ def test_draws_are_even() -> None:
     targets, others = np.array([1, 1, 2, 2, 2, 2]), np.array([1, 1, 1, 1, 2, 2])
     seen, kept = np.zeros(6), np.zeros(6)
     for seed in range(2000):
-        found = matched(targets, others, seed)
+        found = match_distances(targets, others, seed)
         seen[found.others] += 1
         kept[found.targets] += 1
     assert np.abs(seen / 2000 - [0.5, 0.5, 0.5, 0.5, 1, 1]).max() < 0.05
@@ -50,12 +50,12 @@ def test_draws_are_even() -> None:
 
 
 def test_signs_are_not_mixed_up() -> None:
-    found = matched(np.array([-1, -1, 2]), np.array([1, 1, -1, -2, 2]))
+    found = match_distances(np.array([-1, -1, 2]), np.array([1, 1, -1, -2, 2]))
     assert (found.targets.tolist()[-1], found.others.tolist(), found.dropped) == (2, [2, 4], 1)
 
 
 def test_nothing_to_match() -> None:
-    assert (len(matched([], [1])), matched([], [1]).dropped) == (0, 0)
-    assert (len(matched([1, 2], [])), matched([1, 2], []).dropped) == (0, 2)
-    with pytest.raises(NormscopeError, match="whole numbers"):
-        matched([0.5], [1])
+    assert (len(match_distances([], [1])), match_distances([], [1]).dropped) == (0, 0)
+    assert (len(match_distances([1, 2], [])), match_distances([1, 2], []).dropped) == (0, 2)
+    with pytest.raises(NormscopeError, match="integers"):
+        match_distances([0.5], [1])

@@ -22,7 +22,7 @@ pytest.importorskip("matplotlib")
 
 from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import Entry, strict
-from normscope.corpus.readers import read
+from normscope.corpus.readers.formats import read
 from normscope.papers.emnlp2020 import PAPER
 from normscope.papers.emnlp2020.alignment import example_pictures
 from normscope.papers.emnlp2020.measures import KINDS, kind, weight_norm_counts

@@ -18,7 +18,7 @@ from scipy.stats import pearsonr, rankdata, spearmanr
 from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import Entry
 from normscope.inputs.encode import encode
-from normscope.measures.categories import category
+from normscope.measures.tokens import token_category
 from normscope.papers import emnlp2021, published
 from normscope.papers.common import rank_correlation
 from normscope.papers.emnlp2021 import PAPER, Readings
@@ -117,7 +117,7 @@ def percents(one: Case, run: str, scope: str) -> list[np.ndarray]:
 
 def kinds(one: Case, run: str) -> list[np.ndarray]:
     named = [one.setting.lens.tokenizer.convert_ids_to_tokens(ids) for ids in one.inputs(run)]
-    return [np.array([category(token).replace("punctuation", "other") for token in tokens]) for tokens in named]
+    return [np.array([token_category(token).replace("punctuation", "other") for token in tokens]) for tokens in named]
 
 
 def table(section: Section, name: str) -> Table:

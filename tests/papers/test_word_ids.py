@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from normscope import NormscopeError
 from normscope.corpus import strict
-from normscope.corpus.readers import read
+from normscope.corpus.readers.formats import read
 from normscope.papers.emnlp2020.word_ids import word_ids
 from tests.corpus.files import letters_tokenizer, real_file
 

@@ -57,7 +57,7 @@ def complete_measures(incomplete: str) -> list[str]:
 
 
 def complete_format(incomplete: str) -> list[str]:
-    from normscope.corpus.readers import FORMATS
+    from normscope.corpus.readers.formats import FORMATS
 
     return _starting(incomplete, FORMATS)
 

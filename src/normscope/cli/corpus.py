@@ -10,8 +10,8 @@ import typer
 
 from normscope.cli import completion, loading, options
 from normscope.cli.progress import bars, quiet
-from normscope.corpus import readers
-from normscope.corpus.store import check_folder
+from normscope.corpus.readers import formats
+from normscope.corpus.store import check_run_folder
 from normscope.errors import NormscopeError
 
 FAULTY = 3  # exit code of a run that finished, but not with every entry
@@ -69,19 +69,19 @@ def corpus(
     Example: normscope corpus wiki.txt --format pairs --mask 0 --measures mixing,similarity -o run
     """
     if measures == "list":
-        from normscope.corpus.measuring import known
+        from normscope.corpus.measure_registry import describe_measures
 
-        for name, about in known().items():
+        for name, about in describe_measures().items():
             typer.echo(f"{name:14} {about}")
         return
     if data is None or out is None:
         raise NormscopeError("Say what to measure and where the tables go: normscope corpus DATA --out DIR.")
     given = options.reader_options(reader)
-    readers.check(data, format, **given)
-    check_folder(out)
+    formats.check_corpus(data, format, **given)
+    check_run_folder(out)
     source = loading.source_of(model, device, dtype, revision)
     with quiet(), bars() as show:
-        from normscope.corpus.running import run
+        from normscope.corpus.runner import run
 
         summary = run(
             data,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from normscope.cli import completion, loading, options
 from normscope.cli.progress import bars, quiet
-from normscope.corpus import readers
+from normscope.corpus.readers import formats
 from normscope.engine.files import check_output_folder
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def faithfulness(
     Example: normscope faithfulness sst2.tsv --reader label=label --model ./classifier -o report
     """
     given = options.reader_options(reader)
-    readers.check(data, format, **given)
+    formats.check_corpus(data, format, **given)
     check_output_folder(out)
     source = loading.source_of(model, device, dtype, revision)
     from normscope.papers.faithfulness.comparison import compare

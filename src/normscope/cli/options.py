@@ -11,7 +11,7 @@ import typer
 
 from normscope import default_model
 from normscope.cli import completion
-from normscope.corpus.readers import FORMATS
+from normscope.corpus.readers.formats import FORMATS
 from normscope.errors import NormscopeError
 
 DEFAULT = "default"

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from normscope.cli import loading, options
 from normscope.cli.progress import bars, quiet
-from normscope.corpus import readers
+from normscope.corpus.readers import formats
 from normscope.engine.files import check_file, check_output_folder
 from normscope.errors import NormscopeError
 
@@ -93,7 +93,7 @@ def paper(
         raise NormscopeError("Say where the report goes: --out DIR.")
     given = options.reader_options(reader)
     if data is not None:
-        readers.check(data, format, **given)
+        formats.check_corpus(data, format, **given)
     if frequencies is not None:
         check_file(frequencies)
     check_output_folder(out)

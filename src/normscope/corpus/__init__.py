@@ -1,18 +1,18 @@
-"""Corpora: readers of every common format, the papers' masking, runs that resume, and their tables."""
+"""Corpora: readers of common formats, the papers' masking, resumable runs and their tables."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from normscope.corpus.items import Entity, Entry, Fault, TokenSpan, strict, subword_spans
+from normscope.corpus.entries import Entity, Entry, Fault, TokenSpan, strict, subword_spans
 from normscope.corpus.masking import mask, masked_positions, papers_masking
-from normscope.corpus.readers import FORMATS, read
+from normscope.corpus.readers.formats import FORMATS, read
 from normscope.model_source import ModelSource
 
 if TYPE_CHECKING:
-    from normscope.corpus.measuring import known as measures
-    from normscope.corpus.running import Summary, run
+    from normscope.corpus.measure_registry import describe_measures as measures
+    from normscope.corpus.runner import Summary, run
     from normscope.corpus.store import Run, open
 
 __all__ = [
@@ -35,13 +35,14 @@ __all__ = [
     "subword_spans",
 ]
 
-# Loaded on first use: readers need neither torch nor transformers.
+# Loaded on first use, because readers need neither torch nor transformers. No module of this package may have one of
+# these names: importing it would hide the function.
 _LAZY = {
     "Run": ("store", "Run"),
-    "Summary": ("running", "Summary"),
-    "measures": ("measuring", "known"),
+    "Summary": ("runner", "Summary"),
+    "measures": ("measure_registry", "describe_measures"),
     "open": ("store", "open"),
-    "run": ("running", "run"),
+    "run": ("runner", "run"),
 }
 
 

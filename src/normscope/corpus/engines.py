@@ -1,4 +1,4 @@
-"""Where shards are computed: in this process, or by Ray workers. Both yield finished shards, in any order."""
+"""Engines: compute shards in this process or in Ray workers. Both yield finished shards, in any order."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from normscope.corpus.items import Entry, Fault
-from normscope.corpus.shards import Encoded, Plan, compute, encode_shard
+from normscope.corpus.entries import Entry, Fault
+from normscope.corpus.plan import Plan
+from normscope.corpus.shards import EncodedShard, compute_shard, encode_shard
 from normscope.corpus.store import ShardFiles
 from normscope.errors import NormscopeError
 
 Shard = tuple[int, tuple[Entry | Fault, ...]]
-Load = Callable[..., Any]  # makes the Analyzer, on a `device`; must be something that a worker can be sent
-AHEAD = 2  # shards that are tokenised before the model is ready for them, and that each worker has waiting
+LoadAnalyzer = Callable[..., Any]  # loads the Analyzer on a `device`; pickled for the workers
+AHEAD = 2  # shards tokenised in advance, and shards queued for each worker
 
 
-def local(lens: Any, plan: Plan, shards: Iterable[Shard]) -> Iterator[ShardFiles]:
-    """One after the other; a second thread tokenises ahead of the model."""
+def compute_locally(lens: Any, plan: Plan, shards: Iterable[Shard]) -> Iterator[ShardFiles]:
+    """Compute one shard after the other, while a second thread tokenises the next."""
     with ThreadPoolExecutor(1) as pool:
         waiting: list[Any] = []
         given = iter(shards)
@@ -28,15 +29,15 @@ def local(lens: Any, plan: Plan, shards: Iterable[Shard]) -> Iterator[ShardFiles
 
         fill()
         while waiting:
-            encoded: Encoded = waiting.pop(0).result()
+            encoded: EncodedShard = waiting.pop(0).result()
             fill()
-            yield compute(lens, plan, encoded)
+            yield compute_shard(lens, plan, encoded)
 
 
-def on_ray(
-    load: Load, plan: Plan, shards: Iterable[Shard], workers: int, threads: int, address: str | None
+def compute_with_ray(
+    load: LoadAnalyzer, plan: Plan, shards: Iterable[Shard], workers: int, threads: int, address: str | None
 ) -> Iterator[ShardFiles]:
-    """One model per worker. A worker that dies is started again, and its shards are done again by it or another."""
+    """Compute shards with one model per worker. A worker that dies is restarted and its shards are retried."""
     try:
         import ray
     except ImportError as error:
@@ -47,10 +48,10 @@ def on_ray(
             here: dict[str, Any] = {} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
             ray.init(address=address, log_to_driver=False, configure_logging=False, **here)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise NormscopeError(f"Cannot reach or start Ray: {error}") from error
+            raise NormscopeError(f"Cannot connect to Ray or start it: {error}") from error
     try:
         gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / workers)
-        actor = ray.remote(num_cpus=threads, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)(_Worker)
+        actor = ray.remote(num_cpus=threads, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)(_RayWorker)
         actors = [actor.remote(load, plan, threads) for _ in range(workers)]
         running: dict[Any, Any] = {}
         given = iter(shards)
@@ -79,10 +80,10 @@ def on_ray(
             ray.shutdown()
 
 
-class _Worker:
+class _RayWorker:
     """A Ray actor: one model, one shard at a time."""
 
-    def __init__(self, load: Load, plan: Plan, threads: int) -> None:
+    def __init__(self, load: LoadAnalyzer, plan: Plan, threads: int) -> None:
         import ray
         import torch
 
@@ -90,4 +91,4 @@ class _Worker:
         self.lens, self.plan = load(device="cuda" if ray.get_gpu_ids() else None), plan
 
     def shard(self, number: int, entries: tuple[Entry | Fault, ...]) -> ShardFiles:
-        return compute(self.lens, self.plan, encode_shard(self.lens, self.plan, number, entries))
+        return compute_shard(self.lens, self.plan, encode_shard(self.lens, self.plan, number, entries))

@@ -14,7 +14,7 @@ from normscope.flow.attention_blocks import AttentionBlock, attention_blocks, bl
 from normscope.flow.interface import FlowMaps, MethodRun
 from normscope.flow.maps import FrozenStack
 from normscope.flow.rollout import rollout
-from normscope.measures.first_token import normalised
+from normscope.measures.first_token import normalise_rows
 
 
 def run_alti(run: MethodRun) -> FlowMaps:
@@ -29,7 +29,7 @@ def run_alti(run: MethodRun) -> FlowMaps:
 def alti_layer_maps(stack: FrozenStack) -> Tensor:
     """(layers, n, n) of a side that attends to itself only; masked tokens are left out."""
     found = [_block_closeness(block) for (block,) in attention_blocks(stack)]
-    return torch.stack([normalised(one[stack.real][:, stack.real]) for one in found])
+    return torch.stack([normalise_rows(one[stack.real][:, stack.real]) for one in found])
 
 
 def alti_decoder_maps(stack: FrozenStack, encoder: FrozenStack) -> Tensor:
@@ -44,8 +44,8 @@ def alti_decoder_maps(stack: FrozenStack, encoder: FrozenStack) -> Tensor:
     for own, cross in attention_blocks(stack, states):
         residual = _l1_closeness(cross.y, cross.residual())[:, None]
         both = torch.cat([residual, _block_closeness(cross)[:, encoder.real]], dim=1)[stack.real]
-        r, x = normalised(both).tensor_split([1], dim=1)
-        found.append(torch.cat([r * normalised(_block_closeness(own)[stack.real][:, stack.real]), x], dim=1))
+        r, x = normalise_rows(both).tensor_split([1], dim=1)
+        found.append(torch.cat([r * normalise_rows(_block_closeness(own)[stack.real][:, stack.real]), x], dim=1))
     return torch.stack(found)
 
 

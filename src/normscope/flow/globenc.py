@@ -15,7 +15,7 @@ from normscope.flow.attention_blocks import attention_blocks
 from normscope.flow.interface import FlowMaps, MethodRun
 from normscope.flow.maps import FrozenStack
 from normscope.flow.rollout import half_residual, roll_out_sides, side_scope_maps
-from normscope.measures.first_token import normalised
+from normscope.measures.first_token import normalise_rows
 
 SCOPES = {  # the variants that are rollouts of one scope's map
     "w": "ATTN-W",
@@ -31,7 +31,7 @@ def run_globenc(run: MethodRun) -> FlowMaps:
     if run.option in SCOPES:
         return roll_out_sides(side_scope_maps(run, SCOPES[run.option]))
     if run.option == "n_fixedres":
-        return roll_out_sides([half_residual(normalised(one)) for one in side_scope_maps(run, "ATTN-N")])
+        return roll_out_sides([half_residual(normalise_rows(one)) for one in side_scope_maps(run, "ATTN-N")])
     (stack,) = run.model.stacks
     norms, ratios = encoder_norms(stack)
     if run.option == "w_res":
@@ -62,4 +62,4 @@ def weighted_residual(weights: Tensor, ratios: Tensor) -> Tensor:
     diagonal."""
     others = weights.clone()
     others.diagonal(dim1=-2, dim2=-1).zero_()
-    return ratios[..., None] * normalised(others) + torch.diag_embed(1 - ratios)
+    return ratios[..., None] * normalise_rows(others) + torch.diag_embed(1 - ratios)

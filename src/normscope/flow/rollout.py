@@ -10,7 +10,7 @@ from torch import Tensor
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch as run_requests
 from normscope.flow.interface import FlowMaps, MethodRun
-from normscope.measures.first_token import normalised
+from normscope.measures.first_token import normalise_rows
 
 
 def rollout(maps: Tensor, encoder: Tensor | None = None) -> Tensor:
@@ -50,7 +50,7 @@ def side_scope_maps(run: MethodRun, scope: str) -> list[Tensor]:
 def run_rollout(run: MethodRun) -> FlowMaps:
     """Attention rollout, or that of any scope with rows that sum to one."""
     if run.option:
-        return roll_out_sides([normalised(one) for one in side_scope_maps(run, run.option)])
+        return roll_out_sides([normalise_rows(one) for one in side_scope_maps(run, run.option)])
     return roll_out_sides([half_residual(one) for one in side_scope_maps(run, "weights")])
 
 

@@ -17,7 +17,7 @@ from normscope.flow.maps import FrozenAttention, FrozenModel
 from normscope.flow.rollout import roll_out_sides
 from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
-from normscope.measures.first_token import normalised
+from normscope.measures.first_token import normalise_rows
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules, value_rows
 from normscope.models.spec import Attention
@@ -44,7 +44,7 @@ def value_zeroing_maps(loaded: LoadedModel, item: Item, model: FrozenModel) -> T
             found.append(
                 [_cosine_distance(y, _run_without_value(j, layer, part, sizes, args, kwargs))[real] for j in real]
             )
-    return normalised(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())
+    return normalise_rows(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())
 
 
 def _record_layer_runs(loaded: LoadedModel, item: Item) -> list[LayerRun]:

@@ -1,12 +1,13 @@
-"""The bootstrap of a difference of means (FF paper, Fig. 7): of two groups of instances, or of whole sequences.
+"""Bootstrap of a difference of means (FF paper, Fig. 7), resampling single instances or whole sequences.
 
-Unpaired: each group is resampled by itself, with replacement, at its own size. p is the share of resampled differences
-on the wrong side of zero, (1 + #{d* <= 0}) / (1 + resamples), so that it agrees with the interval of percentiles.
+The test is unpaired: each group is resampled separately, with replacement and at its own size. p is the share of
+resampled differences on the wrong side of zero, (1 + #{d* <= 0}) / (1 + resamples), consistent with the percentile
+interval.
 
-A resampled mean of n values is drawn value by value while that is cheap. Beyond, the sorted values are cut into
-strata, the outermost values each for itself: how many draws fall into each stratum is multinomial and drawn exactly.
-Only what is left inside the strata, some thousandths of the variance even for heavy tails and a sum of thousands of
-draws, is taken from a normal distribution of its exact variance; skewness and tails are those of direct resampling.
+Small samples are resampled value by value. For large ones, the sorted values are divided into strata, with each extreme
+value in a stratum alone. The number of draws from each stratum is multinomial and sampled exactly. Only the variation
+within strata, a few thousandths of the variance even for heavy tails, is approximated, by a normal distribution with
+the exact variance; skewness and tails are those of direct resampling.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from normscope.errors import NormscopeError
 
 Sided = Literal["one", "two"]
 SIDES = ("one", "two")
-DIRECT = 50_000_000  # draws, up to which values are drawn one by one
+DIRECT = 50_000_000  # up to this many draws, values are drawn one by one
 AT_ONCE = 2**20  # draws held in memory
 STRATA = 256
-ALONE = 64  # of the lowest and of the highest values, each is a stratum of its own
+ALONE = 64  # the lowest and the highest 64 values are strata of size one
 
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of the first group less that of the second, with its interval (1 - alpha) and p-value."""
+    """The first group's mean minus the second's, with its 1 - alpha interval and p-value."""
 
     difference: float
     low: float
@@ -50,17 +51,20 @@ def difference_of_means(
     alpha: float = 0.05,
     seed: int | Sequence[int] = 0,
 ) -> Difference:
-    """The unpaired bootstrap of ``mean(first) - mean(second)``; one-sided: is it above zero? NaN for an empty group."""
-    _check(resamples, sided, alpha)
+    """Unpaired bootstrap of ``mean(first) - mean(second)``. One-sided tests for a positive difference.
+
+    NaN if a group is empty.
+    """
+    _check_bootstrap(resamples, sided, alpha)
     groups = [np.asarray(group, dtype=np.float64).ravel() for group in (first, second)]
     if not all(len(group) for group in groups):
         return Difference(nan, nan, nan, nan)
     generator = np.random.default_rng(seed)
     drawn = [resampled_means(group, resamples, generator) for group in groups]
-    return _summary(float(groups[0].mean() - groups[1].mean()), drawn[0] - drawn[1], sided, alpha)
+    return _summarise_differences(float(groups[0].mean() - groups[1].mean()), drawn[0] - drawn[1], sided, alpha)
 
 
-def clustered(
+def clustered_difference(
     sums: Any,
     counts: Any,
     *,
@@ -69,39 +73,41 @@ def clustered(
     alpha: float = 0.05,
     seed: int | Sequence[int] = 0,
 ) -> tuple[Difference, ...]:
-    """The same when whole clusters (sequences) are drawn, whose instances are not independent: one for each layer.
+    """As `difference_of_means`, but resamples clusters (sequences) of dependent instances; one result per layer.
 
-    `sums` (layers, clusters, 2): the sum over the instances of either group in a cluster; `counts` (clusters, 2): how
-    many there are. Draws in which a group is empty are left out.
+    `sums` (layers, clusters, 2) has the sum over each group's instances in a cluster, `counts` (clusters, 2) their
+    number. Draws in which a group is empty are dropped.
     """
-    _check(resamples, sided, alpha)
+    _check_bootstrap(resamples, sided, alpha)
     totals = np.asarray(sums, dtype=np.float64)
     sizes = np.asarray(counts, dtype=np.float64)
     if totals.ndim != 3 or sizes.shape != totals.shape[1:] or totals.shape[2] != 2:
-        raise NormscopeError(f"Sums of shape {totals.shape} and counts of shape {sizes.shape} do not belong together.")
+        raise NormscopeError(
+            f"sums and counts must be (layers, clusters, 2) and (clusters, 2), not {totals.shape} and {sizes.shape}."
+        )
     layers, clusters, _ = totals.shape
     if not (sizes.sum(0) > 0).all():
         return tuple(Difference(nan, nan, nan, nan) for _ in range(layers))
     table = np.concatenate([totals.transpose(1, 0, 2).reshape(clusters, -1), sizes], 1)  # (clusters, 2 layers + 2)
     generator = np.random.default_rng(seed)
     drawn = [
-        _differences(_cluster_counts(clusters, size, generator) @ table)
-        for size in _pieces(resamples, max(1, AT_ONCE // clusters))
+        _group_differences(_cluster_counts(clusters, size, generator) @ table)
+        for size in _chunk_sizes(resamples, max(1, AT_ONCE // clusters))
     ]
     found = np.concatenate(drawn)
     found = found[np.isfinite(found).all(1)]
-    given = _differences(table.sum(0)[None])[0]
-    return tuple(_summary(float(given[layer]), found[:, layer], sided, alpha) for layer in range(layers))
+    given = _group_differences(table.sum(0)[None])[0]
+    return tuple(_summarise_differences(float(given[layer]), found[:, layer], sided, alpha) for layer in range(layers))
 
 
 def resampled_means(values: Values, resamples: int, generator: np.random.Generator) -> Values:
-    """(resamples,): means of so many resamples of the values, each of their number and with replacement."""
+    """(resamples,): means of resamples of the values, drawn with replacement and of the same size."""
     size = len(values)
     if size * resamples <= DIRECT or size <= 2 * ALONE + STRATA:
-        pieces = _pieces(resamples, max(1, AT_ONCE // size))
+        pieces = _chunk_sizes(resamples, max(1, AT_ONCE // size))
         return np.concatenate([values[generator.integers(0, size, (n, size))].mean(1) for n in pieces])
     centre = values.mean()
-    strata = _strata(np.sort(values) - centre)
+    strata = _split_into_strata(np.sort(values) - centre)
     sizes = np.array([len(stratum) for stratum in strata])
     means = np.array([stratum.mean() for stratum in strata])
     variances = np.array([stratum.var() for stratum in strata])
@@ -111,27 +117,27 @@ def resampled_means(values: Values, resamples: int, generator: np.random.Generat
     return found
 
 
-def _strata(ordered: Values) -> list[Values]:
-    """Neighbours of sorted values together: many in the middle, one alone at the ends."""
+def _split_into_strata(ordered: Values) -> list[Values]:
+    """Sorted values in groups of neighbours; values at both ends are groups of one."""
     low, middle, high = np.split(ordered, [ALONE, len(ordered) - ALONE])
     return [*np.split(low, ALONE), *np.array_split(middle, STRATA), *np.split(high, ALONE)]
 
 
 def _cluster_counts(clusters: int, size: int, generator: np.random.Generator) -> Values:
-    """(size, clusters): how often each cluster is drawn, in each of `size` resamples."""
+    """(size, clusters): how often each cluster occurs in each of `size` resamples."""
     drawn = generator.integers(0, clusters, (size, clusters)) + clusters * np.arange(size)[:, None]
     return np.bincount(drawn.ravel(), minlength=size * clusters).reshape(size, clusters).astype(np.float64)
 
 
-def _differences(totals: Values) -> Values:
-    """(n, 2 layers + 2) sums and counts of both groups -> (n, layers): the difference of their means."""
+def _group_differences(totals: Values) -> Values:
+    """(n, 2 layers + 2) sums and counts of both groups -> (n, layers): differences of the groups' means."""
     with np.errstate(invalid="ignore", divide="ignore"):
         means = totals[:, :-2].reshape(len(totals), -1, 2) / totals[:, None, -2:]
     found: Values = means[..., 0] - means[..., 1]
     return found
 
 
-def _summary(given: float, drawn: Values, sided: Sided, alpha: float) -> Difference:
+def _summarise_differences(given: float, drawn: Values, sided: Sided, alpha: float) -> Difference:
     if not len(drawn):
         return Difference(given, nan, nan, nan)
     below, above = (1 + int((drawn <= 0).sum())) / (1 + len(drawn)), (1 + int((drawn >= 0).sum())) / (1 + len(drawn))
@@ -139,14 +145,14 @@ def _summary(given: float, drawn: Values, sided: Sided, alpha: float) -> Differe
     return Difference(given, float(low), float(high), below if sided == "one" else min(1.0, 2 * min(below, above)))
 
 
-def _pieces(total: int, most: int) -> list[int]:
+def _chunk_sizes(total: int, most: int) -> list[int]:
     return [min(most, total - start) for start in range(0, total, most)]
 
 
-def _check(resamples: int, sided: str, alpha: float) -> None:
+def _check_bootstrap(resamples: int, sided: str, alpha: float) -> None:
     if resamples < 1:
-        raise NormscopeError(f"A bootstrap takes at least one resample, not {resamples}.")
+        raise NormscopeError(f"A bootstrap needs at least one resample, not {resamples}.")
     if sided not in SIDES:
-        raise NormscopeError(f"A test is one- or two-sided: sided='one' or 'two', not {sided!r}.")
+        raise NormscopeError(f"sided must be 'one' or 'two', not {sided!r}.")
     if not 0 < alpha < 1:
-        raise NormscopeError(f"alpha lies between 0 and 1, not at {alpha}.")
+        raise NormscopeError(f"alpha must be between 0 and 1, not {alpha}.")

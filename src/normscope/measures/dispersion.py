@@ -1,8 +1,8 @@
 """Dispersion of a quantity (EMNLP 2020, Table 1): mean, standard deviation, coefficient of variation, extremes.
 
-A population of any size is kept as moments of its parts, which combine exactly and without loss of digits:
+Moments of the parts of a population combine exactly, without cancellation:
 
-    n = sum n_k,  m = sum n_k m_k / n,  D = sum_k (D_k + n_k (m_k - m)^2),  D the sum of squared deviations.
+    n = sum n_k,  m = sum n_k m_k / n,  D = sum_k (D_k + n_k (m_k - m)^2),  with D the sum of squared deviations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Moments:
-    """What is kept of a population; all but `count` are NaN where it is empty."""
+    """Summary of a population; all fields but `count` are NaN if it is empty."""
 
     count: int
     mean: float
@@ -25,7 +25,7 @@ class Moments:
     smallest: float
 
     def deviation(self, *, sample: bool = False) -> float:
-        """SD over the population (divided by n), or its estimate from a sample (by n - 1)."""
+        """Standard deviation of the population (dividing by n) or its sample estimate (by n - 1)."""
         free = self.count - sample
         return sqrt(self.deviations / free) if free > 0 else nan
 
@@ -38,7 +38,7 @@ EMPTY = Moments(0, nan, nan, nan, nan)
 
 
 def moments(values: Any) -> Moments:
-    """The moments of some values, in float64."""
+    """The moments of an array, in float64."""
     given = np.asarray(values, dtype=np.float64).ravel()
     if not given.size:
         return EMPTY
@@ -47,8 +47,8 @@ def moments(values: Any) -> Moments:
     return Moments(given.size, mean, squares, float(given.max()), float(given.min()))
 
 
-def combined(counts: Any, means: Any, deviations: Any, largest: Any, smallest: Any) -> Moments:
-    """The moments of parts put together, one number of each for every part; empty parts may hold anything."""
+def combine_moments(counts: Any, means: Any, deviations: Any, largest: Any, smallest: Any) -> Moments:
+    """The moments of a population from those of its parts, one value per part; empty parts are ignored."""
     n = np.asarray(counts, dtype=np.int64).ravel()
     there = n > 0
     if not there.any():

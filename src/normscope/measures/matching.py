@@ -1,7 +1,7 @@
 """Pairs of tokens matched by distance (FF paper, section 5.2).
 
-Neighbours have more to do with each other than tokens far apart, so pairs of one kind are compared with as many others
-of exactly the same distances.
+Nearby tokens interact more than distant ones, so pairs of one kind are compared with equally many other pairs at
+exactly the same distances.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Matched:
-    """Indices into the two lists that were given, in order: at every distance as many of each."""
+    """Sorted indices into the lists of targets and others, with equal numbers of both at every distance."""
 
     targets: Places
     others: Places
-    dropped: int  # targets left out, drawn at random: at their distance there are not enough others
+    dropped: int  # targets left out at random, at distances with too few others
 
     def __len__(self) -> int:
         return len(self.targets)
 
 
-def matched(targets: Any, others: Any, seed: int = 0) -> Matched:
-    """Others drawn at random, without replacement, with exactly the targets' histogram of distances.
+def match_distances(targets: Any, others: Any, seed: int = 0) -> Matched:
+    """A random sample of the others, without replacement, with the same histogram of distances as the targets.
 
-    `targets` and `others` are whole numbers, |i - j| or i - j. Of a distance with fewer others than targets, as many
-    targets are kept as there are others.
+    `targets` and `others` are integer distances, |i - j| or i - j. At a distance with fewer others than targets, only
+    as many targets are kept.
     """
-    wanted, pool = (_whole(distances) for distances in (targets, others))
+    wanted, pool = (_as_whole_distances(distances) for distances in (targets, others))
     if not len(wanted) or not len(pool):
         return Matched(np.zeros(0, np.int64), np.zeros(0, np.int64), len(wanted))
     low = min(int(wanted.min()), int(pool.min()))
@@ -43,12 +43,12 @@ def matched(targets: Any, others: Any, seed: int = 0) -> Matched:
     there = np.bincount(wanted - low, minlength=size)
     room = np.minimum(there, np.bincount(pool - low, minlength=size))
     generator = np.random.default_rng(seed)
-    kept = _drawn(wanted - low, room, generator)
-    return Matched(kept, _drawn(pool - low, room, generator), len(wanted) - len(kept))
+    kept = _draw_by_bin(wanted - low, room, generator)
+    return Matched(kept, _draw_by_bin(pool - low, room, generator), len(wanted) - len(kept))
 
 
-def _drawn(bins: Places, room: Places, generator: np.random.Generator) -> Places:
-    """For every bin b, room[b] of the places that are in it, drawn without replacement; sorted."""
+def _draw_by_bin(bins: Places, room: Places, generator: np.random.Generator) -> Places:
+    """Sorted indices of room[b] members of every bin b, drawn without replacement."""
     candidates = np.flatnonzero(room[bins] > 0)
     order = generator.permutation(candidates)
     order = order[np.argsort(bins[order], kind="stable")]  # bin by bin, each in random order
@@ -58,8 +58,8 @@ def _drawn(bins: Places, room: Places, generator: np.random.Generator) -> Places
     return found
 
 
-def _whole(distances: Any) -> Places:
+def _as_whole_distances(distances: Any) -> Places:
     values = np.asarray(distances)
     if values.ndim != 1 or not (np.issubdtype(values.dtype, np.integer) or not values.size):
-        raise NormscopeError("Distances are a list of whole numbers.")
+        raise NormscopeError("Distances must be a list of integers.")
     return values.astype(np.int64)

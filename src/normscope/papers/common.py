@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from normscope.corpus.measuring import Columns
-from normscope.measures import similarity
+from normscope.corpus.measure_registry import Columns
+from normscope.measures import correlation
 from normscope.papers import published
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Setting
@@ -85,12 +85,12 @@ def published_curves(reference: Mapping[str, float], keys: Mapping[str, str], de
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Spearman's; None for fewer than three pairs, or if one side is constant."""
-    return _correlation(similarity.spearman, a, b)
+    return _correlation(correlation.spearman, a, b)
 
 
 def linear_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Pearson's; None for fewer than three pairs, or if one side is constant."""
-    return _correlation(similarity.correlation, a, b)
+    return _correlation(correlation.pearson, a, b)
 
 
 def _correlation(measure: Any, a: Sequence[float], b: Sequence[float]) -> float | None:

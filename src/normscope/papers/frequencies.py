@@ -13,10 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from normscope.corpus.items import Entry
-from normscope.corpus.text_lines import text_lines
+from normscope.corpus.entries import Entry
+from normscope.corpus.readers.text_lines import text_lines
 from normscope.errors import NormscopeError
-from normscope.measures.frequency import Ranks, ranks, spearman
+from normscope.measures.correlation import spearman_of_lists
+from normscope.measures.frequency import FrequencyRanks, frequency_ranks
 from normscope.papers.study import Setting
 
 COVERED = 0.5  # at least this share of a corpus's tokens must be in a file of its vocabulary,
@@ -33,9 +34,9 @@ class Frequencies:
     source: str
 
     @cached_property
-    def ranks(self) -> Ranks[int]:
+    def ranks(self) -> FrequencyRanks[int]:
         """Competition ranks: 1 for the most frequent, ties at the best, unseen tokens one below the last."""
-        return ranks(self.counts)
+        return frequency_ranks(self.counts)
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def fit(file: Frequencies, own: Frequencies, special: Iterable[int] = ()) -> Fit
         covered=sum(here[id] for id in both) / total,
         common=sum(count for id, count in here.items() if id in frequent) / total,
         types=len(both),
-        correlation=spearman([here[id] for id in both], [there[id] for id in both]),
+        correlation=spearman_of_lists([here[id] for id in both], [there[id] for id in both]),
     )
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from normscope.analyzer import Analyzer
-from normscope.corpus.measuring import measures_of
-from normscope.corpus.running import run as corpus_run
+from normscope.corpus.measure_registry import find_measures
+from normscope.corpus.runner import run as corpus_run
 from normscope.corpus.store import Run, read_manifest
 from normscope.corpus.store import open as open_run
 from normscope.errors import NormscopeError
@@ -103,7 +103,7 @@ def find_run(plan: RunPlan, runs: Path) -> tuple[RunPlan, Path]:
 
 def _scopes(plan: RunPlan) -> tuple[str, ...] | None:
     """The scopes that a plan computes: those it names and those of its measures, or None for all."""
-    measures = measures_of(plan.measures)
+    measures = find_measures(plan.measures)
     if plan.scopes is None and any(measure.scopes is None for measure in measures):
         return None
     return _union(plan.scopes or (), (scope for measure in measures for scope in measure.scopes or ()), plan.maps)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from normscope.analyzer import Analyzer
-from normscope.corpus.items import Entry, Fault
-from normscope.corpus.readers import read
+from normscope.corpus.entries import Entry, Fault
+from normscope.corpus.readers.formats import read
 from normscope.corpus.store import Run
 from normscope.errors import NormscopeError
 from normscope.model_source import ModelSource

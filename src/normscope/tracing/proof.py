@@ -70,10 +70,10 @@ def prove(loaded: LoadedModel) -> None:
         update_prompt(loaded)
     with model_lock(loaded.base):
         found = _proved.get(loaded.base)
-        if found is None or found[0] != (loaded.stacks, model_fingerprint(loaded)):
+        if found is None or found[0] != (loaded.stacks, computation_state(loaded)):
             forget_proof(loaded)
             calls = _first_proof(loaded)  # first: transformers may add hooks when the model runs
-            found = _proved[loaded.base] = ((loaded.stacks, model_fingerprint(loaded)), calls)
+            found = _proved[loaded.base] = ((loaded.stacks, computation_state(loaded)), calls)
         loaded.calls = calls = found[1]
         loaded.depths = [len(calls.modules[stack.side]) for stack in loaded.stacks]
         loaded.head_counts = [max(calls.heads[stack.side]) for stack in loaded.stacks]
@@ -138,7 +138,7 @@ def compare_passes(loaded: LoadedModel, given: ProofInput) -> tuple[LayerCalls, 
         return LayerCalls(modules, heads), comparison.worst
 
 
-def model_fingerprint(loaded: LoadedModel) -> Any:
+def computation_state(loaded: LoadedModel) -> Any:
     """All that decides how a pass is computed, but for the numbers: modules, their code, hooks, dtypes, attention.
     Two of these are equal where nothing of it was changed."""
     modules = []

@@ -80,11 +80,11 @@ def test_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "run", fail)
     compare(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
     assert numbers(tmp_path / "out") == before
-    with pytest.raises(NormscopeError, match="holds a run of something else"):
+    with pytest.raises(NormscopeError, match="contains a run with a different"):
         compare(classifier(), data, tmp_path / "out", reader=READER, settings=Settings(methods=("alti",)))
     other = Analyzer(tiny("bert", "SequenceClassification", num_labels=3), toy_tokenizer())
     other.model.classifier.bias.data += 1  # type: ignore[union-attr, operator]
-    with pytest.raises(NormscopeError, match="something else"):
+    with pytest.raises(NormscopeError, match="with a different"):
         compare(other, data, tmp_path / "out", reader=READER, settings=settings)
 
 

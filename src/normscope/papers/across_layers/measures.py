@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from normscope.analysis import Label
-from normscope.corpus.measuring import Columns, Sample, reachable, register
+from normscope.corpus.measure_registry import Columns, Sample, reachable_cells
+from normscope.corpus.measure_registry import register_measure as register
 from normscope.errors import NormscopeError
 from normscope.flow.result import Flow
 from normscope.flow.run import find_method, run_flow
-from normscope.measures import categories
-from normscope.measures.similarity import correlation, ranks
+from normscope.measures.correlation import average_ranks, pearson
+from normscope.measures.tokens import token_category
 
 METHODS = ("rollout", "rollout:layer", "alti", "alti+")  # compared with the exact flow, if a model has them
 KEYS = ("own", "first", "even", "other_side", "inputs", "own_in_layer", "inputs_in_layer")
@@ -49,7 +50,7 @@ def flow_rows(sample: Sample) -> Columns:
         "layer": np.repeat(np.array(found.layers, dtype=np.int16), rows),
         "position": np.tile(np.array([label.position for label in found.rows], dtype=np.int32), layers),
         "token": tokens * layers,
-        "category": [categories.category(token) for token in tokens] * layers,
+        "category": [token_category(token) for token in tokens] * layers,
         **{key: values[key].flatten().float().numpy() for key in KEYS},
         "completeness": np.repeat(found.completeness.numpy(), rows),
     }
@@ -61,8 +62,8 @@ def flow_agreement(sample: Sample) -> Columns:
     exact = _exact(sample)
     if exact is None:
         return {"method": (), "layer": (), "spearman": ()}
-    cells = reachable(sample.analysis)
-    truth = ranks(exact.maps[:, cells])
+    cells = reachable_cells(sample.analysis)
+    truth = average_ranks(exact.maps[:, cells])
     methods, values = [], []
     for method in METHODS:
         try:
@@ -71,7 +72,7 @@ def flow_agreement(sample: Sample) -> Columns:
             continue
         other = run_flow(sample.lens.loaded, sample.item, method, None, None, "ig", sample.lens.workspace)
         methods.append(method)
-        values.append(correlation(truth, ranks(other.maps[:, cells])))
+        values.append(pearson(truth, average_ranks(other.maps[:, cells])))
     return {
         "method": np.repeat(np.array(methods, dtype=object), len(exact.layers)),
         "layer": np.tile(np.array(exact.layers, dtype=np.int16), len(methods)),

@@ -15,8 +15,8 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from normscope.corpus.items import Entry
-from normscope.corpus.measuring import Sample
+from normscope.corpus.entries import Entry
+from normscope.corpus.measure_registry import Sample
 from normscope.corpus.store import Run
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.request import Options, requests_for
@@ -24,8 +24,7 @@ from normscope.engine.run import run_batch
 from normscope.errors import NormscopeError
 from normscope.inputs.encode import encode
 from normscope.measures.alignment import SETTINGS, Hits, word_maps
-from normscope.measures.frequency import spearman
-from normscope.measures.similarity import correlation
+from normscope.measures.correlation import pearson, spearman_of_lists
 from normscope.papers.common import CLEAR, claim_beside, finite
 from normscope.papers.emnlp2020.measures import LAYER_LEVEL, cross_maps, words_of
 from normscope.papers.emnlp2020.shared import PARALLEL, reference
@@ -174,8 +173,8 @@ def _numbers(setting: Setting, found: Found) -> dict[str, float]:
         numbers[f"{key}.highest_head"] = rates[found.highest_head].aer
         errors = [found.rates[way, setting.readings.aer_correlation][place].all.aer for place in found.norms]
         x, y = (torch.tensor(values, dtype=torch.float64) for values in (errors, norms))
-        numbers[f"{key}.rho"] = spearman(errors, norms)
-        numbers[f"{key}.r"] = float(correlation(x, y)) if len(x) > 1 else nan
+        numbers[f"{key}.rho"] = spearman_of_lists(errors, norms)
+        numbers[f"{key}.r"] = float(pearson(x, y)) if len(x) > 1 else nan
     return numbers
 
 

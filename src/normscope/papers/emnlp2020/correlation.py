@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
-from normscope.measures.grouped import OCTAVES, resolution, spearman
+from normscope.measures.correlation import OCTAVES, rank_resolution, spearman_of_histogram
 from normscope.papers.common import CLEAR, finite
 from normscope.papers.emnlp2020 import shared
 from normscope.papers.emnlp2020.measures import KINDS, NORM_BINS, WEIGHT_BINS
@@ -44,13 +44,13 @@ def correlation(setting: Setting, runs: Runs) -> Section:
     rho, pairs, rows = {}, {}, []
     for category in CATEGORIES:
         cells = _cells(counts, category)
-        rho[category], pairs[category] = spearman(*cells), int(cells[2].sum())
-        fine = [nan_to_none(resolution(bins, cells[2])) for bins in cells[:2]]
+        rho[category], pairs[category] = spearman_of_histogram(*cells), int(cells[2].sum())
+        fine = [nan_to_none(rank_resolution(bins, cells[2])) for bins in cells[:2]]
         theirs = (published.get(f"spearman.{category}"), int(published.get(f"pairs.{category}", 0)) or None)
         rows.append((names[category], nan_to_none(rho[category]), pairs[category], *fine, *theirs))
     layers = sorted(counts["layer"].unique().to_list())
     present = [category for category in CATEGORIES if pairs[category]]
-    by_layer = {names[c]: [spearman(*_cells(counts, c, layer)) for layer in layers] for c in present}
+    by_layer = {names[c]: [spearman_of_histogram(*_cells(counts, c, layer)) for layer in layers] for c in present}
     columns = {"category": "", "Spearman": ".2f", "pairs": ",", "resolution of alpha": ".5f"}
     columns |= {"resolution of ||f||": ".5f", f"Spearman, {REFERENCE}": ".2f", "pairs, published": ","}
     title = "Spearman's correlation of alpha and ||f(x)||"

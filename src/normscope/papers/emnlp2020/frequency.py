@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from normscope.measures.frequency import spearman
+from normscope.measures.correlation import spearman_of_lists
 from normscope.papers import frequencies
 from normscope.papers.common import CLEAR, finite
 from normscope.papers.emnlp2020.shared import PLAIN, REFERENCE, reference, rows
@@ -47,7 +47,7 @@ def frequency(setting: Setting, runs: Runs) -> Section:
     if setting.readings.unseen == "leave":
         used &= ranks < counts.ranks.unseen
     values = {name: tokens[name].to_numpy() for name in QUANTITIES}
-    rho = {name: spearman(ranks[used], found[used]) for name, found in values.items()}
+    rho = {name: spearman_of_lists(ranks[used], found[used]) for name, found in values.items()}
     published = reference()
     columns = ("Spearman", "Spearman without special tokens", f"Spearman, {REFERENCE}")
     table = Table.of(
@@ -58,7 +58,7 @@ def frequency(setting: Setting, runs: Runs) -> Section:
             (
                 label,
                 nan_to_none(rho[name]),
-                nan_to_none(spearman(ranks[ordinary], values[name][ordinary])),
+                nan_to_none(spearman_of_lists(ranks[ordinary], values[name][ordinary])),
                 published.get(f"frequency.{name}"),
             )
             for name, label in QUANTITIES.items()

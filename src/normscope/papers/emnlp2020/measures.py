@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normscope.analysis import Analysis
-from normscope.corpus.measuring import Columns, Sample, reachable, reads_itself, register
+from normscope.corpus.measure_registry import Columns, Sample, has_one_side, reachable_cells
+from normscope.corpus.measure_registry import register_measure as register
 from normscope.errors import NormscopeError
 from normscope.measures import alignment
-from normscope.measures.categories import category
+from normscope.measures.correlation import log_bins
 from normscope.measures.dispersion import moments
-from normscope.measures.grouped import log_bins
+from normscope.measures.tokens import token_category
 from normscope.papers.common import typed_columns
 from normscope.papers.emnlp2020.word_ids import Words, word_ids
 
-# Those of measures.categories, with punctuation marks other than comma and period kept apart, so that one run serves
+# Those of measures.tokens, with punctuation marks other than comma and period kept apart, so that one run serves
 # both readings of "punctuation".
 KINDS = ("first", "separator", "mask", "punctuation", "symbol", "other")
 WEIGHT_BINS = 8  # an octave; weights spread over many octaves,
@@ -33,7 +34,7 @@ LAYER_LEVEL = -1  # instead of a head
 
 def kind(token: str) -> str:
     """The papers' category, or "symbol" for a punctuation mark that is neither comma nor period."""
-    found = category(token)
+    found = token_category(token)
     plain = token.removeprefix("##").removeprefix("\u2581").removeprefix("\u0120")
     if found == "other" and plain and all(unicodedata.category(sign).startswith("P") for sign in plain):
         return "symbol"
@@ -46,7 +47,7 @@ def norm_moments(analysis: Analysis) -> Columns:
     types: dict[str, Any] = {"layer": np.int16, "head": np.int16, "kind": object, "count": np.int64}
     types |= dict.fromkeys(("mean", "deviations", "largest", "smallest"), np.float64)
     rows: list[tuple[Any, ...]] = []
-    if reads_itself(analysis):
+    if has_one_side(analysis):
         norms = _value_norms(analysis)
         for code in np.unique(codes := _codes(analysis)):
             chosen = norms[:, :, codes == code]
@@ -64,7 +65,7 @@ def category_shares(analysis: Analysis) -> Columns:
     types: dict[str, Any] = {"layer": np.int16, "kind": object, "keys": np.int32}
     types |= dict.fromkeys(("weight", "norm", "layer_norm"), np.float64)
     rows: list[tuple[Any, ...]] = []
-    if reads_itself(analysis):
+    if has_one_side(analysis):
         codes = _codes(analysis)
         head_norms = analysis.heads["attention"].mean((1, 2)).double()  # (layers, columns): over heads and queries
         maps = (analysis["weights"].mean(1).double(), head_norms, analysis["attention"].mean(1).double())
@@ -86,12 +87,12 @@ def weight_norm_counts(analysis: Analysis) -> Columns:
         "norm_bin": np.int16,
         "count": np.int64,
     }
-    if not reads_itself(analysis):
+    if not has_one_side(analysis):
         return typed_columns(types, [])
     kinds = _codes(analysis)
     norm_bins = log_bins(_value_norms(analysis), NORM_BINS)
     weights = analysis.heads["weights"]
-    cells = reachable(analysis).numpy()
+    cells = reachable_cells(analysis).numpy()
     # Layer by layer: only one layer's cells are held.
     found = [_joint(layer, weights[n], norm_bins[n], kinds, cells) for n, layer in enumerate(analysis.layers)]
     joined = [np.concatenate(column) for column in zip(*found, strict=True)]
@@ -128,12 +129,12 @@ def token_means(sample: Sample) -> Columns:
     analysis = sample.analysis
     types: dict[str, Any] = {"position": np.int32, "token": object, "token_id": np.int64, "kind": object}
     types |= {"weight": np.float64, "norm": np.float64}
-    if not reads_itself(analysis):
+    if not has_one_side(analysis):
         return typed_columns(types, [])
     if "input_ids" not in sample.item.tensors:
         raise NormscopeError("Word frequencies need text: this model reads none.")
     ids = sample.item.tensors["input_ids"].tolist()
-    seen = reachable(analysis).sum(0)  # of each column, the rows that can see it
+    seen = reachable_cells(analysis).sum(0)  # of each column, the rows that can see it
     received = analysis.heads["weights"].mean((0, 1)).double().sum(0) / seen
     norms = _value_norms(analysis).astype(np.float64).mean((0, 1))
     rows = [
@@ -160,7 +161,7 @@ def alignment_hits(sample: Sample) -> Columns:
         for setting in alignment.SETTINGS:
             words = alignment.word_maps(maps, source, target, setting)
             best = alignment.argmax_links(words, len(entry.words or ()))
-            found = alignment.hits(best, len(entry.words or ()), entry.sure, entry.possible)
+            found = alignment.count_gold_hits(best, len(entry.words or ()), entry.sure, entry.possible)
             counts = torch.stack([found[name] for name in counted], -1).tolist()
             rows += [
                 (setting, method, layer, head, len(entry.sure), *counts[n][m])

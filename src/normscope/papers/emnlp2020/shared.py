@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from normscope.corpus.store import Run
-from normscope.measures.dispersion import Moments, combined
+from normscope.measures.dispersion import Moments, combine_moments
 from normscope.papers import published
 from normscope.papers.study import Setting
 
@@ -50,4 +50,4 @@ def norm_moments(setting: Setting, run: Run, *keys: str) -> dict[tuple[Any, ...]
     columns = ("count", "mean", "deviations", "largest", "smallest")
     frame = with_category(rows(setting, run, "norm_moments"), setting.readings)
     found = frame.group_by(keys).agg(*columns).sort(keys).collect()
-    return {row[: len(keys)]: combined(*row[len(keys) :]) for row in found.iter_rows()}
+    return {row[: len(keys)]: combine_moments(*row[len(keys) :]) for row in found.iter_rows()}

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
-from normscope.corpus.items import Entry
-from normscope.measures.first_token import normalised
+from normscope.corpus.entries import Entry
+from normscope.measures.first_token import normalise_rows
 from normscope.papers.emnlp2021.ratios import methods, scope
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
@@ -78,7 +78,7 @@ def example(setting: Setting) -> dict[str, list[int]]:
 
 def own_share(maps: Tensor) -> list[float]:
     """By layer: ``m_ii / sum_j m_ij`` in percent, mean over rows."""
-    found: list[float] = (100 * normalised(maps.double()).diagonal(dim1=1, dim2=2).mean(-1)).tolist()
+    found: list[float] = (100 * normalise_rows(maps.double()).diagonal(dim1=1, dim2=2).mean(-1)).tolist()
     return found
 
 

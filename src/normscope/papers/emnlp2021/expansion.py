@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from normscope.analyzer import Analyzer
 from normscope.engine import probing
-from normscope.measures import expansion as rates
+from normscope.measures.expansion import expansion_rate, released_code_expansion_rate
 from normscope.papers.common import finite
 from normscope.papers.emnlp2021.shared import PUBLISHED, reference
 from normscope.papers.published import quote
@@ -71,7 +71,10 @@ def expansion(setting: Setting, runs: Runs) -> Section:
 def layer_rates(lens: Analyzer) -> dict[str, list[float | None]]:
     """matrix -> its expansion rate in each layer; None if b_O does not fit the code's."""
     maps = [probing.attention_maps(lens.loaded, layer) for layer in range(lens.loaded.depths[0])]
-    return {"code": [rates.code(*one) for one in maps], "paper": [rates.paper(*one) for one in maps]}
+    return {
+        "code": [released_code_expansion_rate(*one) for one in maps],
+        "paper": [expansion_rate(*one) for one in maps],
+    }
 
 
 def _ends(values: list[float | None]) -> dict[str, float]:

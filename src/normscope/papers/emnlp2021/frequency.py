@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
-from normscope.measures.frequency import spearman
+from normscope.measures.correlation import spearman_of_lists
 from normscope.papers import frequencies
 from normscope.papers.common import finite
 from normscope.papers.emnlp2021.ratios import aggregate, methods, ratios, scope
@@ -36,7 +36,7 @@ def frequency(setting: Setting, runs: Runs) -> Section:
     groups = {"all": np.ones(len(ranks), dtype=bool), "words": ordinary}
     values = {name: frame[name].to_numpy() for name in methods(lens) if name in frame.columns}
     rho = {
-        (name, kind): spearman(some[chosen], ranks[chosen])
+        (name, kind): spearman_of_lists(some[chosen], ranks[chosen])
         for name, some in values.items()
         for kind, chosen in groups.items()
     }

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.corpus.measuring import Columns, Sample, register
+from normscope.corpus.measure_registry import Columns, Sample
+from normscope.corpus.measure_registry import register_measure as register
 from normscope.measures.change import cosine_distance, cross_entropy, relative_change
 from normscope.papers.common import typed_columns
 from normscope.tracing.uniform_attention import run_uniform

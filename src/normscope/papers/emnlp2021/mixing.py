@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from normscope.measures.permutation import spearman_p
+from normscope.measures.correlation import spearman_p_value
 from normscope.papers.common import claim_beside, describe_input, finite, masked_run, published_curves, rank_correlation
 from normscope.papers.emnlp2021 import ratios
 from normscope.papers.emnlp2021.ratios import TYPES, ByLayer, methods, overall, scope
@@ -103,7 +103,7 @@ def depth(setting: Setting, runs: Runs) -> Section:
         (
             (name, *(means[0], means[-1]), rho[name], nan_to_none(p), published.get(f"depth.{name}"))
             for name, means in found.items()
-            for p in [spearman_p(means, numbers)]
+            for p in [spearman_p_value(means, numbers)]
         ),
         f"p: two-sided, by permutation. {REFERENCE}",
     )

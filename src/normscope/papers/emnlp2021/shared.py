@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normscope.measures.permutation import spearman_p
+from normscope.measures.correlation import spearman_p_value
 from normscope.papers import published
 from normscope.papers.common import rank_correlation
 from normscope.papers.study import Setting
@@ -25,7 +25,7 @@ def claim_over_layers(
 ) -> Claim:
     """A claim that two quantities of a layer rise together (`sign` 1) or not (-1). It is decided only if at most the
     share `level` (a reading) of random orders has so strong a correlation: few layers often correlate by chance."""
-    rho, p = rank_correlation(a, b), spearman_p(a, b)
+    rho, p = rank_correlation(a, b), spearman_p_value(a, b)
     if rho is None:
         why = "there are too few layers" if len(a) < 3 else "it does not vary over the layers"
         return Claim(text, None, why, theirs)

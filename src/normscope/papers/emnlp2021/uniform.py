@@ -14,7 +14,7 @@ import polars as pl
 
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
-from normscope.measures.permutation import spearman_p
+from normscope.measures.correlation import spearman_p_value
 from normscope.papers.common import describe_input, finite, linear_correlation, masked_run, rank_correlation
 from normscope.papers.emnlp2021.measures import ALL
 from normscope.papers.emnlp2021.ratios import aggregate, by_layer, overall, ratios, scope
@@ -56,7 +56,7 @@ def uniform(setting: Setting, runs: Runs) -> Section:
     rows.append(("all", None, None, *(found[ALL][kind] for kind in kinds)))
     changed = {kind: [found[n][kind] for n in range(depth)] for kind in kinds}
     correlations = {
-        (name, kind): (rank_correlation(a, b), nan_to_none(spearman_p(a, b)), linear_correlation(a, b))
+        (name, kind): (rank_correlation(a, b), nan_to_none(spearman_p_value(a, b)), linear_correlation(a, b))
         for name, a in mixing.items()
         for kind, b in changed.items()
         if kind != "loss"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import nan
 from typing import Any
 
-from normscope.corpus.measuring import Columns, Sample, register
-from normscope.measures.faithfulness import all_but, ranking, removed
+from normscope.corpus.measure_registry import Columns, Sample
+from normscope.corpus.measure_registry import register_measure as register
+from normscope.measures.faithfulness import all_but_top_tokens, rank_by_score, top_tokens
 from normscope.papers.faithfulness import scores
 from normscope.papers.faithfulness.contexts import Context, contexts, random_generator
 from normscope.papers.faithfulness.predictions import Erased, Prediction, logits_of, predictions, replacement_token
@@ -84,8 +85,8 @@ def _scores(sample: Sample, context: Context, method: str, target: int, full: Pr
 
 def _removals(found: Scores, context: Context, erasure: str) -> tuple[list[Erased], list[Erased]]:
     """The tokens taken away at each share: the top of the ranking, and all but it."""
-    order = [context.removable[n] for n in ranking(found.values)]
+    order = [context.removable[n] for n in rank_by_score(found.values)]
     return (
-        [Erased(erasure, removed(order, share)) for share in SHARES],
-        [Erased(erasure, all_but(order, share)) for share in SHARES],
+        [Erased(erasure, top_tokens(order, share)) for share in SHARES],
+        [Erased(erasure, all_but_top_tokens(order, share)) for share in SHARES],
     )

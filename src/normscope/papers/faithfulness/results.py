@@ -9,7 +9,8 @@ import numpy as np
 
 from normscope.corpus.store import Run
 from normscope.measures import faithfulness
-from normscope.measures.faithfulness import Interval, Values, by_entry, interval
+from normscope.measures.correlation import kendall_of_lists, spearman_of_lists
+from normscope.measures.faithfulness import Interval, Values, bootstrap_interval, mean_by_entry
 from normscope.papers.faithfulness.measures import SHARES
 
 ERASER = (0.01, 0.05, 0.1, 0.2, 0.5)
@@ -106,23 +107,23 @@ AOPC = (comprehensiveness, sufficiency)
 
 
 def _aopc(one: MethodResult, after: Values, shares: Sequence[float]) -> Values:
-    return faithfulness.aopc(faithfulness.drop(one.probability, after[:, places(shares)]))
+    return faithfulness.aopc(faithfulness.probability_drop(one.probability, after[:, places(shares)]))
 
 
 def area(one: MethodResult, erasure: str, kind: str) -> Values:
     """(contexts,): the area under the target's probability while the top of the ranking goes first ("without"), or
     comes first ("only")."""
-    return faithfulness.area(one.after[erasure, kind], SHARES)
+    return faithfulness.area_under_curve(one.after[erasure, kind], SHARES)
 
 
 def hits(one: MethodResult, erasure: str, right: Values) -> Values:
     """(contexts, shares of DecompX): whether the model still chooses `right` without the top of the ranking."""
-    return faithfulness.accuracy(one.choices[erasure, "without"][:, places(DECOMPX)], right)
+    return faithfulness.choice_accuracy(one.choices[erasure, "without"][:, places(DECOMPX)], right)
 
 
 def mean(one: MethodResult, values: Values) -> Interval:
     """The mean over entries, with an interval; the contexts of an entry count as one."""
-    return interval(by_entry(values, one.entries))
+    return bootstrap_interval(mean_by_entry(values, one.entries))
 
 
 def lead(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
@@ -131,12 +132,12 @@ def lead(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
     both = [(n, theirs_at[context]) for n, context in enumerate(one.contexts) if context in theirs_at]
     mine, theirs = comprehensiveness(one, erasure), comprehensiveness(other, erasure)
     apart = np.array([mine[n] - theirs[m] for n, m in both], dtype=np.float64)
-    return interval(by_entry(apart, [one.entries[n] for n, _ in both]))
+    return bootstrap_interval(mean_by_entry(apart, [one.entries[n] for n, _ in both]))
 
 
 def agreement(one: MethodResult, other: MethodResult, kendall: bool = False) -> Values:
     """(contexts of both,): the rank correlation of the scores of two methods over the tokens of a context."""
-    measure = faithfulness.kendall if kendall else faithfulness.spearman
+    measure = kendall_of_lists if kendall else spearman_of_lists
     theirs_at = {context: n for n, context in enumerate(other.contexts)}
     return np.array(
         [

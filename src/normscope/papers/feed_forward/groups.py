@@ -11,8 +11,8 @@ import polars as pl
 
 from normscope.corpus.store import Run
 from normscope.measures.amplification import AXES
-from normscope.measures.bootstrap import Difference, clustered, difference_of_means
-from normscope.measures.matching import matched
+from normscope.measures.bootstrap import Difference, clustered_difference, difference_of_means
+from normscope.measures.matching import match_distances
 from normscope.papers.feed_forward.maps import Numbers, Texts, Values, ff_amp, pair_cells
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.papers.feed_forward.shared import Layout
@@ -100,7 +100,7 @@ def matched_groups(given: Texts, units: Units, causal: bool, readings: Any) -> G
         return cells[~np.isin(cells, mine)]
 
     others = _collect(given, rest, distance)
-    found = matched(targets.distances, others.distances, readings.seed)
+    found = match_distances(targets.distances, others.distances, readings.seed)
     return Groups(targets.at(found.targets), others.at(found.others), found.dropped, len(targets))
 
 
@@ -175,7 +175,7 @@ def _test_sequences(
         2,
     )
     some = counts.sum(1) > 0  # sequences without any such pair do not count
-    return clustered(sums[:, some], counts[some], seed=(seed, 3), **options)
+    return clustered_difference(sums[:, some], counts[some], seed=(seed, 3), **options)
 
 
 def _inside(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:

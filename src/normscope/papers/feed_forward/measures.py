@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from normscope.analysis import Analysis
-from normscope.corpus.items import subword_spans
-from normscope.corpus.measuring import Columns, Sample, reachable, reads_itself, register
+from normscope.corpus.entries import subword_spans
+from normscope.corpus.measure_registry import Columns, Sample, has_one_side, reachable_cells
+from normscope.corpus.measure_registry import register_measure as register
 from normscope.engine import probing
 from normscope.errors import NormscopeError
-from normscope.measures.amplification import shares
-from normscope.measures.similarity import correlation, ranks
-from normscope.measures.words import words_of
+from normscope.measures.amplification import map_shares
+from normscope.measures.correlation import average_ranks, pearson
+from normscope.measures.tokens import number_words
 from normscope.papers.common import typed_columns
 from normscope.papers.feed_forward.shared import layout
 
@@ -39,15 +40,15 @@ def similarity_normalised(analysis: Analysis) -> Columns:
     every row, or every column, was divided by its sum"""
     names: list[tuple[str, str, str]] = []
     values: list[Tensor] = []
-    if reads_itself(analysis):
-        cells = reachable(analysis)
+    if has_one_side(analysis):
+        cells = reachable_cells(analysis)
         for normalised, axis in (("row", "output"), ("column", "input")):
             before: Tensor | None = None
             for n, scope in enumerate(analysis.scopes):
-                ranked = ranks(shares(analysis[scope], axis)[:, cells])  # type: ignore[arg-type]
+                ranked = average_ranks(map_shares(analysis[scope], axis)[:, cells])  # type: ignore[arg-type]
                 if before is not None:
                     names.append((normalised, analysis.scopes[n - 1], scope))
-                    values.append(correlation(before, ranked))
+                    values.append(pearson(before, ranked))
                 before = ranked
     return {
         **{
@@ -91,7 +92,7 @@ def token_words(sample: Sample) -> Columns:
     ids = tensors["input_ids" if side == sample.lens.loaded.stacks[0].side else "decoder_input_ids"].tolist()
     special = _special_ids(sample.lens.tokenizer)
     marks = [id in special or (tokens.word_ids is not None and tokens.word_ids[n] is None) for n, id in enumerate(ids)]
-    words = words_of(tokens.names, marks, tokens.word_ids)
+    words = number_words(tokens.names, marks, tokens.word_ids)
     chosen = [words[label.position] for label in sample.analysis.rows]
     return {"words": [[SPECIAL if word is None else word for word in chosen]]}
 
@@ -139,14 +140,14 @@ def _removal_measure(share: float, rounding: str) -> Callable[[Sample], Columns]
         gains = probing.norm_gains(lens.loaded, "layer")
         count = removal_count(gains.shape[1], share, rounding)
         rest = {layer: split_by_gain(gains[layer], count)[1] for layer in range(len(gains))}
-        cells = reachable(analysis)
-        before = ranks(analysis["attention-block"][:, cells])
+        cells = reachable_cells(analysis)
+        before = average_ranks(analysis["attention-block"][:, cells])
         maps = probing.map_within(lens.loaded, sample.item, rest)
         return {
             "layer": np.array(analysis.layers, dtype=np.int16),
             "removed": np.full(len(analysis.layers), count, dtype=np.int32),
-            "whole": correlation(before, ranks(analysis["ff"][:, cells])).numpy(),
-            "rest": correlation(before, ranks(maps[list(analysis.layers)][:, cells])).numpy(),
+            "whole": pearson(before, average_ranks(analysis["ff"][:, cells])).numpy(),
+            "rest": pearson(before, average_ranks(maps[list(analysis.layers)][:, cells])).numpy(),
         }
 
     return measure

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from normscope.corpus.store import Run
 from normscope.engine import probing
 from normscope.errors import NormscopeError
-from normscope.measures.similarity import spearman
+from normscope.measures.correlation import spearman
 from normscope.papers.common import describe_input, layer_numbers, layers_text, masked_run
 from normscope.papers.feed_forward.measures import NORM, removal_count, removal_name, split_by_gain
 from normscope.papers.feed_forward.shared import known_layout, reference

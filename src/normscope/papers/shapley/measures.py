@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from normscope.analysis import Analysis
-from normscope.corpus.measuring import Columns, Sample, reachable, register
+from normscope.corpus.measure_registry import Columns, Sample, reachable_cells
+from normscope.corpus.measure_registry import register_measure as register
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
-from normscope.measures.similarity import correlation, ranks
+from normscope.measures.correlation import average_ranks, pearson
 
 FEW = 12  # tokens up to which all coalitions are taken
 PERMUTATIONS = 32
@@ -29,23 +30,23 @@ def shapley(sample: Sample) -> Columns:
     way = f"shapley-sampled:{PERMUTATIONS}" if many else "shapley-exact"
     found = _analysis(sample, scopes, way)
     again = _analysis(sample, scopes, f"{way}:1") if many else found
-    cells = reachable(ig)
+    cells = reachable_cells(ig)
     own = torch.tensor([[a.position == b.position for b in ig.columns] for a in ig.rows])
     others = cells & ~own
-    before = ranks(ig["attention-block"][:, cells])
+    before = average_ranks(ig["attention-block"][:, cells])
     values: dict[str, list[Any]] = {key: [] for key in KEYS}
     for scope in scopes:
         a, b, c = ig[scope], found[scope], again[scope]
-        ranked = [ranks(one[:, cells]) for one in (a, b, c)]
-        values["spearman"].append(correlation(ranked[0], ranked[1]))
-        values["repeat"].append(correlation(ranked[1], ranked[2]))
+        ranked = [average_ranks(one[:, cells]) for one in (a, b, c)]
+        values["spearman"].append(pearson(ranked[0], ranked[1]))
+        values["repeat"].append(pearson(ranked[1], ranked[2]))
         values["difference"].append((a - b)[:, cells].abs().mean(-1) / b[:, cells].mean(-1))
         values["norms"].append(a[:, cells].sum(-1) / b[:, cells].sum(-1))
         tops = [one.masked_fill(~others, -1.0).argmax(-1) for one in (a, b)]
         some = others.any(-1)  # the first token of a causal model has no other input
         values["same_top"].append((tops[0] == tops[1])[:, some].double().mean(-1))
-        values["before_ig"].append(correlation(before, ranked[0]))
-        values["before_shapley"].append(correlation(before, ranked[1]))
+        values["before_ig"].append(pearson(before, ranked[0]))
+        values["before_shapley"].append(pearson(before, ranked[1]))
     layers = len(ig.layers)
     return {
         "scope": np.repeat(np.array(scopes, dtype=object), layers),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import permutation_test, spearmanr
 
-from normscope.measures.permutation import spearman_p
+from normscope.measures.correlation import spearman_p_value
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -21,26 +21,26 @@ def test_few_pairs_exactly(seed: int) -> None:
         n_resamples=np.inf,
         alternative="greater",
     )
-    assert spearman_p(a, b) == pytest.approx(expected.pvalue)
+    assert spearman_p_value(a, b) == pytest.approx(expected.pvalue)
 
 
 def test_known_answers() -> None:
-    assert spearman_p([1, 2, 3], [1, 2, 3]) == pytest.approx(2 / 6)  # this order and its reverse
-    assert spearman_p([1, 2, 3, 4, 5], [5, 4, 3, 2, 1]) == pytest.approx(2 / 120)
-    assert math.isnan(spearman_p([1, 2, 3], [4, 4, 4]))
-    assert math.isnan(spearman_p([1.0], [2.0]))
+    assert spearman_p_value([1, 2, 3], [1, 2, 3]) == pytest.approx(2 / 6)  # this order and its reverse
+    assert spearman_p_value([1, 2, 3, 4, 5], [5, 4, 3, 2, 1]) == pytest.approx(2 / 120)
+    assert math.isnan(spearman_p_value([1, 2, 3], [4, 4, 4]))
+    assert math.isnan(spearman_p_value([1.0], [2.0]))
 
 
 def test_many_pairs_nearly() -> None:
     generator = np.random.default_rng(0)
     a = generator.standard_normal(12)
     b = a + 2 * generator.standard_normal(12)
-    assert spearman_p(a, b) == pytest.approx(spearmanr(a, b).pvalue, abs=0.02)
-    assert spearman_p(a, b) == spearman_p(a, b)
+    assert spearman_p_value(a, b) == pytest.approx(spearmanr(a, b).pvalue, abs=0.02)
+    assert spearman_p_value(a, b) == spearman_p_value(a, b)
 
 
 def test_chance_is_called_so() -> None:
     """Of null data about 5 % are at or below 0.05: of six pairs somewhat fewer, as p goes in steps."""
     generator = np.random.default_rng(1)
-    found = [spearman_p(*generator.standard_normal((2, 6))) for _ in range(600)]
+    found = [spearman_p_value(*generator.standard_normal((2, 6))) for _ in range(600)]
     assert 0.01 < np.mean(np.array(found) <= 0.05) < 0.065

@@ -1,21 +1,21 @@
-"""The papers' Wikipedia excerpts as they were published: `unlabeled_attn.pkl`, a list of dicts with "tokens"."""
+"""The papers' Wikipedia excerpts as published: `unlabeled_attn.pkl`, a list of dicts with "tokens"."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from normscope.corpus.items import Entry, Fault, entry_or_fault
-from normscope.corpus.plain_pickle import load_plain
+from normscope.corpus.entries import Entry, Fault, entry_or_fault
+from normscope.corpus.readers.plain_pickle import load_plain_pickle
 from normscope.errors import NormscopeError
 
 
 def read_papers(path: Path) -> Iterator[Entry | Fault]:
-    """An entry of word pieces per excerpt, [CLS] and [SEP] included, named by its number from 1.
+    """One entry of word pieces per excerpt, including [CLS] and [SEP]; ids are numbers from 1.
 
-    The attention maps in the file are skipped.
+    The attention maps in the file are ignored.
     """
-    excerpts = load_plain(path)
+    excerpts = load_plain_pickle(path)
     if not isinstance(excerpts, list) or not all(isinstance(excerpt, dict) for excerpt in excerpts):
         raise NormscopeError(f"{path}: Expected a list of dicts with tokens.")
     for number, excerpt in enumerate(excerpts, 1):
@@ -24,4 +24,4 @@ def read_papers(path: Path) -> Iterator[Entry | Fault]:
         if isinstance(tokens, list) and all(isinstance(token, str) for token in tokens):
             yield entry_or_fault(id, where, words=tuple(tokens), pieces=True)
         else:
-            yield Fault(id, where, 'The excerpt has no "tokens", a list of strings.')
+            yield Fault(id, where, '"tokens" must be a list of strings.')

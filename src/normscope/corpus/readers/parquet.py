@@ -1,4 +1,4 @@
-"""Parquet files, through polars, a slice of rows at a time."""
+"""Parquet files, read with polars in slices of rows."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Unpack
 
-from normscope.corpus.items import Entry, Fault
-from normscope.corpus.records import Named, check_columns, columns, entry_from
-from normscope.corpus.text_lines import opened
+from normscope.corpus.entries import Entry, Fault
+from normscope.corpus.readers.records import ColumnNames, check_columns, entry_from_record, select_columns
+from normscope.corpus.readers.text_lines import open_binary
 from normscope.errors import NormscopeError
 
 ROWS = 8192  # read at a time
 
 
-def read_parquet(path: Path, **named: Unpack[Named]) -> Iterator[Entry | Fault]:
-    """An entry per row, named by its number from 1."""
-    wanted = columns(**named)
-    with opened(path):
+def read_parquet(path: Path, **named: Unpack[ColumnNames]) -> Iterator[Entry | Fault]:
+    """One entry per row; ids are row numbers from 1."""
+    wanted = select_columns(**named)
+    with open_binary(path):
         pass
     try:
         import polars
@@ -32,7 +32,7 @@ def read_parquet(path: Path, **named: Unpack[Named]) -> Iterator[Entry | Fault]:
         start = 0
         while rows := table.slice(start, ROWS).collect().rows(named=True):
             for number, record in enumerate(rows, start + 1):
-                yield entry_from(record, wanted, f"{path.name}:{number}", f"{path}:{number}")
+                yield entry_from_record(record, wanted, f"{path.name}:{number}", f"{path}:{number}")
             start += len(rows)
     except (polars.exceptions.PolarsError, OSError) as error:
         raise NormscopeError(f"Cannot read {path} as Parquet: {str(error).splitlines()[0]}") from error

@@ -1,4 +1,4 @@
-"""What a reader yields: entries, and faults in the place of entries that could not be read."""
+"""What readers yield: entries, and faults for entries that could not be read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Links = frozenset[tuple[int, int]]
 
 
 class Entity(NamedTuple):
-    """A named entity: the words `start_word` to `end_word`, the last one not included."""
+    """A named entity: the words from `start_word` up to but not including `end_word`."""
 
     start_word: int
     end_word: int
@@ -21,7 +21,7 @@ class Entity(NamedTuple):
 
 
 class TokenSpan(NamedTuple):
-    """An entity as positions of tokens: `start` to `end`, the last one not included."""
+    """An entity as token positions, from `start` up to but not including `end`."""
 
     start: int
     end: int
@@ -30,14 +30,14 @@ class TokenSpan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One thing to analyse: exactly one of `text`, `pair` and `words`, with what is known about it."""
+    """One input to analyse, with its annotations: exactly one of `text`, `pair` and `words`."""
 
-    id: str  # as given, or "name:line"
+    id: str  # from the data, or "name:line"
     text: str | None = None
     pair: tuple[str, str] | None = None
     words: tuple[str, ...] | None = None
-    pieces: bool = False  # the words are a tokenizer's own tokens, special ones included
-    surface: str | None = None  # the running text that the words were taken from
+    pieces: bool = False  # the words are tokens of a tokenizer, including special ones
+    surface: str | None = None  # the running text that contains the words
     spans: tuple[tuple[int, int], ...] = ()  # the characters of each word in `surface`
     entities: tuple[Entity, ...] = ()
     label: str | None = None
@@ -46,14 +46,14 @@ class Entry:
     possible: Links = frozenset()  # the sure links and the merely possible ones
 
     def __post_init__(self) -> None:
-        _check_content(self)
-        _check_spans(self)
-        _check_entities(self)
-        _check_links(self)
+        _check_entry_content(self)
+        _check_word_spans(self)
+        _check_entity_ranges(self)
+        _check_alignment_links(self)
 
     @property
     def given(self) -> str | tuple[str, str] | list[str]:
-        """The input as `Analyzer.analyze` takes it."""
+        """The input in a form that `Analyzer.analyze` accepts."""
         if self.words is not None:
             return list(self.words)
         return self.pair or self.text or ""
@@ -72,7 +72,7 @@ class Fault:
 
 
 def entry_or_fault(id: str, where: str, **fields: Any) -> Entry | Fault:
-    """The entry, or the fault that says why there can be none."""
+    """An entry, or a fault with the reason if its fields are invalid."""
     try:
         return Entry(id=id, **fields)
     except NormscopeError as error:
@@ -80,7 +80,7 @@ def entry_or_fault(id: str, where: str, **fields: Any) -> Entry | Fault:
 
 
 def strict(entries: Iterable[Entry | Fault]) -> Iterator[Entry]:
-    """The entries; the first fault is raised as a NormscopeError."""
+    """Yield the entries; raise the first fault as a NormscopeError."""
     for entry in entries:
         if isinstance(entry, Fault):
             raise NormscopeError(str(entry))
@@ -88,9 +88,9 @@ def strict(entries: Iterable[Entry | Fault]) -> Iterator[Entry]:
 
 
 def subword_spans(entry: Entry, word_ids: Sequence[int | None]) -> tuple[TokenSpan, ...]:
-    """The entities of an entry as spans of tokens, given the word of each token (None: a special token).
+    """The entities of an entry as spans of tokens, given the word index of each token (None for special tokens).
 
-    An entity none of whose words has a token, as after truncation, is left out.
+    Entities without any token, for example after truncation, are left out.
     """
     count = len(entry.words or ())
     tokens: dict[int, tuple[int, int]] = {}
@@ -99,7 +99,7 @@ def subword_spans(entry: Entry, word_ids: Sequence[int | None]) -> tuple[TokenSp
             continue
         if not 0 <= word < count:
             raise NormscopeError(
-                f"The word ids do not belong to {entry.id}: token {position} is of word {word}, but there are {count}."
+                f"The word ids do not belong to {entry.id}: token {position} has word {word} of only {count}."
             )
         tokens[word] = (tokens.get(word, (position, position))[0], position + 1)
     found = []
@@ -110,52 +110,52 @@ def subword_spans(entry: Entry, word_ids: Sequence[int | None]) -> tuple[TokenSp
     return tuple(found)
 
 
-def _check_content(entry: Entry) -> None:
+def _check_entry_content(entry: Entry) -> None:
     given = [part for part in (entry.text, entry.pair, entry.words) if part is not None]
     if len(given) != 1:
-        raise NormscopeError("An entry is exactly one of text, pair and words.")
+        raise NormscopeError("An entry needs exactly one of text, pair and words.")
     if entry.pair is not None and not all(part.strip() for part in entry.pair):
         raise NormscopeError("One text of the pair is empty.")
     if entry.text is not None and not entry.text.strip():
         raise NormscopeError("The text is empty.")
     if entry.words is not None:
-        _check_words(entry.words, "word")
+        _check_entry_words(entry.words, "word")
     if isinstance(entry.target, tuple):
-        _check_words(entry.target, "target word")
+        _check_entry_words(entry.target, "target word")
     elif entry.target is not None and not entry.target.strip():
         raise NormscopeError("The target text is empty.")
     singles = [text for text in (entry.id, entry.text, entry.surface, entry.label) if text is not None]
     target = (entry.target,) if isinstance(entry.target, str) else entry.target or ()
     for text in chain(singles, entry.pair or (), entry.words or (), target):
-        if not _encodable(text):
-            raise NormscopeError(f"{text[:40]!r} holds half of a surrogate pair, which is no character.")
+        if not _is_encodable(text):
+            raise NormscopeError(f"{text[:40]!r} contains an unpaired surrogate, which is not a character.")
 
 
-def _check_words(words: tuple[str, ...], what: str) -> None:
+def _check_entry_words(words: tuple[str, ...], what: str) -> None:
     if not words:
-        raise NormscopeError(f"There is no {what}.")
+        raise NormscopeError(f"The list of {what}s is empty.")
     for position, word in enumerate(words, 1):
         if not word.strip():
-            raise NormscopeError(f"The {what} {position} is empty.")
+            raise NormscopeError(f"{what.capitalize()} {position} is empty.")
 
 
-def _check_spans(entry: Entry) -> None:
+def _check_word_spans(entry: Entry) -> None:
     if not entry.spans:
         return
     if entry.words is None or entry.surface is None or len(entry.spans) != len(entry.words):
         raise NormscopeError("Spans need a surface text and as many words as spans.")
     if not all(0 <= start < end <= len(entry.surface) for start, end in entry.spans):
-        raise NormscopeError("A word's span lies outside the surface text.")
+        raise NormscopeError("The span of a word is outside the surface text.")
 
 
-def _check_entities(entry: Entry) -> None:
+def _check_entity_ranges(entry: Entry) -> None:
     count = len(entry.words or ())
     for entity in entry.entities:
         if not 0 <= entity.start_word < entity.end_word <= count:
-            raise NormscopeError(f"The entity {tuple(entity)} lies outside the {count} words.")
+            raise NormscopeError(f"The entity {tuple(entity)} is outside the {count} words.")
 
 
-def _check_links(entry: Entry) -> None:
+def _check_alignment_links(entry: Entry) -> None:
     if not entry.sure <= entry.possible:
         raise NormscopeError("The possible links must contain the sure ones.")
     if entry.possible and (entry.words is None or not isinstance(entry.target, tuple)):
@@ -169,5 +169,5 @@ def _check_links(entry: Entry) -> None:
             )
 
 
-def _encodable(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)

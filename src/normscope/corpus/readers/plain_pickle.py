@@ -1,8 +1,7 @@
-"""Pickles of plain values, read without ever importing or calling anything they name.
+"""Pickles of plain values, read without importing or calling anything that they name.
 
-The standard library's pickletools gives the opcodes. This machine knows those that build lists, dicts, tuples, strings,
-numbers, booleans and None, and refuses the rest. Numpy arrays are recognised by their names and left out: `ABSENT`
-stands in their place.
+The standard library's pickletools gives the opcodes. Only those that build lists, dicts, tuples, strings, numbers,
+booleans and None are executed; all others are refused. NumPy arrays are recognised by name and replaced by `ABSENT`.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import pickletools
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
-from normscope.corpus.text_lines import opened
+from normscope.corpus.readers.text_lines import open_binary
 from normscope.errors import NormscopeError
 
 
 class _Absent:
-    """What stands where the pickle has an array or bytes."""
+    """Placeholder for an array or bytes."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -33,7 +32,7 @@ ARRAYS = {
     "numpy._core.numeric _frombuffer",
     "_codecs encode",  # how Python 3 writes the bytes of an array for Python 2
 }
-LONG_STRING = 1 << 20  # a string longer than this is the data of an array, as Python 2 writes it
+LONG_STRING = 1 << 20  # longer strings are the data of arrays, as Python 2 writes them
 
 NUMBERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"}
 STRINGS = {"STRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
@@ -43,15 +42,15 @@ CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-def load_plain(path: Path) -> Any:
+def load_plain_pickle(path: Path) -> Any:
     """The value in a pickle file."""
-    with opened(path) as file:
+    with open_binary(path) as file:
         try:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (ValueError, OSError) as error:
-            raise NormscopeError(f"{path}:1: The file is empty, or cannot be read.") from error
+            raise NormscopeError(f"{path}:1: The file is empty or cannot be read.") from error
         with data:
-            machine = _Machine()
+            machine = _PickleMachine()
             position = 0
             try:
                 for opcode, argument, place in pickletools.genops(cast(IO[bytes], data)):
@@ -62,11 +61,11 @@ def load_plain(path: Path) -> Any:
             except NormscopeError as error:
                 raise NormscopeError(f"{path}: Refused at byte {position}: {error}") from None
             except (ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError) as error:
-                raise NormscopeError(f"{path}: Not a pickle, or a damaged one, after byte {position}.") from error
+                raise NormscopeError(f"{path}: Not a pickle, or damaged, after byte {position}.") from error
     raise NormscopeError(f"{path}: The pickle ends early.")
 
 
-class _Machine:
+class _PickleMachine:
     """A pickle's stack, marks and memo."""
 
     def __init__(self) -> None:
@@ -75,12 +74,12 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:
-        """Do what one opcode says."""
+        """Execute one opcode."""
         push = self.stack.append
         if name in NUMBERS:
             push(argument)
         elif name in STRINGS or name in BYTE_STRINGS:
-            push(_string(argument, name in BYTE_STRINGS))
+            push(_decode_pickle_string(argument, name in BYTE_STRINGS))
         elif name in BYTES:
             push(ABSENT)
         elif name in CONSTANTS:
@@ -130,23 +129,23 @@ class _Machine:
         self.stack.append(tuple(self.since_mark()))
 
     def do_dict(self, _: Any) -> None:
-        self.stack.append(_filled({}, self.since_mark()))
+        self.stack.append(_fill_pickle_dict({}, self.since_mark()))
 
     def do_append(self, _: Any) -> None:
         value = self.stack.pop()
-        _of(self.stack[-1], list).append(value)
+        _expect_pickled_type(self.stack[-1], list).append(value)
 
     def do_appends(self, _: Any) -> None:
         values = self.since_mark()
-        _of(self.stack[-1], list).extend(values)
+        _expect_pickled_type(self.stack[-1], list).extend(values)
 
     def do_setitem(self, _: Any) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        _filled(_of(self.stack[-1], dict), [key, value])
+        _fill_pickle_dict(_expect_pickled_type(self.stack[-1], dict), [key, value])
 
     def do_setitems(self, _: Any) -> None:
         values = self.since_mark()
-        _filled(_of(self.stack[-1], dict), values)
+        _fill_pickle_dict(_expect_pickled_type(self.stack[-1], dict), values)
 
     def do_put(self, index: Any) -> None:
         self.memo[int(index)] = self.stack[-1]
@@ -163,7 +162,7 @@ class _Machine:
 
     def do_global(self, name: Any) -> None:
         if name not in ARRAYS:
-            raise NormscopeError(f"it asks for {name!r}, which is no plain value.")
+            raise NormscopeError(f"it refers to {name!r}, which is not a plain value.")
         self.stack.append(ABSENT)
 
     def do_stack_global(self, _: Any) -> None:
@@ -173,12 +172,12 @@ class _Machine:
     def do_reduce(self, _: Any) -> None:
         self.stack.pop()
         if self.stack[-1] is not ABSENT:
-            raise NormscopeError("it calls something.")
+            raise NormscopeError("it calls a function.")
 
     do_build = do_reduce
 
 
-def _string(text: str, byte_string: bool) -> Any:
+def _decode_pickle_string(text: str, byte_string: bool) -> Any:
     if len(text) > LONG_STRING:
         return ABSENT
     if byte_string and not text.isascii():  # pickletools reads the bytes as Latin-1
@@ -189,15 +188,18 @@ def _string(text: str, byte_string: bool) -> Any:
     return text
 
 
-def _of(value: Any, kind: type) -> Any:
+def _expect_pickled_type(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise ValueError(f"expected a {kind.__name__}")
     return value
 
 
-def _filled(into: dict[Any, Any], flat: list[Any]) -> dict[Any, Any]:
-    """Keys are strings and numbers alone: hashing a deeply nested tuple would exhaust the stack."""
+def _fill_pickle_dict(into: dict[Any, Any], flat: list[Any]) -> dict[Any, Any]:
+    """Add alternating keys and values to a dict.
+
+    Keys must be strings or numbers: hashing a deeply nested tuple would exhaust the stack.
+    """
     if len(flat) % 2 or not all(isinstance(key, str | int | float) for key in flat[::2]):
-        raise ValueError("a dict needs keys, strings or numbers, with their values")
+        raise ValueError("a dict needs pairs of a key, a string or number, and a value")
     into.update(zip(flat[::2], flat[1::2], strict=True))
     return into

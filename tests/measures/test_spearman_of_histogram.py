@@ -9,8 +9,8 @@ from scipy.stats import spearmanr
 
 from normscope import Analyzer, default_model
 from normscope.corpus import strict
-from normscope.corpus.readers import read
-from normscope.measures.grouped import OCTAVES, log_bins, resolution, spearman
+from normscope.corpus.readers.formats import read
+from normscope.measures.correlation import OCTAVES, log_bins, rank_resolution, spearman_of_histogram
 from normscope.papers.emnlp2020.measures import NORM_BINS, WEIGHT_BINS, kind
 from tests.corpus.files import real_file
 
@@ -21,18 +21,18 @@ def test_ties_against_scipy(seed: int) -> None:
     x, y = generator.integers(0, 7, 40), generator.integers(-3, 3, 40)
     counts = generator.integers(1, 9, 40)  # cells come in any order, and some of them twice
     expected = spearmanr(np.repeat(x, counts), np.repeat(y, counts)).statistic
-    assert spearman(x, y, counts) == pytest.approx(expected, abs=1e-12)
+    assert spearman_of_histogram(x, y, counts) == pytest.approx(expected, abs=1e-12)
 
 
 def test_by_hand() -> None:
     # Ranks of x: 1.5 1.5 3 4, of y: 1 2.5 2.5 4. Sum of products of deviations 3.75, of squares 4.5 and 4.5.
-    assert spearman([0, 0, 1, 2], [5, 6, 6, 9], [1, 1, 1, 1]) == pytest.approx(3.75 / 4.5)
-    assert spearman([0, 1], [1, 0], [10**9, 10**9]) == -1
+    assert spearman_of_histogram([0, 0, 1, 2], [5, 6, 6, 9], [1, 1, 1, 1]) == pytest.approx(3.75 / 4.5)
+    assert spearman_of_histogram([0, 1], [1, 0], [10**9, 10**9]) == -1
 
 
 def test_what_does_not_vary_has_no_correlation() -> None:
-    assert isnan(spearman([1, 1], [1, 2], [3, 4]))
-    assert isnan(spearman([], [], []))
+    assert isnan(spearman_of_histogram([1, 1], [1, 2], [3, 4]))
+    assert isnan(spearman_of_histogram([], [], []))
 
 
 def test_bins() -> None:
@@ -43,9 +43,9 @@ def test_bins() -> None:
 
 
 def test_resolution() -> None:
-    assert resolution([0, 1, 2, 3], [1, 1, 1, 1]) == 1 - 4 / 64
-    assert resolution([0, 0], [5, 7]) == 0
-    assert isnan(resolution([], []))
+    assert rank_resolution([0, 1, 2, 3], [1, 1, 1, 1]) == 1 - 4 / 64
+    assert rank_resolution([0, 0], [5, 7]) == 0
+    assert isnan(rank_resolution([], []))
 
 
 def test_the_error_on_real_weights_and_norms_is_small() -> None:
@@ -65,5 +65,5 @@ def test_the_error_on_real_weights_and_norms_is_small() -> None:
         weights, norms = np.concatenate(found[name], axis=1)
         bins = log_bins(weights, WEIGHT_BINS), log_bins(norms, NORM_BINS)
         exact = spearmanr(weights, norms).statistic
-        assert abs(spearman(*bins, np.ones(len(weights))) - exact) < 1e-3
-        assert min(resolution(one, np.ones(len(weights))) for one in bins) > 0.99
+        assert abs(spearman_of_histogram(*bins, np.ones(len(weights))) - exact) < 1e-3
+        assert min(rank_resolution(one, np.ones(len(weights))) for one in bins) > 0.99

@@ -1,6 +1,6 @@
-"""Entity tags, IOB1 and IOB2, as spans of words.
+"""Entities from IOB1 and IOB2 tags.
 
-In IOB2 every entity begins with B-. In IOB1 it begins with I-, and with B- only right after another of its label.
+In IOB2 every entity begins with B-. In IOB1 it begins with I-, or with B- directly after entity with the same label.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from normscope.corpus.items import Entity
+from normscope.corpus.entries import Entity
 from normscope.errors import NormscopeError
 
 Scheme = Literal["iob1", "iob2"]
@@ -16,26 +16,28 @@ SCHEMES = ("iob1", "iob2")
 
 
 class TagError(NormscopeError):
-    """A tag that cannot stand where it stands."""
+    """A tag that is invalid in its position."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(reason)
         self.position = position
 
 
-def entities(tags: Sequence[str], scheme: Scheme | None) -> tuple[Entity, ...]:
-    """The entities of a sentence. Without a scheme an I- after anything else begins an entity, and so does every B-."""
+def entities_from_tags(tags: Sequence[str], scheme: Scheme | None) -> tuple[Entity, ...]:
+    """The entities of a sentence. Without a scheme, entities begin at every B- and at an I- after another label."""
     found: list[Entity] = []
     before = None
     for position, tag in enumerate(tags):
-        prefix, label = _split(position, tag)
+        prefix, label = _parse_iob_tag(position, tag)
         if label is None:
             before = None
             continue
         if scheme == "iob2" and prefix == "I" and before != label:
-            raise TagError(position, f"{tag} continues no {label}: in IOB2 an entity begins with B-{label}.")
+            raise TagError(position, f"{tag} does not follow another {label}: in IOB2 an entity begins with B-{label}.")
         if scheme == "iob1" and prefix == "B" and before != label:
-            raise TagError(position, f"{tag} follows no {label}: in IOB1 such an entity begins with I-{label}.")
+            raise TagError(
+                position, f"{tag} does not follow another {label}: in IOB1 the entity begins with I-{label}."
+            )
         if prefix == "I" and before == label:
             found[-1] = found[-1]._replace(end_word=position + 1)
         else:
@@ -44,14 +46,14 @@ def entities(tags: Sequence[str], scheme: Scheme | None) -> tuple[Entity, ...]:
     return tuple(found)
 
 
-def told_apart(sentences: Iterable[Sequence[str]]) -> Scheme | None:
-    """The scheme that more entities speak for; None where none does."""
+def guess_iob_scheme(sentences: Iterable[Sequence[str]]) -> Scheme | None:
+    """The scheme that fits more of the entities; None if undecided."""
     balance = 0  # above zero: IOB1
     for tags in sentences:
         before = None
         for position, tag in enumerate(tags):
             try:
-                prefix, label = _split(position, tag)
+                prefix, label = _parse_iob_tag(position, tag)
             except TagError:
                 prefix, label = "O", None
             if label is not None and label != before:
@@ -60,10 +62,10 @@ def told_apart(sentences: Iterable[Sequence[str]]) -> Scheme | None:
     return None if balance == 0 else "iob1" if balance > 0 else "iob2"
 
 
-def _split(position: int, tag: str) -> tuple[str, str | None]:
+def _parse_iob_tag(position: int, tag: str) -> tuple[str, str | None]:
     if tag == "O":
         return "O", None
     prefix, dash, label = tag.partition("-")
     if prefix not in ("B", "I") or not dash or not label:
-        raise TagError(position, f"The tag {tag!r} is neither O nor B-label nor I-label.")
+        raise TagError(position, f"The tag {tag!r} must be O, B-label or I-label.")
     return prefix, label

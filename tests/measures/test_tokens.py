@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from normscope import NormscopeError
-from normscope.measures.words import stands_alone, words_of
+from normscope.measures.tokens import is_punctuation_token, number_words
 from tests.test_inputs import toy_tokenizer
 
 SPACE, BYTES = "\u2581", "\u0120"  # marks of sentencepiece and of byte-level BPE
@@ -17,18 +17,18 @@ def test_word_ids_that_begin_again_in_the_second_text() -> None:
     assert tokens == ["[CLS]", "a", "cat", "##s", "[SEP]", "cat", "##s", "sat", "[SEP]"]
     assert encoding.word_ids() == [None, 0, 1, 1, None, 0, 0, 1, None]
     special = [id is None for id in encoding.word_ids()]
-    assert words_of(tokens, special, encoding.word_ids()) == [None, 0, 1, 1, None, 2, 2, 3, None]
+    assert number_words(tokens, special, encoding.word_ids()) == [None, 0, 1, 1, None, 2, 2, 3, None]
 
 
 def test_pair_without_a_separator() -> None:
     tokens = [SPACE + "Once", SPACE + "up", "on", SPACE + "time", "y"]
-    assert words_of(tokens, [False] * 5, [0, 1, 1, 0, 0]) == [0, 1, 1, 2, 2]
+    assert number_words(tokens, [False] * 5, [0, 1, 1, 0, 0]) == [0, 1, 1, 2, 2]
 
 
 def test_wordpiece_without_word_ids() -> None:
     tokens = ["[CLS]", "em", "##bed", "##ding", "s", ",", "a", "[SEP]"]
     special = [True, *[False] * 6, True]
-    assert words_of(tokens, special) == [None, 0, 0, 0, 1, 2, 3, None]
+    assert number_words(tokens, special) == [None, 0, 0, 0, 1, 2, 3, None]
 
 
 def test_sentencepiece_with_one_word_id_for_all() -> None:
@@ -47,29 +47,29 @@ def test_sentencepiece_with_one_word_id_for_all() -> None:
     ]
     words = [None, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6]
     special = [True, *[False] * 10]
-    assert words_of(tokens, special, [None, *[0] * 10]) == words
-    assert words_of(tokens, special) == words
+    assert number_words(tokens, special, [None, *[0] * 10]) == words
+    assert number_words(tokens, special) == words
 
 
 def test_bytes_of_sentencepiece() -> None:
     tokens = [SPACE + "a", "<0xE2>", "<0x9C>", "<0x93>", "<0x0A>", "New", SPACE, "1", "."]
-    assert words_of(tokens, [False] * 9) == [0, 0, 0, 0, 1, 2, 3, 3, 4]
+    assert number_words(tokens, [False] * 9) == [0, 0, 0, 0, 1, 2, 3, 3, 4]
 
 
 def test_byte_level() -> None:
     tokens = ["<s>", "Hel", "lo", ",", BYTES + "wor", "ld", "!", "\u010a", "End", "</s>"]
     special = [True, *[False] * 8, True]
     ids = [None, 0, 0, 1, 2, 2, 3, 4, 5, None]
-    assert words_of(tokens, special, ids) == [None, 0, 0, 1, 2, 2, 3, 4, 5, None]
-    assert words_of(tokens, special) == [None, 0, 0, 1, 2, 2, 3, 4, 5, None]
-    assert words_of(["Hel", "lo"], [False] * 2, [0, 0]) == [0, 0]
+    assert number_words(tokens, special, ids) == [None, 0, 0, 1, 2, 2, 3, 4, 5, None]
+    assert number_words(tokens, special) == [None, 0, 0, 1, 2, 2, 3, 4, 5, None]
+    assert number_words(["Hel", "lo"], [False] * 2, [0, 0]) == [0, 0]
 
 
 def test_punctuation_inside_a_given_word_is_a_word_of_its_own() -> None:
     tokens = ["[CLS]", "u", ".", "s", ".", "lamb", "-", "bas", "##ed", "[SEP]"]
     ids = [None, 0, 0, 0, 0, 1, 1, 1, 1, None]
     special = [id is None for id in ids]
-    assert words_of(tokens, special, ids) == [None, 0, 1, 2, 3, 4, 5, 6, 6, None]
+    assert number_words(tokens, special, ids) == [None, 0, 1, 2, 3, 4, 5, 6, 6, None]
 
 
 @pytest.mark.parametrize(
@@ -80,16 +80,16 @@ def test_punctuation_inside_a_given_word_is_a_word_of_its_own() -> None:
     ],
 )
 def test_what_stands_alone(token: str, alone: bool) -> None:
-    assert stands_alone(token) == alone
+    assert is_punctuation_token(token) == alone
 
 
 def test_an_unknown_word_is_a_word() -> None:
-    assert words_of(["[UNK]", "a"], [False, False], [0, 1]) == [0, 1]
+    assert number_words(["[UNK]", "a"], [False, False], [0, 1]) == [0, 1]
 
 
 def test_lengths_must_agree() -> None:
-    with pytest.raises(NormscopeError, match="as many"):
-        words_of(["a"], [])
-    with pytest.raises(NormscopeError, match="as many"):
-        words_of(["a"], [False], [0, 1])
-    assert words_of([], []) == []
+    with pytest.raises(NormscopeError, match="same length"):
+        number_words(["a"], [])
+    with pytest.raises(NormscopeError, match="same length"):
+        number_words(["a"], [False], [0, 1])
+    assert number_words([], []) == []

@@ -1,12 +1,12 @@
-"""Hugging Face datasets by name, streamed."""
+"""Hugging Face datasets, streamed by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Unpack
 
-from normscope.corpus.items import Entry, Fault
-from normscope.corpus.records import Named, check_columns, columns, entry_from
+from normscope.corpus.entries import Entry, Fault
+from normscope.corpus.readers.records import ColumnNames, check_columns, entry_from_record, select_columns
 from normscope.errors import NormscopeError
 
 
@@ -15,32 +15,32 @@ def read_huggingface(
     split: str = "validation",
     config: str | None = None,
     revision: str | None = None,
-    **named: Unpack[Named],
+    **named: Unpack[ColumnNames],
 ) -> Iterator[Entry | Fault]:
-    """An entry per row of a split, named by its number from 1. No code of the dataset's is run."""
-    wanted = columns(**named)
-    rows = _rows(name, config, split, revision)
+    """One entry per row of a split; ids are row numbers from 1. Code in the dataset repository is never run."""
+    wanted = select_columns(**named)
+    rows = _dataset_rows(name, config, split, revision)
     checked = False
     for number, row in enumerate(rows, 1):
         where = f"{name}/{split}:{number}"
         if not checked:
             check_columns(wanted.names, row, where)
             checked = True
-        yield entry_from(row, wanted, where, where)
+        yield entry_from_record(row, wanted, where, where)
 
 
-def _rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[dict[str, Any]]:
+def _dataset_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[dict[str, Any]]:
     try:
         from datasets import load_dataset  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise NormscopeError(
             f"Reading the dataset {name!r} by name needs the package datasets: pip install datasets. "
-            "Or save it to a file and give its path."
+            "Or save it to a file and pass its path."
         ) from error
     try:
         yield from load_dataset(name, config, split=split, revision=revision, streaming=True)
-    except Exception as error:  # whatever the network, the hub or the library reports
+    except Exception as error:  # the network, the hub and datasets raise many types
         raise NormscopeError(
             f"Cannot read the dataset {name!r}, split {split!r}: {error} "
-            "Check its name, config= and split=, and that the Hugging Face hub can be reached."
+            "Check its name, config= and split=, and the connection to the Hugging Face hub."
         ) from error

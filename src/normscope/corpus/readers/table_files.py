@@ -1,4 +1,4 @@
-"""JSONL, CSV and TSV files: an entry per record, by the names of the columns."""
+"""JSONL, CSV and TSV files: one entry per record."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from normscope.corpus.items import Entry, Fault
-from normscope.corpus.records import Named, check_columns, columns, entry_from
-from normscope.corpus.text_lines import Line, text_lines
+from normscope.corpus.entries import Entry, Fault
+from normscope.corpus.readers.records import ColumnNames, check_columns, entry_from_record, select_columns
+from normscope.corpus.readers.text_lines import Line, text_lines
 from normscope.errors import NormscopeError
 
 
-def read_jsonl(path: Path, **named: Unpack[Named]) -> Iterator[Entry | Fault]:
-    """A JSON object per line. A column that the first object lacks is an error, in a later one a fault."""
-    wanted = columns(**named)
+def read_jsonl(path: Path, **named: Unpack[ColumnNames]) -> Iterator[Entry | Fault]:
+    """One JSON object per line. A missing column is an error in the first object and a fault in later ones."""
+    wanted = select_columns(**named)
     checked = False
     for line, record in json_objects(path):
         if isinstance(record, Fault):
@@ -25,14 +25,14 @@ def read_jsonl(path: Path, **named: Unpack[Named]) -> Iterator[Entry | Fault]:
         if not checked:
             check_columns(wanted.names, record, f"{path}:{line.number}")
             checked = True
-        yield entry_from(record, wanted, f"{path.name}:{line.number}", f"{path}:{line.number}")
+        yield entry_from_record(record, wanted, f"{path.name}:{line.number}", f"{path}:{line.number}")
 
 
 def json_objects(path: Path) -> Iterator[tuple[Line, dict[str, Any] | Fault]]:
-    """Each line that is not blank, with the object it holds."""
+    """Each non-blank line with its JSON object."""
     for line in text_lines(path):
         if not line.blank:
-            yield line, _json_object(path, line)
+            yield line, _parse_json_object(path, line)
 
 
 def read_csv(
@@ -40,11 +40,11 @@ def read_csv(
     header: Sequence[str] | None = None,
     delimiter: str = ",",
     quoting: bool = True,
-    **named: Unpack[Named],
+    **named: Unpack[ColumnNames],
 ) -> Iterator[Entry | Fault]:
-    """A record per row. The first row names the columns, unless `header` does."""
-    wanted = columns(**named)
-    rows = _rows(path, delimiter, quoting)
+    """One record per row. The first row has the column names, unless `header` gives them."""
+    wanted = select_columns(**named)
+    rows = _csv_rows(path, delimiter, quoting)
     if header is None:
         number, first = next(rows, (1, None))
         if first is None:
@@ -62,39 +62,39 @@ def read_csv(
         elif len(row) != len(header):
             yield Fault(id_, where, f"The row has {len(row)} columns, expected {len(header)}: {', '.join(header)}.")
         else:
-            yield entry_from(dict(zip(header, row, strict=True)), wanted, id_, where)
+            yield entry_from_record(dict(zip(header, row, strict=True)), wanted, id_, where)
 
 
 def read_tsv(
-    path: Path, header: Sequence[str] | None = None, quoting: bool = False, **named: Unpack[Named]
+    path: Path, header: Sequence[str] | None = None, quoting: bool = False, **named: Unpack[ColumnNames]
 ) -> Iterator[Entry | Fault]:
-    """As `read_csv`, with tabs between the columns and quotation marks that mean nothing."""
+    """As `read_csv`, with tab-separated columns and without special treatment of quotation marks."""
     return read_csv(path, header, "\t", quoting, **named)
 
 
-def _json_object(path: Path, line: Line) -> dict[str, Any] | Fault:
+def _parse_json_object(path: Path, line: Line) -> dict[str, Any] | Fault:
     reason = line.damage
     if reason is None:
         try:
             value = json.loads(line.text)
         except json.JSONDecodeError as error:
-            reason = f"This is not JSON: {error.msg} (column {error.colno})."
+            reason = f"The line is not valid JSON: {error.msg} (column {error.colno})."
         except (RecursionError, ValueError):
-            reason = "This is not usable JSON: nested too deeply, or a number is too long."
+            reason = "The JSON is nested too deeply, or contains a number with too many digits."
         else:
             if isinstance(value, dict):
                 return value
-            reason = f"Expected a JSON object with named values, got a {type(value).__name__}."
+            reason = f"Expected a JSON object, got a {type(value).__name__}."
     return Fault(f"{path.name}:{line.number}", f"{path}:{line.number}", reason)
 
 
-def _rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, list[str] | Fault]]:
-    """The rows that are not blank, each with the number of its first line."""
+def _csv_rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, list[str] | Fault]]:
+    """The non-blank rows, each with the number of its first line."""
     if len(delimiter) != 1:
         raise NormscopeError(f"The delimiter must be one character, not {delimiter!r}.")
     damaged: list[Line] = []
     reader = csv.reader(
-        _feed(path, damaged),
+        _csv_lines(path, damaged),
         delimiter=delimiter,
         quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE,
         strict=True,
@@ -116,8 +116,8 @@ def _rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, list
             yield start, row
 
 
-def _feed(path: Path, damaged: list[Line]) -> Iterator[str]:
-    """The lines as the csv module takes them; those that are not UTF-8 are also put into `damaged`."""
+def _csv_lines(path: Path, damaged: list[Line]) -> Iterator[str]:
+    """The lines in the form that the csv module expects. Lines that are not UTF-8 are also appended to `damaged`."""
     for line in text_lines(path):
         if line.damage:
             damaged.append(line)

@@ -1,4 +1,4 @@
-"""Pairs of consecutive paragraphs of one article, cut to a number of tokens: the papers' Wikipedia set-up."""
+"""Pairs of consecutive paragraphs of an article, cut to a number of tokens, as in the papers' Wikipedia data."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from normscope.corpus.items import Entry, Fault, entry_or_fault
-from normscope.corpus.plain_text import joined
-from normscope.corpus.text_lines import Line, first_damage, text_lines
+from normscope.corpus.entries import Entry, Fault, entry_or_fault
+from normscope.corpus.readers.plain_text import join_lines
+from normscope.corpus.readers.text_lines import Line, first_damaged_line, text_lines
 from normscope.errors import NormscopeError
 
 
@@ -22,16 +22,16 @@ class Paragraph(NamedTuple):
 def read_pairs(
     path: Path, tokenizer: Any = None, max_tokens: int = 128, overlap: bool = False
 ) -> Iterator[Entry | Fault]:
-    """Paragraphs 1 and 2, 3 and 4, ... of each article; with `overlap`, also 2 and 3.
+    """Paragraphs 1 and 2, 3 and 4, ... of each article; with `overlap`, also 2 and 3 and so on.
 
-    An article begins at a WikiText heading ` = Title = `; headings are dropped. The last paragraph of an odd number
-    is left out. With a (fast) tokenizer a pair is cut to `max_tokens`, special tokens included; without, it is whole.
+    An article begins at a WikiText heading ` = Title = `; headings are dropped, and so is an unpaired last paragraph.
+    With a (fast) tokenizer, pairs are cut to `max_tokens` including special tokens.
     """
     if tokenizer is not None:
-        _check_tokenizer(tokenizer, max_tokens)
+        _check_pair_tokenizer(tokenizer, max_tokens)
     before: Paragraph | None = None
-    for paragraph in _paragraphs(text_lines(path)):
-        bad = first_damage(paragraph.lines)
+    for paragraph in _split_paragraphs(text_lines(path)):
+        bad = first_damaged_line(paragraph.lines)
         if bad is not None:
             yield Fault(f"{path.name}:{paragraph.lines[0].number}", f"{path}:{bad.number}", bad.damage or "")
             before = None
@@ -40,12 +40,12 @@ def read_pairs(
         elif before is None:
             before = paragraph
         else:
-            yield _entry(path, before, paragraph, tokenizer, max_tokens)
+            yield _pair_entry(path, before, paragraph, tokenizer, max_tokens)
             before = paragraph if overlap else None
 
 
 def heading_level(text: str) -> int:
-    """1 for ` = Title = `, 2 for ` = = Section = = `, ...; 0 for what is no WikiText heading."""
+    """1 for ` = Title = `, 2 for ` = = Section = = `, ...; 0 for other lines."""
     marks = text.split()
     level = 0
     while level < len(marks) and marks[level] == "=":
@@ -56,26 +56,26 @@ def heading_level(text: str) -> int:
 
 
 def cut_pair(pair: tuple[str, str], tokenizer: Any, max_tokens: int) -> tuple[str, str]:
-    """The pair cut at the end of each text, so that both together make at most `max_tokens` tokens.
+    """The pair with the end of each text cut off, so that both together have at most `max_tokens` tokens.
 
-    The longer text is cut first; each keeps at least half of the room, or all it has.
+    The longer text is cut first; each keeps at least half of the available tokens if it has that many.
     """
     room = max_tokens - tokenizer.num_special_tokens_to_add(pair=True)
     ends = [_token_ends(text, tokenizer) for text in pair]
     if not all(ends):
-        raise NormscopeError("The tokenizer makes no tokens of one text of the pair.")
+        raise NormscopeError("The tokenizer yields no tokens for one text of the pair.")
     first = min(len(ends[0]), max(room - room // 2, room - len(ends[1])))
     second = min(len(ends[1]), room - first)
     while first > 0 and second > 0:
-        cut = _cut(pair[0], ends[0], first), _cut(pair[1], ends[1], second)
+        cut = _cut_text(pair[0], ends[0], first), _cut_text(pair[1], ends[1], second)
         if len(tokenizer(*cut, verbose=False)["input_ids"]) <= max_tokens:
             return cut
-        # Some tokenizers make more tokens of the beginning of a word than they made of it inside the word.
+        # Some tokenizers split the beginning of a word into more tokens than they did within the whole word.
         first, second = (first - 1, second) if first > second else (first, second - 1)
     raise NormscopeError(f"The pair cannot be cut to {max_tokens} tokens.")
 
 
-def _paragraphs(lines: Iterable[Line]) -> Iterator[Paragraph]:
+def _split_paragraphs(lines: Iterable[Line]) -> Iterator[Paragraph]:
     """Paragraphs and headings; after a WikiText heading each line is a paragraph, as WikiText is distributed."""
     block: list[Line] = []
     wikitext = False
@@ -93,9 +93,9 @@ def _paragraphs(lines: Iterable[Line]) -> Iterator[Paragraph]:
         yield Paragraph(block)
 
 
-def _entry(path: Path, a: Paragraph, b: Paragraph, tokenizer: Any, max_tokens: int) -> Entry | Fault:
+def _pair_entry(path: Path, a: Paragraph, b: Paragraph, tokenizer: Any, max_tokens: int) -> Entry | Fault:
     id, where = f"{path.name}:{a.lines[0].number}", f"{path}:{a.lines[0].number}"
-    pair = joined(a.lines), joined(b.lines)
+    pair = join_lines(a.lines), join_lines(b.lines)
     if tokenizer is not None:
         try:
             pair = cut_pair(pair, tokenizer, max_tokens)
@@ -104,14 +104,14 @@ def _entry(path: Path, a: Paragraph, b: Paragraph, tokenizer: Any, max_tokens: i
     return entry_or_fault(id, where, pair=pair)
 
 
-def _check_tokenizer(tokenizer: Any, max_tokens: int) -> None:
+def _check_pair_tokenizer(tokenizer: Any, max_tokens: int) -> None:
     if not getattr(tokenizer, "is_fast", False):
-        raise NormscopeError("Cutting pairs needs a fast tokenizer, which knows the characters of its tokens.")
+        raise NormscopeError("Cutting pairs needs a fast tokenizer, which provides the characters of each token.")
     special = tokenizer.num_special_tokens_to_add(pair=True)
     if max_tokens < special + 2:
         raise NormscopeError(
-            f"max_tokens={max_tokens} leaves no room for two texts beside {special} special tokens; "
-            f"give at least {special + 2}."
+            f"max_tokens={max_tokens} leaves no room for two texts besides {special} special tokens; "
+            f"use at least {special + 2}."
         )
 
 
@@ -120,5 +120,5 @@ def _token_ends(text: str, tokenizer: Any) -> list[int]:
     return [end for _, end in encoding["offset_mapping"]]
 
 
-def _cut(text: str, ends: list[int], count: int) -> str:
+def _cut_text(text: str, ends: list[int], count: int) -> str:
     return text if count == len(ends) else text[: ends[count - 1]].rstrip()

@@ -1,4 +1,4 @@
-"""Parallel text with gold links between words: talp, Pharaoh and JSONL."""
+"""Parallel text with gold word alignments, in talp, Pharaoh and JSONL format."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from normscope.corpus.items import Entry, Fault, Links, entry_or_fault
-from normscope.corpus.records import check_columns, words_in
-from normscope.corpus.table_files import json_objects
-from normscope.corpus.text_lines import Line, first_damage, text_lines
+from normscope.corpus.entries import Entry, Fault, Links, entry_or_fault
+from normscope.corpus.readers.records import check_columns, words_from_column
+from normscope.corpus.readers.table_files import json_objects
+from normscope.corpus.readers.text_lines import Line, first_damaged_line, text_lines
 from normscope.errors import NormscopeError
 
 
@@ -38,30 +38,31 @@ def read_alignments(
     possible: str | None = None,
     base: int = 0,
 ) -> Iterator[Entry | Fault]:
-    """An entry per sentence pair: words, target words, sure and possible links from 0.
+    """One entry per sentence pair: words, target words, sure and possible links, counted from 0.
 
-    talp (`1-2 3p4`, from 1) and Pharaoh (`0-1 1?2`, from 0) need source= and target=: files with a sentence per line,
-    spaces between words. jsonl has columns words=, target_words=, sure= and possible=, and counts words from base=.
+    talp (`1-2 3p4`, counted from 1) and Pharaoh (`0-1 1?2`, from 0) need source= and target=, files with one sentence
+    per line and spaces between words. jsonl has the columns words=, target_words=, sure= and possible=, and counts
+    words from base=.
     """
     notation = notation or SUFFIXES.get(path.suffix.lower())
     if notation == "jsonl":
-        return _from_jsonl(path, words, target_words, sure, possible, base)
+        return _read_jsonl_alignments(path, words, target_words, sure, possible, base)
     if notation not in NOTATIONS:
         known = ", ".join([*NOTATIONS, "jsonl"])
-        raise NormscopeError(f"{path}: How are its links written? Say notation=, one of {known}.")
+        raise NormscopeError(f"{path}: Say notation=, one of {known}: how the links are written.")
     if source is None or target is None:
-        raise NormscopeError(f"{path}: {notation} links need source= and target=, the files with the sentences.")
-    return _from_lines(path, Path(source), Path(target), NOTATIONS[notation])
+        raise NormscopeError(f"{path}: {notation} links need the files with the sentences, source= and target=.")
+    return _read_parallel_files(path, Path(source), Path(target), NOTATIONS[notation])
 
 
-def links(text: str, notation: Notation) -> tuple[Links, Links]:
-    """The sure links and the possible ones (sure ones included) of one line, counted from 0."""
+def parse_links(text: str, notation: Notation) -> tuple[Links, Links]:
+    """The sure links and the possible ones (including the sure ones) of one line, counted from 0."""
     pattern = re.compile(rf"([0-9]{{1,9}})([-{notation.possible}])([0-9]{{1,9}})")
     sure, possible = set(), set()
     for written in text.split():
         match = pattern.fullmatch(written)
         if match is None:
-            raise NormscopeError(f"The link {written!r} is written neither 1-2 nor 1{notation.possible}2.")
+            raise NormscopeError(f"The link {written!r} must be written as 1-2 or 1{notation.possible}2.")
         link = int(match[1]) - notation.base, int(match[3]) - notation.base
         if min(link) < 0:
             raise NormscopeError(f"The link {written!r} is out of range: words count from {notation.base}.")
@@ -71,30 +72,30 @@ def links(text: str, notation: Notation) -> tuple[Links, Links]:
     return frozenset(sure), frozenset(possible)
 
 
-def _from_lines(path: Path, source: Path, target: Path, notation: Notation) -> Iterator[Entry | Fault]:
+def _read_parallel_files(path: Path, source: Path, target: Path, notation: Notation) -> Iterator[Entry | Fault]:
     files = path, source, target
     for number, rows in enumerate(zip_longest(*(text_lines(file) for file in files)), 1):
         for file, row in zip(files, rows, strict=True):
             if row is None:
-                raise NormscopeError(f"{file}:{number}: The file ends here, but the ones it goes with have more lines.")
-        yield _sentence_pair(files, rows, notation)
+                raise NormscopeError(f"{file}:{number}: The file ends here, but its parallel files have more lines.")
+        yield _alignment_entry(files, rows, notation)
 
 
-def _sentence_pair(files: tuple[Path, ...], rows: tuple[Line, ...], notation: Notation) -> Entry | Fault:
+def _alignment_entry(files: tuple[Path, ...], rows: tuple[Line, ...], notation: Notation) -> Entry | Fault:
     number = rows[0].number
     id, where = f"{files[0].name}:{number}", f"{files[0]}:{number}"
-    bad = first_damage(rows)
+    bad = first_damaged_line(rows)
     if bad is not None:
         return Fault(id, f"{files[rows.index(bad)]}:{number}", bad.damage or "")
     try:
-        sure, possible = links(rows[0].text, notation)
+        sure, possible = parse_links(rows[0].text, notation)
     except NormscopeError as error:
         return Fault(id, where, str(error))
     words, target = (tuple(row.text.split()) for row in rows[1:])
     return entry_or_fault(id, where, words=words, target=target, sure=sure, possible=possible)
 
 
-def _from_jsonl(
+def _read_jsonl_alignments(
     path: Path, words: str, target_words: str, sure: str, possible: str | None, base: int
 ) -> Iterator[Entry | Fault]:
     wanted = [name for name in (words, target_words, sure, possible) if name is not None]
@@ -109,23 +110,23 @@ def _from_jsonl(
             checked = True
         try:
             fields: dict[str, Any] = {
-                "words": words_in(record, words),
-                "target": words_in(record, target_words),
-                "sure": _pairs(record, sure, base),
+                "words": words_from_column(record, words),
+                "target": words_from_column(record, target_words),
+                "sure": _links_from_column(record, sure, base),
             }
-            more = _pairs(record, possible, base) if possible is not None else frozenset()
+            more = _links_from_column(record, possible, base) if possible is not None else frozenset()
         except NormscopeError as error:
             yield Fault(id, where, str(error))
         else:
             yield entry_or_fault(id, where, **fields, possible=fields["sure"] | more)
 
 
-def _pairs(record: Mapping[str, Any], name: str, base: int) -> Links:
+def _links_from_column(record: Mapping[str, Any], name: str, base: int) -> Links:
     value = record.get(name)
-    if not isinstance(value, list) or not all(_is_pair(link) for link in value):
-        raise NormscopeError(f"The column {name!r} must hold links, a list of pairs of whole numbers.")
+    if not isinstance(value, list) or not all(_is_link(link) for link in value):
+        raise NormscopeError(f"The column {name!r} must hold links, a list of pairs of integers.")
     return frozenset((source - base, target - base) for source, target in value)
 
 
-def _is_pair(link: Any) -> bool:
+def _is_link(link: Any) -> bool:
     return isinstance(link, list) and len(link) == 2 and all(type(word) is int for word in link)

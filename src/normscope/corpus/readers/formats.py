@@ -1,4 +1,4 @@
-"""One way into every format: `read`."""
+"""The formats of corpora, and `read`, which reads any of them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from normscope.corpus.alignments import read_alignments
-from normscope.corpus.conll import read_conll
-from normscope.corpus.conllu import read_conllu
-from normscope.corpus.huggingface import read_huggingface
-from normscope.corpus.items import Entry, Fault
-from normscope.corpus.papers_pickle import read_papers
-from normscope.corpus.paragraph_pairs import read_pairs
-from normscope.corpus.parquet import read_parquet
-from normscope.corpus.plain_text import read_lines, read_paragraphs
-from normscope.corpus.records import Named
-from normscope.corpus.table_files import read_csv, read_jsonl, read_tsv
+from normscope.corpus.entries import Entry, Fault
+from normscope.corpus.readers.alignments import read_alignments
+from normscope.corpus.readers.conll import read_conll
+from normscope.corpus.readers.conllu import read_conllu
+from normscope.corpus.readers.huggingface import read_huggingface
+from normscope.corpus.readers.papers_pickle import read_papers
+from normscope.corpus.readers.paragraph_pairs import read_pairs
+from normscope.corpus.readers.parquet import read_parquet
+from normscope.corpus.readers.plain_text import read_lines, read_paragraphs
+from normscope.corpus.readers.records import ColumnNames
+from normscope.corpus.readers.table_files import read_csv, read_jsonl, read_tsv
 from normscope.errors import NormscopeError
 
 FORMATS: dict[str, Callable[..., Iterator[Entry | Fault]]] = {
@@ -52,10 +52,10 @@ SUFFIXES = {
     ".pkl": "papers",
     ".pickle": "papers",
 }
-SAID = {
-    int: "a whole number",
+KIND_NAMES = {
+    int: "an integer",
     bool: "true or false",
-    str: "a text",
+    str: "a string",
     Sequence: "a list of names",
     os.PathLike: "a path",
     NoneType: "none",
@@ -63,57 +63,59 @@ SAID = {
 
 
 def read(path_or_name: str | os.PathLike[str], format: str | None = None, **options: Any) -> Iterator[Entry | Fault]:
-    """The entries of a corpus, one at a time: `read("sst2.tsv", label="label")`.
+    """Iterate over the entries of a corpus: `read("sst2.tsv", label="label")`.
 
-    A malformed entry comes as a Fault, so that a run can go on; `strict(read(...))` stops at the first. A file that is
-    wrong as a whole (missing, binary, empty, without the column) is a NormscopeError at once. The suffix tells the
-    format; `format` names it otherwise, one of FORMATS. The options are those of the format's reader.
+    A malformed entry is yielded as a Fault; `strict(read(...))` raises it instead. A file that cannot be used at all
+    (missing, binary, empty, without a required column) raises a NormscopeError immediately. `format` is one of FORMATS
+    (default: from the suffix); the options are those of the format's reader.
     """
-    format, given = check(path_or_name, format, **options)
+    format, given = check_corpus(path_or_name, format, **options)
     entries = FORMATS[format](given, **options)
-    first = next(entries, None)  # opens the file, so that a wrong one is refused here and not at its first use
+    first = next(entries, None)  # opens the file, so that errors are raised here
     if first is None:
-        raise NormscopeError(f"{given}: There is no entry in it (read as {format}).")
-    return _following(first, entries)
+        raise NormscopeError(f"{given} contains no entries (read as {format}).")
+    return _prepend_entry(first, entries)
 
 
-def check(path_or_name: str | os.PathLike[str], format: str | None = None, **options: Any) -> tuple[str, str | Path]:
-    """The format of a corpus and its path or name. Refuses wrong options and paths without reading anything."""
-    format = format or _guess(path_or_name)
+def check_corpus(
+    path_or_name: str | os.PathLike[str], format: str | None = None, **options: Any
+) -> tuple[str, str | Path]:
+    """The format of a corpus and its path or name, after a check of path and options. Nothing is read."""
+    format = format or _guess_format(path_or_name)
     if format not in FORMATS:
         raise NormscopeError(f"Unknown format {format!r}. Known: {', '.join(FORMATS)}.")
-    _check_options(FORMATS[format], format, options)
+    _check_reader_options(FORMATS[format], format, options)
     if format == "huggingface":
         return format, os.fspath(path_or_name)
     given = Path(path_or_name)
     if given.is_dir():
-        raise NormscopeError(f"Cannot read {given}: it is a folder. Give a file.")
+        raise NormscopeError(f"Cannot read {given}: it is a folder, not a file.")
     if not given.exists():
         raise NormscopeError(f"Cannot read {given}: No such file or directory.")
     return format, given
 
 
-def _guess(path_or_name: str | os.PathLike[str]) -> str:
+def _guess_format(path_or_name: str | os.PathLike[str]) -> str:
     path = Path(path_or_name)
     format = SUFFIXES.get(path.suffix.lower())
     if format is not None:
         return format
     if not path.exists():
         raise NormscopeError(
-            f"There is no file {path}. For a dataset of the Hugging Face hub, say format='huggingface'."
+            f"The file {path} does not exist. For a dataset on the Hugging Face hub, use format='huggingface'."
         )
     raise NormscopeError(
-        f"The format of {path} cannot be told from its name. Say format=, one of {', '.join(FORMATS)}."
+        f"The format of {path} is not clear from its suffix. Use format= with one of {', '.join(FORMATS)}."
     )
 
 
-def _check_options(reader: Callable[..., Any], format: str, options: dict[str, Any]) -> None:
+def _check_reader_options(reader: Callable[..., Any], format: str, options: dict[str, Any]) -> None:
     parameters = list(inspect.signature(reader).parameters.values())[1:]  # the first is the path
     hints = get_type_hints(reader)
     known: dict[str, Any] = {}
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
-            known |= get_type_hints(Named)
+            known |= get_type_hints(ColumnNames)
         else:
             known[parameter.name] = hints.get(parameter.name, Any)
     unknown = sorted(set(options) - set(known))
@@ -122,22 +124,22 @@ def _check_options(reader: Callable[..., Any], format: str, options: dict[str, A
             f"The format {format!r} has no option {', '.join(unknown)}. It takes {', '.join(known) or 'none'}."
         )
     for name, value in options.items():
-        kinds = _kinds(known[name])
-        if not any(_is(value, kind) for kind in kinds):
-            wanted = " or ".join(SAID.get(kind, "a value") for kind in kinds)
+        kinds = _option_kinds(known[name])
+        if not any(_is_option_kind(value, kind) for kind in kinds):
+            wanted = " or ".join(KIND_NAMES.get(kind, "a value") for kind in kinds)
             raise NormscopeError(f"The option {name} of the format {format!r} takes {wanted}, not {value!r}.")
 
 
-def _kinds(hint: Any) -> list[Any]:
-    """The kinds of value that an annotation names: `Sequence[str] | None` is a Sequence or None."""
+def _option_kinds(hint: Any) -> list[Any]:
+    """The types that an annotation allows: `Sequence[str] | None` allows Sequence and None."""
     if get_origin(hint) in (Union, UnionType):
-        return [kind for part in get_args(hint) for kind in _kinds(part)]
-    if get_origin(hint) is Literal:  # the reader says itself which it knows
+        return [kind for part in get_args(hint) for kind in _option_kinds(part)]
+    if get_origin(hint) is Literal:  # the reader checks the value
         return [str]
     return [get_origin(hint) or hint]
 
 
-def _is(value: Any, kind: Any) -> bool:
+def _is_option_kind(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
     if kind is Sequence:
@@ -146,6 +148,6 @@ def _is(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
-def _following(first: Entry | Fault, rest: Iterator[Entry | Fault]) -> Iterator[Entry | Fault]:
+def _prepend_entry(first: Entry | Fault, rest: Iterator[Entry | Fault]) -> Iterator[Entry | Fault]:
     yield first
     yield from rest

@@ -1,4 +1,4 @@
-"""The lines of a UTF-8 file: numbered, without their ends and the byte order mark, one at a time."""
+"""The lines of a UTF-8 file, numbered, without line ends and byte order mark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # of UTF-16 and UT
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a file; `damage` says what is wrong with its bytes."""
+    """A line of a file; `damage` describes bytes that are not UTF-8."""
 
     number: int
     text: str
@@ -27,8 +27,8 @@ class Line:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """The file, open for reading bytes."""
+def open_binary(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading bytes."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -38,19 +38,19 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def text_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file, LF or CRLF. A line that is not UTF-8 comes with its damage; a binary file is refused."""
-    with opened(path) as file:
+    """The lines of a file with LF or CRLF ends. Lines that are not UTF-8 have `damage`; binary files are refused."""
+    with open_binary(path) as file:
         number = 0
         for number, raw in enumerate(file, 1):
             if number == 1:
-                raw = _first(path, raw)
-            yield _decoded(number, raw.removesuffix(b"\n").removesuffix(b"\r"))
+                raw = _strip_byte_order_mark(path, raw)
+            yield _decode_line(number, raw.removesuffix(b"\n").removesuffix(b"\r"))
     if number == 0:
         raise NormscopeError(f"{path}:1: The file is empty.")
 
 
-def blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """Runs of lines between blank lines."""
+def line_blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    """Groups of lines between blank lines."""
     block: list[Line] = []
     for line in lines:
         if not line.blank:
@@ -62,20 +62,20 @@ def blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
         yield block
 
 
-def first_damage(lines: Iterable[Line]) -> Line | None:
+def first_damaged_line(lines: Iterable[Line]) -> Line | None:
     """The first line that is not UTF-8, if any."""
     return next((line for line in lines if line.damage), None)
 
 
-def _first(path: Path, raw: bytes) -> bytes:
+def _strip_byte_order_mark(path: Path, raw: bytes) -> bytes:
     if raw.startswith(WIDE_MARKS):
         raise NormscopeError(f"{path}:1: The file is UTF-16 or UTF-32. Convert it to UTF-8.")
     if b"\0" in raw:
-        raise NormscopeError(f"{path}:1: The file holds binary data, not UTF-8 text. Name its format if it has one.")
+        raise NormscopeError(f"{path}:1: The file contains binary data, not UTF-8 text. Is it in another format?")
     return raw.removeprefix(b"\xef\xbb\xbf")
 
 
-def _decoded(number: int, raw: bytes) -> Line:
+def _decode_line(number: int, raw: bytes) -> Line:
     try:
         return Line(number, raw.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -1,0 +1,68 @@
+"""The plan of a corpus run: every option that its results depend on, checked before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from normscope.analyzer import Analyzer
+from normscope.corpus.measure_registry import Measure, find_measures
+from normscope.engine.request import Options, requests_for
+from normscope.errors import NormscopeError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that the results depend on besides model and data."""
+
+    measures: tuple[str, ...] = ("mixing",)
+    maps: tuple[str, ...] = ()  # scopes whose maps are stored
+    scopes: tuple[str, ...] | None = None  # None: those that the measures and maps need, or all
+    layers: tuple[int, ...] | None = None
+    gate: str = "ig"
+    value_bias: str = "token"
+    truncation: bool = False
+    mask_seed: int | None = None
+    batch_size: int = 16
+    shard_size: int = 128
+    settings: Mapping[str, Any] = field(default_factory=dict)  # plain values for measures that read a Sample
+
+    def to_manifest(self) -> dict[str, Any]:
+        """The options as the manifest of a run stores them; empty settings are omitted."""
+        options = asdict(self)
+        return options if self.settings else {key: value for key, value in options.items() if key != "settings"}
+
+
+def check_positive_counts(**counts: Any) -> None:
+    """Refuse any option that is not an integer of at least 1."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise NormscopeError(f"{name} must be an integer of at least 1, not {value!r}.")
+
+
+def tuple_of_names(option: str, given: Any) -> tuple[str, ...]:
+    """The names in an option that takes one name or several."""
+    names = (given,) if isinstance(given, str) or not hasattr(given, "__iter__") else tuple(given)
+    for name in names:
+        if not isinstance(name, str):
+            raise NormscopeError(f"{option} must be names, not {type(name).__name__} {name!r}.")
+    return names
+
+
+def check_plan(plan: Plan, lens: Analyzer) -> None:
+    """Refuse a plan that the model cannot carry out: unknown measures or scopes, or masking without a mask token."""
+    if plan.mask_seed is not None and (lens.two_sided or getattr(lens.tokenizer, "mask_token_id", None) is None):
+        raise NormscopeError(f"{lens.family.name} has no mask token here: leave the masking out.")
+    scopes = required_scopes(plan, find_measures(plan.measures))
+    options = Options(scopes=scopes, layers=plan.layers, gate=plan.gate, value_bias=plan.value_bias)
+    requests_for(lens.loaded, options)
+
+
+def required_scopes(plan: Plan, measures: Sequence[Measure]) -> list[str] | None:
+    """The scopes to compute: those in the plan, or else those that measures and maps need; None for all."""
+    if plan.scopes is not None:
+        return list(dict.fromkeys([*plan.scopes, *plan.maps]))
+    if any(measure.scopes is None for measure in measures):
+        return None
+    return list(dict.fromkeys([*(scope for measure in measures for scope in measure.scopes or ()), *plan.maps]))

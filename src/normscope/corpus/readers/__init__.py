@@ -1,0 +1,1 @@
+"""Readers of corpora: one module per format; `formats.read` picks the right one."""

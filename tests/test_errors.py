@@ -1,9 +1,7 @@
 """Bad input gives one clear NormscopeError and no numbers; the model is left as it was found."""
 
-import copy
-import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,28 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel
 
 import normscope.models.registry
 from normscope import Analyzer, NormscopeError, default_model
 from normscope.models.encoders import BERT
-from tests import layer_oracle
-from tests.test_inputs import SCOPES, TEXT, assert_same, some_ids, toy_lens, toy_tokenizer
-from tests.tiny import FAMILIES, tiny
+from tests.helpers import layer_oracle
+from tests.helpers.compare import assert_same, refused, state_of, with_implementation
+from tests.helpers.tiny import BERT_FAMILIES, tiny
+from tests.helpers.toys import SCOPES, TEXT, some_ids, toy_lens, toy_tokenizer
 
 LONG = "the cat " * 40  # 82 tokens with the special ones; the model has 40 positions
-
-
-def refused(call: Callable[[], Any], *parts: str) -> str:
-    """The message of the NormscopeError that `call` raises, which holds all `parts`, says enough and ends properly."""
-    with pytest.raises(NormscopeError) as caught:
-        call()
-    assert type(caught.value) is NormscopeError
-    message = str(caught.value)
-    for part in parts:
-        assert part in message
-    assert len(message) > 15
-    return message
 
 
 @pytest.fixture
@@ -164,7 +151,7 @@ def test_key_that_the_family_does_not_take(family: str, key: str) -> None:
     refused(lambda: Analyzer(tiny(family)).analyze({"input_ids": [5, 6], key: [0, 0]}), key)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_vocabulary_of_every_family(family: str) -> None:
     lens = Analyzer(tiny(family))
     refused(lambda: lens.analyze({"input_ids": [5, 50]}), "50", "0 to 49")
@@ -182,7 +169,7 @@ def test_too_long(lens: Analyzer, given: Any) -> None:
     refused(lambda: lens.analyze(words=["cat"] * 41), "43", "40")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_too_long_for_every_family(family: str) -> None:
     lens = Analyzer(tiny(family))
     longest = lens.loaded.limits.positions
@@ -323,7 +310,7 @@ def test_config_that_breaks_the_algebra() -> None:
 
 def test_config_attribute_that_no_one_has_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     family = replace(BERT, attributes=BERT.attributes - {"hidden_act"})
-    monkeypatch.setattr(normscope.models.registry, "FAMILIES", (family,))
+    monkeypatch.setattr(normscope.models.registry, "BERT_FAMILIES", (family,))
     Analyzer(tiny("bert"))
     refused(lambda: Analyzer(tiny("bert", hidden_act="relu")), "hidden_act='relu'", "default 'gelu'", "checked")
 
@@ -374,7 +361,7 @@ def test_damaged_layer_is_named(path: str, layer: int, value: float) -> None:
     refused(lambda: Analyzer(model).analyze({"input_ids": IDS}), f"Layer {layer}", "NaN or infinite")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_damaged_layer_of_every_family(family: str) -> None:
     model = tiny(family)
     norms = [m for m in model.base_model.modules() if isinstance(m, nn.LayerNorm)]
@@ -569,47 +556,12 @@ def test_default_model_loads() -> None:
 # --- the model is left as it was found -------------------------------------------------------------------------------
 
 
-def state_of(model: PreTrainedModel) -> dict[str, Any]:
-    """Everything about a model that an analysis might disturb."""
-    return {
-        "config": copy.deepcopy(vars(model.config)),
-        "json": json.dumps(model.config.to_dict(), default=str, sort_keys=True),
-        "attention": model.config._attn_implementation,
-        "hooks": [
-            (
-                len(m._forward_hooks),
-                len(m._forward_pre_hooks),
-                len(m._forward_hooks_with_kwargs),
-                len(m._backward_hooks),
-            )
-            for m in model.modules()
-        ],
-        "training": [m.training for m in model.modules()],
-        "parameters": [(n, p.requires_grad, p.data_ptr(), p.detach().tolist()) for n, p in model.named_parameters()],
-        "gradients": [p.grad is None for p in model.parameters()],
-        "attributes": [sorted(vars(m)) for m in model.modules()],
-        "grad mode": torch.is_grad_enabled(),
-        "inference mode": torch.is_inference_mode_enabled(),
-        "dtype": torch.get_default_dtype(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def with_implementation(family: str, attention: str) -> PreTrainedModel:
-    model = tiny(family)
-    try:
-        model.set_attn_implementation(attention)
-    except (ValueError, ImportError) as error:
-        pytest.skip(str(error).splitlines()[0])
-    return model
-
-
 @pytest.fixture(params=["eager", "sdpa"])
 def attention(request: pytest.FixtureRequest) -> Iterator[str]:
     return request.param
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_left_as_found(family: str, attention: str) -> None:
     model = with_implementation(family, attention)
     model.base_model.embeddings.requires_grad_(False)
@@ -628,7 +580,7 @@ def test_left_as_found(family: str, attention: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["batch.measure_layer", "assemble.layer_vectors"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_left_as_found_after_an_exception(
     family: str, attention: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -684,7 +636,7 @@ def test_abandoned_stream_leaves_the_model_alone() -> None:
     assert state_of(model) == before
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_attention_backend_changes_nothing(family: str) -> None:
     eager, sdpa = with_implementation(family, "eager"), with_implementation(family, "sdpa")
     given = {"input_ids": [some_ids(7).tolist()] * 2, "attention_mask": [[1] * 7, [0, 0, 1, 1, 0, 1, 1]]}

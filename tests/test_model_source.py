@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from normscope import Analyzer, NormscopeError, cli, corpus
 from normscope.corpus import ModelSource, engines
 from normscope.model_source import analyzer_of
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import toy_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from tests.attacks.families import CAUSAL
 from tests.attacks.subject import Inapplicable, Subject, attack
-from tests.tiny_layers import ENCODER_DECODER
+from tests.helpers.tiny import CAUSAL, ENCODER_DECODER
 
 TASKS = {
     "CausalLM": "CAUSAL_LM",

@@ -1,4 +1,4 @@
-"""The algebra of tests/layer_oracle.py without its loops: every contribution vector, and nothing of the library.
+"""The algebra of tests/helpers/layer_oracle.py without its loops, and without anything from the library.
 
 Row vectors; i = output token, j = source (an input token of the layer, or of the model), h = head. A state holds
 vectors (n, columns, d), a remainder (n, d) and the model's own vector (n, d) that they sum to.
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.layer_oracle import State, Unit
+from tests.helpers.layer_oracle import State, Unit
 
 NODES, NODE_WEIGHTS = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(24))
 
@@ -114,7 +114,7 @@ def in_rows(unit: Unit, takes: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 @torch.enable_grad()
 def integrated(function: Callable[..., Tensor], *z: Tensor) -> list[Tensor]:
-    """`layer_oracle.integrated_gradients`, with panels that end at integers up to 12 only and grow by half from there:
+    """`oracle_parts.integrated_gradients`, with panels that end at integers up to 12 only and grow by half from there:
     activations have their kinks at small integers, and weights may be huge here. Of one argument no quadrature is
     needed: integral_0^1 F'(t z) dt = (F(z) - F(0)) / z."""
     if len(z) == 1 and bool((z[0] != 0).all()):

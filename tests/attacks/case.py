@@ -26,13 +26,14 @@ from tests.attacks import (  # noqa: F401  (they list themselves)
     surroundings,
 )
 from tests.attacks.deciding import decide
-from tests.attacks.families import FAMILIES, build, heads, inputs, variants
+from tests.attacks.families import build, heads, inputs, variants
 from tests.attacks.judge import Verdict
 from tests.attacks.judging import judged
 from tests.attacks.outcome import FAILED, REFUSED, Outcome
 from tests.attacks.question import Question, asked, copied, drawn
 from tests.attacks.recording import callable_of
 from tests.attacks.subject import ATTACKS, Inapplicable, Subject, around
+from tests.helpers.tiny import FAMILIES
 
 SHORT = {torch.float32: "float32", torch.float64: "float64"}
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normscope import Analysis
 from tests.attacks.judge import JudgedLayer, Part, Verdict
-from tests.layer_oracle import OracleLayer, first_residual, head_maps, widen
+from tests.helpers.oracle_parts import OracleLayer, first_residual, head_maps, widen
 
 
 class Difference(Exception):  # noqa: N818
@@ -117,7 +117,7 @@ def note(worst: list[tuple[float, str]], errors: Tensor, where: str) -> None:
 
 
 def maps_of(layer: OracleLayer, prefix: int) -> dict[str, Tensor]:
-    """As `layer_oracle.maps`; with virtual keys the own token is that many columns further."""
+    """As `oracle_parts.maps`; with virtual keys the own token is that many columns further."""
     n, columns, _ = next(iter(layer.vectors.values())).shape
     average = widen(layer.weights.mean(dim=0), None, columns)
     eye = torch.zeros(n, columns, dtype=torch.float64)

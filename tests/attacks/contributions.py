@@ -9,7 +9,8 @@ from tests.attacks import algebra
 from tests.attacks.layer_steps import Step
 from tests.attacks.modules_read import zeros
 from tests.attacks.recording import NoAnswer
-from tests.layer_oracle import OracleLayer, State
+from tests.helpers.layer_oracle import State
+from tests.helpers.oracle_parts import OracleLayer
 
 
 def own_contributions(x: Tensor, steps: Sequence[Step], remainder: bool) -> tuple[OracleLayer, int]:

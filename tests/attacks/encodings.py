@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.attacks.families import CAUSAL
 from tests.attacks.subject import Inapplicable, Subject, attack
+from tests.helpers.tiny import CAUSAL
 
 SIDES = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 

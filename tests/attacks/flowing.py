@@ -13,7 +13,7 @@ from tests.attacks.judge import JudgedLayer, Verdict, finite
 from tests.attacks.layer_steps import Step
 from tests.attacks.modules_read import close, zeros
 from tests.attacks.recording import NoAnswer
-from tests.layer_oracle import State
+from tests.helpers.layer_oracle import State
 
 
 @torch.no_grad()

@@ -21,7 +21,8 @@ from tests.attacks.contributions import own_contributions
 from tests.attacks.layer_steps import Reading, Step, steps_of
 from tests.attacks.modules_read import norm
 from tests.attacks.recording import Call, NoAnswer, callable_of, huggingface, recorded
-from tests.layer_oracle import OracleLayer, first
+from tests.helpers.layer_oracle import first
+from tests.helpers.oracle_parts import OracleLayer
 
 
 class Part(NamedTuple):

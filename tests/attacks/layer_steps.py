@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.attacks.algebra import Norm, Values
 from tests.attacks.modules_read import checked, close, linear, norm, zeros
 from tests.attacks.recording import Call, NoAnswer, dense_layer, part
-from tests.layer_oracle import Attention, FeedForward, Unit, clamped_expert, expert, first, product
+from tests.helpers.layer_oracle import Attention, FeedForward, Unit, clamped_expert, expert, first, product
 
 
 @dataclass

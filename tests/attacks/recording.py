@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.attacks.families import family_stacks, layer_classes
-from tests.layer_oracle import Attention, FeedForward, Stack
+from tests.helpers.layer_oracle import Attention, FeedForward, Stack
 
 
 class NoAnswer(Exception):  # noqa: N818  (it is no error: the model is no longer made of the family's layers)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from tests.attacks.changes import Change, changed, draw
-from tests.attacks.families import GATED
 from tests.attacks.subject import Inapplicable, Subject, a_layer, a_part, attack, holder
+from tests.helpers.tiny import GATED
 
 
 class Wrapper(nn.Module):
@@ -267,7 +267,7 @@ def activation(rng: random.Random, subject: Subject) -> str:
         except AttributeError:
             continue
         if name in parent._modules:
-            plain = subject.name not in GATED  # the judge's quadrature has its panels at integers
+            plain = subject.name not in (*GATED, "gpt_oss")  # the judge's quadrature has its panels at integers
             kind = rng.choice([nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Identity, nn.ELU, *([Clipped] if plain else [])])
             setattr(parent, name, kind())
             return f"layer {number} {path} replaced by {kind.__name__}"

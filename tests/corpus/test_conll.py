@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from normscope import NormscopeError
 from normscope.corpus import Entity, read
 from normscope.corpus.iob import entities, told_apart
-from tests.corpus.files import bad, good, real_file
-from tests.corpus.test_text import write
+from tests.helpers.files import bad, good, real_file, write
 
 
 def sentences(*tags: str) -> str:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from normscope import NormscopeError
 from normscope.corpus import read
 from normscope.corpus.plain_pickle import ABSENT, load_plain
-from tests.corpus.files import bad, good
-from tests.corpus.test_text import write
+from tests.helpers.files import bad, good, write
 
 TOKENS = ["[CLS]", "caf", "##é", "[SEP]", "b", "[SEP]"]
 KEYS = st.one_of(st.text(), st.integers(), st.booleans(), st.floats(allow_nan=False))

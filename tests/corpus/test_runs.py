@@ -19,9 +19,9 @@ import torch
 import normscope
 from normscope import Analyzer, NormscopeError, corpus, default_model
 from normscope.corpus import engines, measuring, running, store
-from tests.test_inputs import WORDS as VOCABULARY
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import WORDS as VOCABULARY
+from tests.helpers.toys import toy_tokenizer
 
 WORDS = [word for word in VOCABULARY if word.isalpha()]
 

@@ -15,13 +15,8 @@ from hypothesis import strategies as st
 from normscope import NormscopeError
 from normscope.corpus import FORMATS, Entry, Fault, read, strict
 from normscope.corpus.paragraph_pairs import cut_pair, heading_level
-from tests.corpus.files import bad, good, letters_tokenizer, real_file
-
-
-def write(folder: Path, content: str | bytes, name: str = "x.txt") -> Path:
-    path = folder / name
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
+from tests.helpers.files import bad, good, real_file, write
+from tests.helpers.toys import letters_tokenizer
 
 
 def texts(path: Path, *args: Any, **options: Any) -> list[str]:

@@ -110,7 +110,7 @@ def test_the_first_entries_only(tmp_path: Path) -> None:
 
 def test_no_mixing_ratio_of_cross_attention_alone(tmp_path: Path) -> None:
     """It reads the encoder's tokens only: its ratio would be 1 everywhere."""
-    from tests.test_generation import SOURCE, TARGET, translator
+    from tests.helpers.toys import SOURCE, TARGET, translator
 
     data = tmp_path / "pairs.jsonl"
     data.write_text(json.dumps({"source": SOURCE, "target": TARGET}))
@@ -135,7 +135,7 @@ def test_tables_without_rows(tmp_path: Path) -> None:
 
 def test_cells_that_a_causal_model_can_reach() -> None:
     from normscope import Analyzer
-    from tests.tiny_layers import inputs, tiny
+    from tests.helpers.tiny import inputs, tiny
 
     lens = Analyzer(tiny("llama"))
     result = lens.analyze(inputs("llama", lens.model, 5))

@@ -8,10 +8,9 @@ import torch
 from normscope import Analyzer
 from normscope.decompose import packed as packing
 from normscope.decompose.packed import has_kernel, multiplied, packed
-from tests import tiny_layers
-from tests.oracle import oracle
-from tests.test_oracle import assert_close_to_oracle, encoding
-from tests.tiny import FAMILIES, tiny
+from tests.helpers.bert_oracle import oracle
+from tests.helpers.compare import assert_close_to_oracle, encoding
+from tests.helpers.tiny import BERT_FAMILIES, inputs, tiny
 
 
 @pytest.fixture(params=["kernel", "usual"])
@@ -60,7 +59,7 @@ def test_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_kernel.__wrapped__()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_feed_forward_against_the_oracle(way: str, family: str) -> None:
     model = tiny(family, dtype=torch.float32)
     assert_close_to_oracle(Analyzer(model).analyze(encoding(13)), oracle(model, encoding(13)))
@@ -68,11 +67,11 @@ def test_feed_forward_against_the_oracle(way: str, family: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss", "gpt2", "marian"])
 def test_other_feed_forwards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_layers.tiny(name, dtype=torch.float32)
-    lens, inputs = Analyzer(model), tiny_layers.inputs(name, model)
-    usual = lens.analyze(inputs)
+    model = tiny(name, dtype=torch.float32)
+    lens, given = Analyzer(model), inputs(name, model)
+    usual = lens.analyze(given)
     monkeypatch.setattr(packing, "MANY", 0)
-    found = lens.analyze(inputs)
+    found = lens.analyze(given)
     if name == "marian":
         found, usual = found.decoder, usual.decoder
     for scope in found.scopes:

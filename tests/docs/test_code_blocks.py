@@ -30,29 +30,11 @@ from normscope import NormscopeError, default_model
 from normscope.cli import app
 from normscope.corpus import measuring
 from normscope.models import loading, registry
-from tests.docs.pages import DOCS, ROOT, SHOWN, Block, blocks, commands, pages
+from tests.helpers.pages import DOCS, ROOT, SAMPLES, SHOWN, TRAINED, Block, blocks, commands, pages
 
 SLOW = ("flow.md", "guides/ray.md", "guides/papers.md")
 FINDINGS = DOCS / "findings"  # reports, each with the command that it was made by
-TRAINED = {  # models of the hub that pages name, and what stands in for them: the default model, or test data
-    "bert-base-uncased": None,
-    "gpt2": "stories15M",
-    "meta-llama/Llama-3.2-1B": "stories15M",
-    "Helsinki-NLP/opus-mt-en-fr": "opus-mt-en-fr",
-}
-PARAGRAPHS = [
-    "The old harbour of Barnsley has no ships. It never had any, because the town is far from the sea.",
-    "A canal was built in 1799, and boats carried coal and glass along it for more than a century.",
-    "Colin Fleming played tennis there as a boy. He later moved to another town with his family.",
-    "The soap opera was filmed near the market. Visitors still ask where the tiny houses are.",
-]
 _done: set[tuple[str, ...]] = set()
-SAMPLES = {  # files that pages name without making them
-    "texts.txt": "Lily had a red ball.\nTom went to the park.\n",
-    "sst2.tsv": "text\tlabel\nA warm, funny film.\tpositive\nIt never ends.\tnegative\n",
-    "wiki.txt": "\n\n".join(PARAGRAPHS * 3) + "\n",
-    "conll.iob": "Colin NNP B-NP B-PER\nFleming NNP I-NP I-PER\nplays VBZ B-VP O\n. . O O\n\n" * 3,
-}
 
 
 def runnable() -> list[Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from docs.make_figures import DRAWINGS, FOLDER, main
 from normscope import NormscopeError, default_model
-from tests.docs.pages import pages
+from tests.helpers.pages import pages
 
 BY_HAND = {"architecture"}
 

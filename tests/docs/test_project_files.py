@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.helpers.pages import ROOT
 
 yaml = pytest.importorskip("yaml")
 GITHUB = ROOT / ".github"

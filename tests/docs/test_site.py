@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from normscope.models.registry import FAMILIES
-from tests.docs.pages import DOCS, ROOT, links, pages
+from tests.helpers.pages import DOCS, ROOT, links, pages
 
 pytest.importorskip("mkdocs")
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "use": "href"}

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.flow.cases import ONE_SIDED, POST_NORM, heads, naive, opened, place, relative, tolerance
-from tests.flow.test_alti import inputs_of_layers, layer_map
-from tests.layer_oracle import norm_of
+from tests.helpers.compare import relative
+from tests.helpers.flow_cases import ONE_SIDED, POST_NORM, heads, opened, place, tolerance
+from tests.helpers.layer_oracle import norm_of
+from tests.helpers.naive_flow import inputs_of_layers, layer_map, naive
 
 PRE_NORM = tuple(name for name in ONE_SIDED if name not in POST_NORM)
 FINAL = {"gpt2": "transformer.ln_f", "llama": "model.norm", "gemma2": "model.norm"}

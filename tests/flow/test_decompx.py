@@ -10,8 +10,11 @@ from torch import Tensor
 
 from normscope import Analyzer
 from normscope.flow import attending, decompx
-from tests.flow.cases import CASES, LANGUAGE, build, encoding, opened, place, relative, tolerance
-from tests.oracle import deviation, normalise, trace
+from tests.helpers.bert_oracle import trace
+from tests.helpers.compare import relative
+from tests.helpers.flow_cases import CASES, LANGUAGE, encoding, opened, place, tolerance
+from tests.helpers.oracle_parts import deviation, normalise
+from tests.helpers.tiny import tiny
 
 SPLITS = ("absdot", "abssim", "norm", "equal")
 
@@ -106,7 +109,7 @@ def test_scores_sum_to_the_logit_and_vectors_to_the_states(name: str, head: str,
 
 @pytest.mark.parametrize(("name", "head"), LANGUAGE)
 def test_without_biases_it_is_the_exact_flow(name: str, head: str) -> None:
-    model = build(name, head)
+    model = tiny(name, head)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith(("bias", "beta")) or "bias_" in key:

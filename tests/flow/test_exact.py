@@ -15,23 +15,10 @@ from normscope import Analyzer, NormscopeError
 from normscope.flow import exact
 from normscope.flow.freeze import FrozenModel, freeze
 from normscope.flow.propagation import forward_block, forward_layer, through
-from tests import tiny as kin
-from tests import tiny_layers as layers
-from tests.flow.cases import (
-    CASES,
-    ENCODER_DECODER,
-    GATED,
-    IMAGES,
-    LANGUAGE,
-    build,
-    encoding,
-    opened,
-    place,
-    relative,
-    tolerance,
-)
-from tests.flow.detached import Detached, integrated
-from tests.test_errors import state_of
+from tests.helpers.compare import relative, state_of
+from tests.helpers.detached import Detached, integrated
+from tests.helpers.flow_cases import CASES, LANGUAGE, encoding, opened, place, tolerance
+from tests.helpers.tiny import CONFIGS, ENCODER_DECODER, GATED, IMAGES, tiny
 
 
 @pytest.mark.parametrize(("name", "head"), CASES)
@@ -166,8 +153,8 @@ DEPTHS = ("num_hidden_layers", "n_layer", "num_decoder_layers", "decoder_layers"
 @pytest.mark.parametrize(("name", "head"), LANGUAGE)
 def test_of_one_layer_it_is_the_layer_scope(name: str, head: str) -> None:
     """Where the value bias goes to the remainder. The encoder's columns go on through the encoder."""
-    options = layers.CONFIGS.get(name, kin.DEFAULTS)
-    model = build(name, head, **{key: 1 for key in DEPTHS if key in options})
+    options = CONFIGS[name]
+    model = tiny(name, head, **{key: 1 for key in DEPTHS if key in options})
     lens, given = Analyzer(model), encoding(name, model)
     scope = lens.analyze(given, value_bias="remainder", scopes=["layer"])
     if lens.two_sided:
@@ -204,7 +191,7 @@ def test_holes_in_the_mask(name: str, head: str) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_head_that_pools(pooling: str) -> None:
-    model = build("modernbert", "SequenceClassification", classifier_pooling=pooling)
+    model = tiny("modernbert", "SequenceClassification", classifier_pooling=pooling)
     lens, given = Analyzer(model), encoding("modernbert", model)
     for masked in ([], [2, 4]):
         given["attention_mask"][0, masked] = 0
@@ -236,7 +223,7 @@ def test_short_inputs(name: str, head: str, length: int) -> None:
 @pytest.mark.parametrize(("name", "head"), [("bert", "MaskedLM"), ("gpt2", "CausalLM"), ("llama", "CausalLM")])
 def test_single_precision_over_twelve_layers(name: str, head: str) -> None:
     depth = {"n_layer": 12} if name == "gpt2" else {"num_hidden_layers": 12}
-    model = build(name, head, dtype=torch.float32, **depth)
+    model = tiny(name, head, dtype=torch.float32, **depth)
     lens, given = Analyzer(model), encoding(name, model, length=20)
     found = lens.flow(given, target=3, position=-1)
     assert found.to is not None
@@ -274,14 +261,14 @@ def test_frozen_states_are_the_models_own() -> None:
 
 @pytest.mark.parametrize("options", [{"inner_group_num": 2}, {"num_hidden_groups": 2}], ids=str)
 def test_groups_of_shared_layers(options: dict[str, int]) -> None:
-    lens = Analyzer(kin.tiny("albert", dtype=torch.float64, **options))
+    lens = Analyzer(tiny("albert", **options))
     found = lens.flow({"input_ids": torch.arange(5, 12)[None]})
     assert found.completeness is not None
     assert float(found.completeness.max()) <= 1e-9
 
 
 def test_maps_that_do_not_add_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = Analyzer(kin.tiny("albert", dtype=torch.float64, inner_group_num=2))
+    lens = Analyzer(tiny("albert", inner_group_num=2))
     monkeypatch.setattr("normscope.flow.exact.missed", lambda found, actual: 0.1)
     with pytest.raises(NormscopeError, match="miss the model's own states"):
         _ = lens.flow({"input_ids": torch.arange(5, 12)[None]}).maps

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from normscope.flow.forms import ACTIVATIONS, Known, Link, between, known_of
 from normscope.flow.frozen import FrozenPool, FrozenScale
-from tests.flow.cases import build
+from tests.helpers.tiny import tiny
 
 DTYPES = (torch.float32, torch.float64)
 NAMED = torch.linspace(-2, 3, 12, dtype=torch.float64)
 
 
 def known(dtype: torch.dtype, **options: Any) -> Known:
-    model = build("bert", "MaskedLM", dtype=dtype, **options)
+    model = tiny("bert", "MaskedLM", dtype=dtype, **options)
     model.register_buffer("shift", NAMED.to(dtype))
     return known_of(model, torch.tensor([True, True, False, True, True]), dtype)
 
@@ -164,7 +164,7 @@ def test_a_factor_that_the_config_names() -> None:
 
 def test_a_softcap() -> None:
     s = 10 * vectors()
-    capped = known_of(build("gemma2", "CausalLM", final_logit_softcapping=7.0), torch.ones(5).bool(), torch.float64)
+    capped = known_of(tiny("gemma2", "CausalLM", final_logit_softcapping=7.0), torch.ones(5).bool(), torch.float64)
     (link,) = between(s, 7 * torch.tanh(s / 7), torch.float64, capped)
     assert link.note == "softcap 7 held at its ratio"
     torch.testing.assert_close(through(link, s), 7 * torch.tanh(s / 7))

@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.flow.cases import KIN, naive, naive_rollout, opened, relative, to_one
-from tests.oracle import LayerTrace, deviation, normalise, trace
+from tests.helpers.bert_oracle import LayerTrace, trace
+from tests.helpers.compare import relative
+from tests.helpers.flow_cases import opened
+from tests.helpers.naive_flow import naive, naive_rollout, to_one
+from tests.helpers.oracle_parts import deviation, normalise
+from tests.helpers.tiny import BERT_FAMILIES
 
 
 def encoder_vectors(name: str) -> list[Tensor]:
@@ -26,7 +30,7 @@ def encoder_vectors(name: str) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", KIN)
+@pytest.mark.parametrize("name", BERT_FAMILIES)
 def test_encoder_norms(name: str) -> None:
     lens, given, _, _ = opened(name, "MaskedLM")
     expected = naive_rollout([e.norm(dim=-1) for e in encoder_vectors(name)])

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.flow.cases import opened, place, relative
-from tests.flow.detached import layer_names
+from tests.helpers.compare import relative
+from tests.helpers.detached import layer_names
+from tests.helpers.flow_cases import opened, place
 
 
 def scaled(name: str, head: str, side: str, token: int, factor: float, row: int) -> float:

@@ -9,19 +9,9 @@ import torch
 
 from normscope import Analyzer
 from normscope.flow.methods import METHODS
-from tests.flow.cases import (
-    ENCODER_DECODER,
-    FAMILIES,
-    IMAGES,
-    POST_NORM,
-    build,
-    encoding,
-    heads,
-    opened,
-    place,
-    relative,
-)
-from tests.test_errors import refused, state_of
+from tests.helpers.compare import refused, relative, state_of
+from tests.helpers.flow_cases import POST_NORM, encoding, heads, opened, place
+from tests.helpers.tiny import ENCODER_DECODER, FAMILIES, IMAGES, tiny
 
 REASONS = {
     "cross": "cross-attention is not in its definition",
@@ -109,7 +99,7 @@ def test_scores_of_a_map_are_the_row_where_the_target_is_read(method: str) -> No
     first, given, _, _ = opened("bert", "SequenceClassification")
     found = first.flow(given, method=method, target=1)
     torch.testing.assert_close(found.scores, found.map[0])
-    model = build("modernbert", "SequenceClassification", classifier_pooling="mean")
+    model = tiny("modernbert", "SequenceClassification", classifier_pooling="mean")
     given = encoding("modernbert", model)
     given["attention_mask"][0, [2, 4]] = 0
     found = Analyzer(model).flow(given, method=method, target=1)
@@ -153,7 +143,7 @@ def test_a_plain_pass_in_another_thread(method: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", *IMAGES])
 def test_single_precision(name: str) -> None:
-    model = build(name, heads(name)[0], dtype=torch.float32)
+    model = tiny(name, heads(name)[0], dtype=torch.float32)
     lens, given = Analyzer(model), encoding(name, model)
     wide, wide_given, _, frozen = opened(name, heads(name)[0])
     for method in ("exact", "decompx", "rollout", "alti", "alti_logit", "value_zeroing", "gradient_x_input"):

@@ -7,19 +7,10 @@ import torch
 from torch import Tensor
 
 from normscope.flow.rollout import half_residual, rollout
-from tests.flow.cases import (
-    ENCODER_DECODER,
-    ONE_SIDED,
-    heads,
-    naive,
-    naive_joint_rollout,
-    naive_rollout,
-    opened,
-    relative,
-    to_one,
-    tolerance,
-)
-from tests.test_errors import refused
+from tests.helpers.compare import refused, relative
+from tests.helpers.flow_cases import ONE_SIDED, heads, opened, tolerance
+from tests.helpers.naive_flow import naive, naive_joint_rollout, naive_rollout, to_one
+from tests.helpers.tiny import ENCODER_DECODER
 
 
 def test_by_hand() -> None:

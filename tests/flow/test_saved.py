@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from normscope import Flow, NormscopeError
 from normscope.engine.saving import checksum
-from tests.test_generation import speaker, translator
-from tests.test_inputs import toy_lens
+from tests.helpers.toys import speaker, toy_lens, translator
 
 KINDS: dict[str, Any] = {
     "map": lambda: speaker().flow("the cat sat"),

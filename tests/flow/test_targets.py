@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -11,28 +10,16 @@ from torch import Tensor, nn
 
 from normscope import Analyzer
 from normscope.inputs.encode import encode
-from tests.flow.cases import build, encoding, opened
-from tests.test_errors import refused, state_of
-from tests.test_generation import speaker, translator
-from tests.test_inputs import toy_tokenizer
+from tests.helpers.compare import refused, state_of
+from tests.helpers.flow_cases import encoding, opened
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import masked, named_classifier, speaker, translator
 
 TEXT = "the cat sat on a"
 
 
-@cache
-def masked() -> Analyzer:
-    return Analyzer(build("bert", "MaskedLM"), toy_tokenizer())
-
-
-@cache
-def classifier() -> Analyzer:
-    labels = {0: "bad", 1: "good", 2: "so-so"}
-    model = build("bert", "SequenceClassification", num_labels=3, id2label=labels, label2id={"bad": 0})
-    return Analyzer(model, toy_tokenizer())
-
-
 def test_the_same_target_in_several_words() -> None:
-    lens = classifier()
+    lens = named_classifier()
     texts = [lens.flow("the cat", target=target) for target in (1, -2, "good", "GOOD", "1")]
     for found in texts:
         assert found.value == texts[0].value
@@ -70,7 +57,7 @@ def test_an_encoder_decoder_takes_a_pair() -> None:
 
 def test_a_softcap_is_held() -> None:
     """Gemma 2's logits are ``c tanh(a / c)``: the shares of a, all scaled alike, sum to the capped logit."""
-    model = build("gemma2", "CausalLM", final_logit_softcapping=0.5)  # so low that it acts
+    model = tiny("gemma2", "CausalLM", final_logit_softcapping=0.5)  # so low that it acts
     lens, given = Analyzer(model), encoding("gemma2", model)
     capped = lens.flow(given, target=3)
     model.config.final_logit_softcapping = None
@@ -98,7 +85,7 @@ def test_a_softcap_is_held() -> None:
     ],
 )
 def test_a_class_that_is_not_there(target: Any, parts: tuple[str, ...]) -> None:
-    refused(lambda: classifier().flow("the cat", target=target), *parts)
+    refused(lambda: named_classifier().flow("the cat", target=target), *parts)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +134,7 @@ class Odd(nn.Module):
 
 
 def test_a_head_that_is_not_understood() -> None:
-    model: Any = build("bert", "SequenceClassification")
+    model: Any = tiny("bert", "SequenceClassification")
     model.classifier = Odd().eval()
     lens, given = Analyzer(model), encoding("bert", model)
     before = state_of(model)
@@ -166,7 +153,7 @@ def test_a_flow_without_a_target_has_no_scores() -> None:
 
 
 def test_training_mode_and_gates_are_refused_as_elsewhere() -> None:
-    model = build("bert", "MaskedLM")
+    model = tiny("bert", "MaskedLM")
     lens, given = Analyzer(model), encoding("bert", model)
     refused(lambda: lens.flow(given, gate="shap"), "Unknown gate")
     model.train()

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.flow.cases import ONE_SIDED, heads, naive_rollout, opened, relative, to_one
-from tests.flow.detached import layer_names
-from tests.oracle import LayerTrace, normalise, trace
+from tests.helpers.bert_oracle import LayerTrace, trace
+from tests.helpers.compare import relative
+from tests.helpers.detached import layer_names
+from tests.helpers.flow_cases import ONE_SIDED, heads, opened
+from tests.helpers.naive_flow import naive_rollout, to_one
+from tests.helpers.oracle_parts import normalise
 
 OUTSIDE = ("mpnet", "deberta-v2", "gptj")  # attend by code of their own
 

@@ -10,7 +10,7 @@ from normscope import NormscopeError
 from normscope.corpus import strict
 from normscope.corpus.readers import read
 from normscope.measures.alignment import Hits, argmax_links, hits, word_maps
-from tests.corpus.files import real_file
+from tests.helpers.files import real_file
 
 # Three source tokens (two of one word, then the end), decoder inputs: start, y_1 (two subwords), y_2.
 MAP = torch.tensor(

@@ -12,7 +12,7 @@ from normscope.corpus import strict
 from normscope.corpus.readers import read
 from normscope.measures.grouped import OCTAVES, log_bins, resolution, spearman
 from normscope.papers.emnlp2020.measures import NORM_BINS, WEIGHT_BINS, kind
-from tests.corpus.files import real_file
+from tests.helpers.files import real_file
 
 
 @pytest.mark.parametrize("seed", range(5))

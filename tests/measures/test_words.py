@@ -6,7 +6,7 @@ import pytest
 
 from normscope import NormscopeError
 from normscope.measures.words import stands_alone, words_of
-from tests.test_inputs import toy_tokenizer
+from tests.helpers.toys import toy_tokenizer
 
 SPACE, BYTES = "\u2581", "\u0120"  # marks of sentencepiece and of byte-level BPE
 

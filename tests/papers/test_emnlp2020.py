@@ -29,9 +29,8 @@ from normscope.papers.emnlp2020.measures import KINDS, kind, weight_norm_counts
 from normscope.papers.emnlp2020.shared import norm_moments
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Picture, Report, Section, Table
-from tests.corpus.files import letters_tokenizer
-from tests.tiny import tiny
-from tests.tiny_layers import tiny as tiny_layers
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import letters_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["cat", "dog", "sat", "ran", "on", "mat", "and", "big", "red", "bird", "the"]
@@ -292,7 +291,7 @@ def test_kinds_of_tokens() -> None:
 
 
 def test_pairs_that_a_causal_model_masks_do_not_count() -> None:
-    model = tiny_layers("gpt2")
+    model = tiny("gpt2")
     result = Analyzer(model).analyze({"input_ids": [5, 6, 7, 8, 9]}, heads=True)
     found = weight_norm_counts(result)
     assert found["count"].sum() == 2 * 4 * 15
@@ -301,7 +300,7 @@ def test_pairs_that_a_causal_model_masks_do_not_count() -> None:
 
 def test_a_causal_model(data: Path, tmp_path: Path) -> None:
     """Its first tokens are seen by more outputs than the last: attention received is the mean over these."""
-    lens = Analyzer(tiny_layers("gpt2"), marks_tokenizer())
+    lens = Analyzer(tiny("gpt2"), marks_tokenizer())
     corpus.run(data, lens, tmp_path / "run", measures=["token_means"], limit=3)
     rows = corpus.open(tmp_path / "run").scan("token_means").collect().sort("id", "position")
     for line, (_, found) in zip(data.read_text().splitlines(), rows.group_by("id", maintain_order=True), strict=False):
@@ -355,7 +354,7 @@ def pairs_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def translator() -> Analyzer:
-    return Analyzer(tiny_layers("marian", "Seq2SeqLM", vocab_size=64), letters_tokenizer())
+    return Analyzer(tiny("marian", "Seq2SeqLM", vocab_size=64), letters_tokenizer())
 
 
 READER = {"possible": "maybe"}

@@ -30,10 +30,9 @@ from normscope.papers.emnlp2021.shared import claim_over_layers
 from normscope.papers.readings import describe, parse
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Picture, Section, Table
-from tests.test_inputs import WORDS as VOCABULARY
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
-from tests.tiny_layers import tiny as tiny_layers
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import WORDS as VOCABULARY
+from tests.helpers.toys import toy_tokenizer
 
 WORDS = [word for word in VOCABULARY if word.isalpha()]
 METHODS = ("ATTN-W", "ATTN-N", "ATTNRES-W", "ATTNRES-N", "ATTNRESLN-N")
@@ -101,7 +100,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Case:
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """A tiny causal one of three, whose tokenizer even knows a mask token."""
-    model = tiny_layers("llama", "CausalLM", num_hidden_layers=3)
+    model = tiny("llama", "CausalLM", num_hidden_layers=3)
     tokenizer = copy.deepcopy(toy_tokenizer())
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     return case(Analyzer(model, tokenizer), tmp_path_factory.mktemp("llama"))
@@ -342,7 +341,7 @@ def test_what_is_missing(bert: Case) -> None:
     assert comparison.missing(replace(without, example="a cat")) is None
     assert "tokenizer" in (comparison.missing(replace(without, lens=Analyzer(tiny("bert")), example="a cat")) or "")
     assert [name for name, one in SECTIONS.items() if not one.runs(without)] == ["comparison", "expansion"]
-    vision = replace(bert.setting, lens=Analyzer(tiny_layers("vit"), object()), example="a cat")
+    vision = replace(bert.setting, lens=Analyzer(tiny("vit"), object()), example="a cat")
     for name in ("comparison", "frequency"):
         assert "this model reads no text" in (SECTIONS[name].missing(vision) or "")
 
@@ -459,7 +458,7 @@ def test_a_pre_ln_model_has_its_own_names(llama: Case) -> None:
 
 def test_methods_of_other_architectures() -> None:
     def names(family: str, head: str | None = None) -> tuple[str, ...]:
-        return methods(Analyzer(tiny_layers(family, head)))
+        return methods(Analyzer(tiny(family, head)))
 
     assert names("gpt_neox") == ("ATTN-W", "LNATTN-N", "LNATTNFFRES-N")
     assert names("gemma2") == ("ATTN-W", "LNATTN-N", "LNATTNLN-N", "LNATTNLNRES-W", "LNATTNLNRES-N")
@@ -471,7 +470,7 @@ def test_methods_of_other_architectures() -> None:
 def test_a_parallel_layer_and_an_encoder_decoder(family: str, tmp_path: Path) -> None:
     tokenizer = copy.deepcopy(toy_tokenizer())
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    one = case(Analyzer(tiny_layers(family, "Seq2SeqLM" if family == "bart" else None), tokenizer), tmp_path, 4)
+    one = case(Analyzer(tiny(family, "Seq2SeqLM" if family == "bart" else None), tokenizer), tmp_path, 4)
     for experiment in PAPER.experiments:
         section = one.section(experiment.name)
         assert section.parts

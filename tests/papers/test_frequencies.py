@@ -13,8 +13,8 @@ from normscope import NormscopeError, default_model
 from normscope.corpus import Entry, strict
 from normscope.corpus.readers import read as read_corpus
 from normscope.papers.frequencies import Frequencies, count, fit, read, refuse_misfit, token_ids
-from tests.corpus.files import real_file
-from tests.test_inputs import WORDS, toy_tokenizer
+from tests.helpers.files import real_file
+from tests.helpers.toys import WORDS, toy_tokenizer
 
 
 def written(path: Path, text: str) -> Path:

@@ -10,7 +10,7 @@ import torch
 
 from normscope import Analyzer
 from normscope.papers import published
-from tests.tiny import tiny
+from tests.helpers.tiny import tiny
 
 
 def lens(name: str, layers: int, width: int, kind: str = "bert") -> Any:

@@ -28,9 +28,9 @@ from normscope.papers.runs import RunPlan, StoppedError, merge
 from normscope.papers.study import PAPERS, Experiment, Paper, Setting, find, reproduce
 from normscope.reports import facts
 from normscope.reports.report import Claim, Report, Section, Table
-from tests.test_inputs import WORDS as VOCABULARY
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import WORDS as VOCABULARY
+from tests.helpers.toys import toy_tokenizer
 
 WORDS = [word for word in VOCABULARY if word.isalpha()]
 

@@ -14,7 +14,8 @@ from normscope import NormscopeError
 from normscope.corpus import strict
 from normscope.corpus.readers import read
 from normscope.papers.emnlp2020.word_ids import word_ids
-from tests.corpus.files import letters_tokenizer, real_file
+from tests.helpers.files import real_file
+from tests.helpers.toys import letters_tokenizer
 
 
 class Slow:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from normscope import __version__
-from tests.release.fresh import ROOT, copied, environment, run
+from tests.helpers.fresh import ROOT, copied, environment, run
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,13 @@ def test_what_the_source_archive_holds(dist: Path) -> None:
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
-    for name in ("src/normscope/__init__.py", "tests/oracle.py", "docs/concepts.md", "Makefile", "constraints.txt"):
+    for name in (
+        "src/normscope/__init__.py",
+        "tests/helpers/layer_oracle.py",
+        "docs/concepts.md",
+        "Makefile",
+        "constraints.txt",
+    ):
         assert name in names
     assert not [name for name in names if "node_modules" in name or name.startswith((".venv", "site/", "dist/"))]
 

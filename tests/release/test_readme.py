@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import blocks, commands
-from tests.docs.test_code_blocks import SAMPLES, TRAINED
-from tests.release.fresh import copied, environment, run
+from tests.helpers.fresh import copied, environment, run
+from tests.helpers.pages import SAMPLES, TRAINED, blocks, commands
 
 pytestmark = pytest.mark.slow
 LEFT_OUT = ["make", "test"]  # which runs this test

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
 from normscope.view.figure import figure_of, save
-from tests.view.fake import NASTY, SCOPES, SENTENCE, fake, fake_picture
+from tests.helpers.fakes import NASTY, SENTENCE, fake, fake_picture
+from tests.helpers.toys import SCOPES
 
 
 def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> Figure:

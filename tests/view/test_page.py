@@ -16,7 +16,7 @@ from normscope.view import bundle
 from normscope.view.document import packed
 from normscope.view.labels import visible
 from normscope.view.page import page, served_page, write
-from tests.view.fake import NASTY, fake, fake_picture, fake_translation
+from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
 
 NAME = "</title><script>alert(1)</script>{policy}{title}{style}{without}"
 

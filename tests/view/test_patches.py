@@ -12,7 +12,7 @@ from rich.console import Console
 from normscope.errors import NormscopeError
 from normscope.view import patches, terminal
 from normscope.view.export import export
-from tests.view.fake import fake, fake_picture
+from tests.helpers.fakes import fake, fake_picture
 
 PIXELS = np.arange(20 * 40 * 3, dtype=np.uint8).reshape(20, 40, 3)
 

@@ -8,33 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from normscope import NormscopeError
-from normscope.flow.result import Flow, Scores
 from normscope.view.document import as_json, header, packed
-from tests.view.fake import NASTY, fake, fake_translation
-from tests.view.models import INPUTS, LENSES, result_of
+from tests.helpers.fakes import NASTY, fake, fake_translation, made_up
+from tests.helpers.kinds import LENSES, flow_of, result_of
 
 SCORES = {
     *("method", "target", "position", "value", "remainder", "completeness", "columns", "scores", "layers"),
     "remainders",
 }
-
-
-def flow_of(kind: str, **options: Any) -> Flow:
-    given, more = INPUTS[kind]
-    text = (given(), more["text_target"]) if more else given()
-    return LENSES[kind]().flow(text, **{"target": "top", **options})
-
-
-def made_up(analysis: Any, target: str = "logit of 'x'", **changes: Any) -> Flow:
-    """A flow to the tokens of an analysis."""
-    count = len(analysis.columns)
-    scores = torch.linspace(-1, 2, count)
-    value = float(scores.sum()) + 0.25
-    to = replace(Scores(target, value, scores, 0.25, 1e-7), **changes)
-    return Flow("exact", analysis.rows, analysis.columns, analysis.layers, to)
 
 
 @pytest.mark.parametrize("kind", ["causal", "encoder-decoder"])

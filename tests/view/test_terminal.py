@@ -13,7 +13,8 @@ from rich.console import Console, RenderableType
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
 from normscope.view import terminal
-from tests.view.fake import NASTY, SCOPES, SENTENCE, fake
+from tests.helpers.fakes import NASTY, SENTENCE, fake
+from tests.helpers.toys import SCOPES
 
 LONG = [f"t{k}" for k in range(70)]
 

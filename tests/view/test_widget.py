@@ -14,7 +14,7 @@ from normscope import NormscopeError
 from normscope.view import bundle
 from normscope.view.document import packed
 from normscope.view.widget import VIEW, mimebundle, plain, widget
-from tests.view.fake import NASTY, fake, fake_picture, fake_translation
+from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser
 
-from tests.view.browser.tabs import chromium
+from tests.helpers.tabs import chromium
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from normscope.view.labels import visible
-from tests.test_generation import picture
-from tests.view.browser.tabs import SIZES, Tab, opened
-from tests.view.fake import NASTY, fake, fake_picture, fake_translation
-from tests.view.models import KINDS, result_of
+from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
+from tests.helpers.kinds import KINDS, result_of
+from tests.helpers.tabs import SIZES, Tab, opened
+from tests.helpers.toys import picture
 
 HACK = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
 

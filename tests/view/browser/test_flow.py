@@ -13,14 +13,12 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from normscope import Analyzer, NormscopeError, default_model
-from tests import tiny as kin
-from tests.test_generation import picture
-from tests.test_inputs import toy_tokenizer
-from tests.view.browser.tabs import SIZES, Tab, opened
-from tests.view.fake import NASTY, fake, fake_picture
-from tests.view.models import lenses, result_of
-from tests.view.server.live import Live, live
-from tests.view.test_scores import flow_of, made_up
+from tests.helpers.fakes import NASTY, fake, fake_picture, made_up
+from tests.helpers.kinds import flow_of, lenses, result_of
+from tests.helpers.live import Live, live
+from tests.helpers.tabs import SIZES, Tab, opened
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import picture, toy_tokenizer
 
 DEFAULT = "all-MiniLM-L6-v2"
 TEXTS = {"tiny-causal": "the cat sat on a mat", DEFAULT: "Colin Fleming played the highway tiny soap opera."}
@@ -30,7 +28,7 @@ HACK = "</script><script>window.hacked=1</script><img src=x onerror='window.hack
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
     models = {name: lenses()[name] for name in ("tiny-causal", "tiny-encoder-decoder", "tiny-vision")}
-    classifier = kin.tiny("bert", "SequenceClassification", id2label={0: "bad", 1: HACK})
+    classifier = tiny("bert", "SequenceClassification", id2label={0: "bad", 1: HACK})
     models["classifier"] = Analyzer(classifier, toy_tokenizer())
     with contextlib.suppress(NormscopeError):
         models[DEFAULT] = Analyzer.from_pretrained(default_model.find())

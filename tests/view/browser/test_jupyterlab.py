@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from normscope.view.server.listening import listen
-from tests.view.browser.tabs import Tab
-from tests.view.fake import fake, fake_translation
-from tests.view.server.live import eventually
+from tests.helpers.fakes import fake, fake_translation
+from tests.helpers.live import eventually
+from tests.helpers.tabs import Tab
 
 TOKEN = "0123456789abcdef"
 VIEW = "application/vnd.jupyter.widget-view+json"

@@ -11,9 +11,9 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from normscope import Analyzer, NormscopeError, default_model
-from tests.view.browser.tabs import SIZES, Tab, opened
-from tests.view.models import lenses, picture
-from tests.view.server.live import Live, Slow, eventually, live
+from tests.helpers.kinds import lenses, picture
+from tests.helpers.live import Live, Slow, eventually, live
+from tests.helpers.tabs import SIZES, Tab, opened
 
 DEFAULT = "all-MiniLM-L6-v2"
 OPUS = "opus-mt-en-fr"

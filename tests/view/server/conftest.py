@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.view.models import lenses
-from tests.view.server.live import Live, Slow, live
+from tests.helpers.kinds import lenses
+from tests.helpers.live import Live, Slow, live
 
 
 @pytest.fixture(scope="module")

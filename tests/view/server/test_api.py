@@ -8,9 +8,9 @@ import pytest
 
 from normscope.view.document import as_json, cells, header, sides_of
 from normscope.view.server.served import analysed
-from tests.test_inputs import toy_lens
-from tests.view.models import KINDS, lenses, png, result_of
-from tests.view.server.live import PATIENCE, WAIT, Live, Slow, held, live
+from tests.helpers.kinds import KINDS, lenses, png, result_of
+from tests.helpers.live import PATIENCE, WAIT, Live, Slow, held, live
+from tests.helpers.toys import toy_lens
 
 REQUESTS = {
     "encoder": {"text": "the cats sat on the big red mat"},
@@ -306,7 +306,7 @@ def test_nasty_texts_are_answered_as_they_are(server: Live) -> None:
 def test_names_of_models() -> None:
     from normscope import Analyzer
     from normscope.view.server.served import by_name
-    from tests.tiny import tiny
+    from tests.helpers.tiny import tiny
 
     first, second = toy_lens(), Analyzer(tiny("bert"), toy_lens().tokenizer)
     second.loaded.name = first.model_name

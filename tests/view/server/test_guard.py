@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from normscope.view.server.listening import listen
-from tests.view.models import lenses
-from tests.view.server.live import PATIENCE, Live, live
+from tests.helpers.kinds import lenses
+from tests.helpers.live import PATIENCE, Live, live
 
 GOOD = {"model": "tiny-encoder", "text": "the cat"}
 

@@ -12,11 +12,11 @@ from normscope import Analyzer
 from normscope.view.server import served
 from normscope.view.server.jobs import BusyError, Jobs
 from normscope.view.server.schemas import AnalysisRequest
-from tests.test_errors import state_of
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
-from tests.view.models import lenses
-from tests.view.server.live import PATIENCE, WAIT, Live, Slow, Told, eventually, live
+from tests.helpers.compare import state_of
+from tests.helpers.kinds import lenses
+from tests.helpers.live import PATIENCE, WAIT, Live, Slow, Told, eventually, live
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import toy_tokenizer
 
 
 def ask(server: Live, text: str, wait: float = 0) -> Any:

@@ -8,10 +8,10 @@ import pytest
 
 from normscope import Analyzer
 from normscope.view.document import header
-from tests import tiny as kin
-from tests.test_inputs import toy_tokenizer
-from tests.view.models import lenses, result_of
-from tests.view.server.live import Live, Slow, Told, live
+from tests.helpers.kinds import lenses, result_of
+from tests.helpers.live import Live, Slow, Told, live
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import toy_tokenizer
 
 CAUSAL: dict[str, Any] = {"model": "tiny-causal", "text": "the cat sat on a mat"}
 PAIR: dict[str, Any] = {"model": "tiny-encoder-decoder", "text": "the cat sat", "target": "le chat sur un tapis"}
@@ -20,7 +20,7 @@ PAIR: dict[str, Any] = {"model": "tiny-encoder-decoder", "text": "the cat sat", 
 @pytest.fixture(scope="module")
 def heads() -> Iterator[Live]:
     """Encoders with heads: of the whole text, and of every token."""
-    make = partial(kin.tiny, "bert")
+    make = partial(tiny, "bert")
     models = {
         "classifier": Analyzer(make("SequenceClassification", id2label={0: "bad", 1: "good"}), toy_tokenizer()),
         "tagger": Analyzer(make("TokenClassification"), toy_tokenizer()),

@@ -171,7 +171,7 @@ def test_load_foreign(tmp_path: Path, metadata: dict[str, str] | None) -> None:
 
 
 def damage(path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], None]) -> None:
-    """Change what is in a file, the checksum with it."""
+    """Change the contents of a file, and its checksum to match."""
     with safe_open(path, framework="pt") as file:
         meta = json.loads(file.metadata()["normscope"])
     tensors = load_file(path)
@@ -218,7 +218,7 @@ def test_load_with_a_map_of_another_shape(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", ["{", "", "edb280"])
-def test_load_with_metadata_that_is_no_json(saved: Path, metadata: str) -> None:
+def test_load_with_metadata_that_is_not_json(saved: Path, metadata: str) -> None:
     save_file(load_file(saved), saved, metadata={"normscope": metadata})
     with pytest.raises(NormscopeError, match=r"x\.safetensors"):
         Analysis.load(saved)
@@ -232,7 +232,7 @@ def flipped(whole: bytes, bit: int) -> bytes:
 
 
 def assert_refused_or_same(path: Path, expected: Any) -> bool:
-    """Whether the file is refused, with its name; otherwise it holds the very same analysis."""
+    """True if the file is refused, with its name in the message; otherwise it must hold the same analysis."""
     try:
         found = Analysis.load(path)
     except NormscopeError as error:
@@ -248,7 +248,7 @@ def assert_refused_or_same(path: Path, expected: Any) -> bool:
 @pytest.mark.parametrize("part", ["header", "body"])
 @pytest.mark.parametrize("sides", [1, 2])
 def test_a_flipped_bit_is_noticed(sides: int, part: str, tmp_path: Path) -> None:
-    """Wherever it is: in the length, the header with its labels and shapes, or the numbers."""
+    """In every part of the file: the length, the header with its labels and shapes, or the numbers."""
     result: Any = toy_analysis(heads=True) if sides == 1 else toy_translation(heads=True)
     path = result.save(tmp_path / "x.safetensors")
     whole = path.read_bytes()
@@ -297,7 +297,7 @@ def test_a_checksum_that_was_removed_is_refused(saved: Path) -> None:
 
 
 def without_checksum(path: Path) -> None:
-    """Make a file what the format before this one was."""
+    """Turn a file into one of the previous format."""
     with safe_open(path, framework="pt") as file:
         meta = json.loads(file.metadata()["normscope"])
     save_file(load_file(path), path, metadata={"normscope": json.dumps(meta | {"format": UNCHECKED})})
@@ -494,7 +494,7 @@ def test_round_trip_of_both_sides(name: str, options: dict[str, Any], tmp_path: 
     assert isinstance(EncoderDecoderAnalysis.load(path), EncoderDecoderAnalysis)
 
 
-def test_one_side_is_a_file_of_its_own(tmp_path: Path) -> None:
+def test_one_side_can_be_saved_alone(tmp_path: Path) -> None:
     result = toy_translation(heads=True)
     for side, one in result.sides.items():
         loaded = Analysis.load(one.save(tmp_path / side))
@@ -541,7 +541,7 @@ def test_scopes_are_found_on_the_decoder_first() -> None:
 @pytest.mark.parametrize("name", ["marian", "t5", "whisper"])
 @pytest.mark.parametrize("scope", ["XATTN-W", "XATTN-N", "cross-attention"])
 def test_cross_attention_alone_has_no_mixing_ratio(name: str, scope: str, tmp_path: Path) -> None:
-    """It reads the encoder's tokens only: the ratio would be 1, and mean nothing."""
+    """It reads the encoder's tokens only: the ratio would always be 1."""
     result = toy_translation(name)
     assert result.decoder is not None
     residual = result.decoder.aliases["attention-residual"]

@@ -1,4 +1,4 @@
-"""Bad input gives one clear NormscopeError and no numbers; the model is left as it was found."""
+"""Bad input raises one clear NormscopeError and gives no numbers; the model is left unchanged."""
 
 import pickle
 from collections.abc import Iterator
@@ -18,8 +18,9 @@ from normscope import Analyzer, NormscopeError, default_model
 from normscope.models.encoders import BERT
 from tests.helpers import layer_oracle
 from tests.helpers.compare import assert_same, refused, state_of, with_implementation
+from tests.helpers.oracle_parts import maps
 from tests.helpers.tiny import BERT_FAMILIES, tiny
-from tests.helpers.toys import SCOPES, TEXT, some_ids, toy_lens, toy_tokenizer
+from tests.helpers.toys import SCOPES, TEXT, save_model, some_ids, toy_lens, toy_tokenizer
 
 LONG = "the cat " * 40  # 82 tokens with the special ones; the model has 40 positions
 
@@ -90,7 +91,7 @@ def test_wrong_type(lens: Analyzer, given: Any, part: str) -> None:
 
 
 @pytest.mark.parametrize("given", [("a cat",), ("a cat", "the dog", "it ran"), ("a",) * 8], ids=len)
-def test_a_tuple_that_is_no_pair(lens: Analyzer, given: Any) -> None:
+def test_a_tuple_that_is_not_a_pair(lens: Analyzer, given: Any) -> None:
     """It would be read as the words of one sentence."""
     parts = ("one text" if len(given) == 1 else f"{len(given)} texts", "(a, b)", "words=[...]", "stream([...])")
     refused(lambda: lens.analyze(given), *parts)
@@ -310,7 +311,7 @@ def test_config_that_breaks_the_algebra() -> None:
 
 def test_config_attribute_that_no_one_has_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     family = replace(BERT, attributes=BERT.attributes - {"hidden_act"})
-    monkeypatch.setattr(normscope.models.registry, "BERT_FAMILIES", (family,))
+    monkeypatch.setattr(normscope.models.registry, "FAMILIES", (family,))
     Analyzer(tiny("bert"))
     refused(lambda: Analyzer(tiny("bert", hidden_act="relu")), "hidden_act='relu'", "default 'gelu'", "checked")
 
@@ -329,7 +330,7 @@ def test_dtype(dtype: torch.dtype) -> None:
 
 
 def test_dtype_as_a_string() -> None:
-    """Taken for what it says or refused as a string, but not with "run in float32 or float64, not float32"."""
+    """Accepted or refused as a string, but not with "run in float32 or float64, not float32"."""
     try:
         assert Analyzer(tiny("bert"), dtype="float32").dtype == torch.float32  # type: ignore[arg-type]
     except NormscopeError as error:
@@ -377,7 +378,7 @@ def test_damaged_embedding(value: float) -> None:
         model.embeddings.word_embeddings.weight[7, 0] = value
     lens = Analyzer(model)
     refused(lambda: lens.analyze({"input_ids": IDS}), "embeddings", "NaN or infinite")
-    assert lens.analyze({"input_ids": [5, 6]}).tokens == ("5", "6")  # where it is not used, it does no harm
+    assert lens.analyze({"input_ids": [5, 6]}).tokens == ("5", "6")  # harmless as long as it is not used
 
 
 def test_relu_hides_an_infinite_bias_from_the_model_but_not_from_us() -> None:
@@ -387,7 +388,7 @@ def test_relu_hides_an_infinite_bias_from_the_model_but_not_from_us() -> None:
 
 
 def test_model_that_computes_something_else() -> None:
-    """Contributions that do not add up to the model's own vector are no decomposition of it."""
+    """Contributions that do not add up to the model's own vector are not a decomposition of it."""
 
     class Doubled(nn.LayerNorm):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -412,8 +413,8 @@ def test_model_with_a_part_missing(change: str) -> None:
     assert state_of(model) == before
 
 
-def test_identity_in_the_place_of_a_norm() -> None:
-    """As ModernBERT has it before its first attention: nothing happens there, and the names stay."""
+def test_identity_instead_of_a_norm() -> None:
+    """As in ModernBERT before its first attention: the values do not change, and the names stay."""
     model = tiny("bert")
     model.encoder.layer[1].output.LayerNorm = nn.Identity().eval()
     result = Analyzer(model).analyze({"input_ids": IDS})
@@ -422,7 +423,7 @@ def test_identity_in_the_place_of_a_norm() -> None:
     assert torch.equal(result[SCOPES[-1]][1], result[SCOPES[-2]][1])
     (layers,) = layer_oracle.oracle(model, {"input_ids": torch.tensor([IDS])}).values()
     for n, layer in enumerate(layers):
-        for scope, expected in layer_oracle.maps(layer).items():
+        for scope, expected in maps(layer).items():
             torch.testing.assert_close(result[scope][n], expected, rtol=1e-9, atol=1e-14)
 
 
@@ -432,10 +433,7 @@ def test_identity_in_the_place_of_a_norm() -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A whole checkpoint with its tokenizer."""
-    path = tmp_path / "model"
-    tiny("bert", dtype=torch.float32).save_pretrained(path)
-    toy_tokenizer().save_pretrained(path)
-    return path
+    return save_model(tmp_path / "model")
 
 
 def test_from_pretrained(folder: Path) -> None:
@@ -504,7 +502,7 @@ def test_damaged_tokenizer(folder: Path) -> None:
 
 
 def test_missing_tokenizer(folder: Path) -> None:
-    """Without its files there is no tokenizer: neither an empty one nor one that makes [UNK] of every word."""
+    """A tokenizer whose files are missing is refused: no empty one, and none that makes [UNK] of every word."""
     for path in folder.glob("tokenizer*"):
         path.unlink()
     refused(lambda: Analyzer.from_pretrained(folder).analyze(TEXT), "tokenizer")

@@ -170,7 +170,7 @@ def test_words_are_sums_of_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
         for layer in result.layers:
             if scope.endswith("-N"):
                 torch.testing.assert_close(words.at(scope, layer), by_hand(result, scope, layer))
-        if scope.endswith("-N"):  # norms of sums are no sums of norms
+        if scope.endswith("-N"):  # norms of sums are not sums of norms
             assert (words[scope][..., 2].sum(1) < result[scope][..., 2:4].sum((1, 2))).all()
     assert all(float(error.max()) < 1e-5 for error in words.completeness.values())
     monkeypatch.setattr("normscope.word_level.BLOCK", 1)  # a row at a time
@@ -323,12 +323,12 @@ def test_estimate_takes_a_target_text() -> None:
     assert long.memory > short.memory
 
 
-def test_files_of_one_side_are_told_apart(tmp_path: Any) -> None:
+def test_files_of_one_side_are_distinguished(tmp_path: Any) -> None:
     path = toy_analysis().save(tmp_path / "x.safetensors")
     with pytest.raises(NormscopeError, match=r"one side: read it with Analysis\.load"):
         EncoderDecoderAnalysis.load(path)
 
 
-def test_the_kind_of_result_can_be_told_to_a_type_checker() -> None:
+def test_the_kind_of_result_can_be_declared_to_a_type_checker() -> None:
     lens: Analyzer[Analysis] = Analyzer[Analysis](toy_lens().model, toy_lens().tokenizer)
     assert lens.analyze(TEXT, scopes="weights").tokens

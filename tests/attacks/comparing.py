@@ -1,4 +1,4 @@
-"""A result of the library against the judge's: every map, remainder, mixing ratio and head, or where they differ."""
+"""A result of the library against the judge's: every map, remainder, mixing ratio and head."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from tests.helpers.oracle_parts import OracleLayer, first_residual, head_maps, w
 
 
 class Difference(Exception):  # noqa: N818
-    """Where a result is not the judge's; `size` relative to the row's largest cell."""
+    """A difference between a result and the judge's; `size` relative to the row's largest cell."""
 
     def __init__(self, where: str, size: float = float("inf")) -> None:
         super().__init__(f"{where} ({size:.1e})" if size < float("inf") else where)
@@ -30,7 +30,7 @@ def differences(
     part: Part = Part(),  # noqa: B008  (it is frozen)
     heads: Sequence[int] | None = None,
 ) -> None:
-    """Raise the first difference, or the worst of those of numbers."""
+    """Raise the first difference, or the largest one between numbers."""
     layers, rows, scopes = part
     found = sides_of(result)
     expected = {side: wanted(len(some), layers) for side, some in verdict.layers.items()}
@@ -53,7 +53,7 @@ def differences(
 
 
 def places(labels: Sequence[Any]) -> list[int]:
-    """Where the labels are, virtual tokens first and the others in their order: the judge's order."""
+    """The indices of the labels in the judge's order: virtual tokens first, then the others."""
     return sorted(range(len(labels)), key=lambda n: labels[n].side != "prompt")
 
 

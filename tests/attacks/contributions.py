@@ -14,7 +14,7 @@ from tests.helpers.oracle_parts import OracleLayer
 
 
 def own_contributions(x: Tensor, steps: Sequence[Step], remainder: bool) -> tuple[OracleLayer, int]:
-    """Where every token of the layer is its own source. Columns: virtual keys, the tokens, the encoder's tokens."""
+    """Contributions of every token of the layer. Columns: virtual keys, the tokens, the encoder's tokens."""
     n = len(x)
     attentions = {step.cross: step for step in steps if step.role == "attention"}
     self_weights = attentions[False].weights
@@ -63,7 +63,7 @@ def own_attention(columns: int, own: int, remainder: bool) -> Attend:
         if not remainder:
             made = algebra.attend(step.weights, step.values.each, *held[2:])
         elif step.values.weight is None:
-            raise NoAnswer("the values have no constant part: they are no affine map")
+            raise NoAnswer("the values have no constant part: they are not an affine map")
         else:
             made = algebra.attend_without_constants(*held)
         gap = zeros(len(made.vectors), columns - made.vectors.shape[1], made.vectors.shape[2])

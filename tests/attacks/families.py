@@ -22,7 +22,7 @@ def heads(name: str) -> tuple[str | None, ...]:
 
 @cache
 def pristine(name: str, head: str | None, variant: int) -> PreTrainedModel:
-    """The model that cases copy; a variant is another depth, or another way to share ALBERT's layers."""
+    """The model that cases copy; a variant has another depth, or shares ALBERT's layers in another way."""
     return tiny(name, head, **variants(name)[variant])
 
 
@@ -42,7 +42,7 @@ def build(name: str, head: str | None, dtype: torch.dtype, variant: int) -> PreT
 
 
 def stacks_of(config: Any) -> dict[str, Stack]:
-    """What the layers of a model are made of: `layer_oracle.describe`, and the other kin of BERT."""
+    """The blocks of a model's layers: `layer_oracle.describe`, and the rest of BERT's kin."""
     kind = config.model_type
     if kind not in bert_oracle.PATHS:
         return layer_oracle.describe(config)
@@ -55,7 +55,7 @@ def stacks_of(config: Any) -> dict[str, Stack]:
 
 @cache
 def family_stacks(name: str) -> dict[str, Stack]:
-    """Of a family as it was made: an attack may have edited the config since."""
+    """The stacks of an unchanged model of the family: an attack may have edited the config since."""
     return stacks_of(pristine(name, None, 0).config)
 
 

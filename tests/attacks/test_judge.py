@@ -1,5 +1,4 @@
-"""The judge itself: it is the naive oracle of a model that nobody has attacked, and it sees an attack where there is
-one."""
+"""The judge itself: it agrees with the naive oracle on a model that nobody has attacked, and it sees an attack."""
 
 import copy
 from collections.abc import Callable
@@ -76,7 +75,7 @@ def bert(**options: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def attacked(change: Callable[[Any], Any]) -> Verdict:
-    """Of BERT's base model, after a change."""
+    """The verdict on BERT's base model after a change."""
     model, encoding = bert()
     change(model)
     output = plain(model, encoding)
@@ -99,7 +98,7 @@ def test_layers_are_the_calls_that_happen() -> None:
 @pytest.mark.parametrize("path", ["", "attention", "attention.output", "intermediate", "output"])
 @pytest.mark.parametrize("before", [False, True])
 def test_a_hook_that_changes_values_inside_a_layer_leaves_no_answer(path: str, before: bool) -> None:
-    """But before the layer: what it gets is what it gets."""
+    """Before the layer it does no harm: the layer's input is taken as given."""
 
     def hook(model: Any) -> None:
         module = model.encoder.layer[1].get_submodule(path)
@@ -133,7 +132,7 @@ def test_linear_modules_are_read_by_what_they_do() -> None:
 
 @pytest.mark.parametrize("path", ["attention.self.value", "attention.self"])
 def test_values_of_other_tokens(path: str) -> None:
-    """Sums close, but the vectors would be said to be of the wrong tokens."""
+    """Sums close, but vectors would be attributed to the wrong tokens."""
 
     def roll(model: Any) -> None:
         model.encoder.layer[1].get_submodule(path).register_forward_pre_hook(Before(Change("roll")), with_kwargs=True)

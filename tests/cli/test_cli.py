@@ -42,7 +42,7 @@ class Estimate:
 
 
 class Lens:
-    """Answers as an Analyzer of six layers does, and keeps what it was asked."""
+    """Stands in for an Analyzer of six layers, and records its arguments."""
 
     depth = 6
     two_sided = False
@@ -404,7 +404,7 @@ def test_check_end_to_end() -> None:
 
 
 class Tiny:
-    """A tiny encoder-decoder behind the command line: a text stands for some ids, a target for others."""
+    """A tiny encoder-decoder for the command line: a text stands for some ids, a target for others."""
 
     def __init__(self) -> None:
         model = tiny("marian", dtype=torch.float32)

@@ -25,7 +25,7 @@ def run(lens: Analyzer, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> Res
 
 
 def test_the_scores_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every score, what biases add, and the sum: the same numbers as the library's."""
+    """Every score, the contribution of the biases, and the sum: the same numbers as in Python."""
     lens = speaker()
     result = run(lens, TEXT, "--target", "mat", monkeypatch=monkeypatch)
     assert result.exit_code == 0, result.output
@@ -78,7 +78,7 @@ def shown(flow: Flow) -> str:
     ],
 )
 def test_the_remark_on_biases(scores: list[float], remainder: float, remarked: bool, contrast: bool) -> None:
-    """Where they weigh more than all scores together; advice is given where it has not been followed yet."""
+    """If they weigh more than all scores together; the advice is left out once it has been followed."""
     labels = tuple(Label(token, "decoder", n) for n, token in enumerate(("the", "cat")))
     to = Scores("logit of 'mat'", sum(scores) + remainder, torch.tensor(scores), remainder, 0.0, contrast)
     said = shown(Flow("exact", labels, labels, (0,), to))
@@ -166,7 +166,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_last_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a target, the map of the last layer: the library's numbers."""
+    """Without a target, the map of the last layer: the same numbers as in Python."""
     lens = speaker()
     result = run(lens, TEXT, monkeypatch=monkeypatch)
     assert result.exit_code == 0, result.output

@@ -25,7 +25,7 @@ except NormscopeError:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a server would have been started with; none is."""
+    """The arguments that a server would have been started with; none is started."""
     found: dict[str, Any] = {"opened": []}
 
     class Server:
@@ -97,7 +97,7 @@ def test_a_model_that_listens_is_refused() -> None:
 
 @pytest.mark.skipif(not installed, reason="the default model is not installed")
 def test_from_start_to_ctrl_c() -> None:
-    """The command itself, in a process of its own."""
+    """The command itself, in a separate process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "normscope", "serve", "--port", "0", "--no-open"],
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What the command line does before it computes anything: it starts fast, completes names, and refuses wrong paths."""
+"""The command line before any computation: it starts fast, completes names, and refuses wrong paths."""
 
 import json
 import os
@@ -34,7 +34,7 @@ print(json.dumps([code, [name for name in {heavy} if name in sys.modules]]))
 
 
 def start(*arguments: str, folder: Path | None = None) -> tuple[int, list[str], str]:
-    """The exit code of a command in a process of its own, which heavy packages it imported, and what it said."""
+    """The exit code of a command in a separate process, the heavy packages it imported, and its output."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(heavy=HEAVY), json.dumps(arguments)],
         capture_output=True,
@@ -52,7 +52,7 @@ def test_help_waits_for_nothing(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_help_is_fast(option: str) -> None:
-    """User and system time of the process; the best of some, as other processes take their share."""
+    """User and system time of the process; the best of several runs, since other processes interfere."""
 
     def seconds() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -135,7 +135,7 @@ def test_flags_show_no_value() -> None:
 
 
 def complete(line: str) -> list[str]:
-    """What bash is offered at the end of a line, by a process that imports nothing heavy."""
+    """The completions for the end of a line in bash; the process must import nothing heavy."""
     words = line.split(" ")
     told = f"sys.stderr.write(str([name for name in {HEAVY} if name in sys.modules]))"
     script = f"import sys; from normscope import cli\ntry: cli.main()\nfinally: {told}\n"

@@ -1,4 +1,4 @@
-"""Options of readers and of runs: as typed, checked, one or several."""
+"""Options of readers and of runs: parsed, checked, single and repeated."""
 
 from __future__ import annotations
 

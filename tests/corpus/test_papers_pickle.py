@@ -1,4 +1,4 @@
-"""Pickles of plain values, and what else a pickle may try."""
+"""Pickles of plain values, and pickles that try to run code."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_two_sided_against_quadrature(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*sorted(MOMENTS), *OTHERS])
 def test_two_sided_is_complete(name: str) -> None:
-    """Also where g(0) != 0: the path starts at g(0) * 0."""
+    """Also if g(0) != 0: the path starts at g(0) * 0."""
     a = wide_grid()
     u = some_up(a)
     on_gate, on_up = two_sided("ig", name, ACT2FN[name], a, u)
@@ -119,7 +119,7 @@ def test_two_sided_is_complete(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "scale"), [("silu", 1.0), ("quick_gelu", 1.702)])
 def test_sigmoid_moments_against_the_dilogarithm(name: str, scale: float) -> None:
-    """S = (a softplus(a) + Li2(-e^a) + pi^2/12) / a, Li2(x) = spence(1 - x), where that has its digits."""
+    """S = (a softplus(a) + Li2(-e^a) + pi^2/12) / a, Li2(x) = spence(1 - x), if that form is accurate there."""
     x = -torch.linspace(1, 50, 500, dtype=torch.float64)
     li2 = torch.from_numpy(scipy.special.spence(1 + np.exp(x.numpy())))
     mean = (x * torch.log1p(torch.exp(x)) + li2 + np.pi**2 / 12) / x

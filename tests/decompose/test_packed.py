@@ -1,4 +1,4 @@
-"""Products with a packed matrix are the plain products, whichever kernel makes them."""
+"""Products with a packed matrix are the plain products, with every kernel."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from normscope import Analyzer
 from normscope.decompose import packed as packing
 from normscope.decompose.packed import has_kernel, multiplied, packed
 from tests.helpers.bert_oracle import oracle
-from tests.helpers.compare import assert_close_to_oracle, encoding
+from tests.helpers.compare import assert_close_to_oracle
 from tests.helpers.tiny import BERT_FAMILIES, inputs, tiny
+from tests.helpers.toys import some_encoding
 
 
 @pytest.fixture(params=["kernel", "usual"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """However small a matrix is, it is packed; or none is. Where there is no kernel both are the same."""
+    """Every matrix is packed, however small, or none is. Without a kernel both are the same."""
     monkeypatch.setattr(packing, "MANY", 0 if request.param == "kernel" else 2**62)
     return str(request.param)
 
@@ -47,7 +48,7 @@ def test_what_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another PyTorch may not have them, or have others by their names."""
+    """Another PyTorch may lack them, or use the names for something else."""
 
     def other(*args: object) -> torch.Tensor:
         raise TypeError("unexpected argument")
@@ -62,7 +63,7 @@ def test_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_feed_forward_against_the_oracle(way: str, family: str) -> None:
     model = tiny(family, dtype=torch.float32)
-    assert_close_to_oracle(Analyzer(model).analyze(encoding(13)), oracle(model, encoding(13)))
+    assert_close_to_oracle(Analyzer(model).analyze(some_encoding(13)), oracle(model, some_encoding(13)))
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss", "gpt2", "marian"])

@@ -1,8 +1,8 @@
 """The code of the README and of every page of docs/ runs, block after block in one namespace, and prints what the page
 says it prints; every command line is executed, in the same folder.
 
-A model of the hub is stood in for by one that is at hand. Commands run in this process where they are normscope's; of
-`make` and `pip`, which would set up an environment, it is checked here that they can run (tests/release runs them).
+A local model replaces each model of the hub. The commands of normscope run in this process; `make` and `pip`, which
+would set up an environment, are only checked here (tests/release runs them).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def runnable() -> list[Any]:
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of the hub come from this machine; a page that needs one that is not here stops with a skip."""
+    """Local models replace those of the hub; a page that needs a missing one is skipped."""
     load = loading.load
 
     def load_here(name: str, *options: Any) -> Any:
@@ -66,7 +66,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a page runs: empty but for the samples. What it registers is forgotten again."""
+    """The folder in which a page runs: it holds the samples only. Registrations are undone afterwards."""
     try:
         default_model.find()
     except NormscopeError:
@@ -75,14 +75,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text, encoding="utf-8")
     classifier(tmp_path / "classifier")
     monkeypatch.setattr(registry, "_registered", [])
-    measuring.measures_of(["flow"])  # loads all there are: one first loaded by a page would be forgotten after it
+    measuring.measures_of(["flow"])  # loads every measure: one that a page loads first would be forgotten after it
     monkeypatch.setattr(measuring, "_measures", dict(measuring._measures))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def classifier(folder: Path) -> None:
-    """A tiny model of two classes, as pages assume that their reader has one."""
+    """A tiny model of two classes, which some pages assume their reader has."""
     config = transformers.BertConfig(
         hidden_size=16,
         num_hidden_layers=2,
@@ -97,7 +97,7 @@ def classifier(folder: Path) -> None:
 @pytest.mark.parametrize("page", runnable())
 @pytest.mark.usefixtures("stand_ins", "folder")
 def test_the_code_of_a_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A module of its own: transformers and normscope look up what is beside a class.
+    # A new module: transformers and normscope look up names in the module of a class.
     module = ModuleType(f"docs_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     run(page, module)
@@ -120,7 +120,7 @@ def run(page: Path, module: ModuleType) -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """In a copy of the folder, so that what a command writes is not there for the next."""
+    """In a copy of the folder, so that the next command does not see the files of this one."""
     with TemporaryDirectory() as copy:
         shutil.copytree(".", copy, dirs_exist_ok=True)
         with chdir(copy):
@@ -128,7 +128,7 @@ def alone() -> Iterator[None]:
 
 
 def execute(words: list[str]) -> None:
-    """Run a command line of a page, or show that it can be run. Some change nothing, and are run once."""
+    """Run a command line of a page, or check that it can run. Commands that change nothing run once."""
     if words[0] != "normscope" or words[1] in ("check", "models", "serve"):
         if tuple(words) in _done:
             return
@@ -159,12 +159,12 @@ def execute(words: list[str]) -> None:
                 done = subprocess.run([sys.executable, "-m", *what], cwd=ROOT, capture_output=True, text=True)
                 assert done.returncode == 0, done.stderr
         case _:
-            raise AssertionError(f"{words} is no command that is known here: teach it to tests/docs")
+            raise AssertionError(f"{words} is not a command that tests/docs knows: add it there")
 
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """A Ray cluster that is there already."""
+    """A running Ray cluster."""
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
@@ -174,7 +174,7 @@ def cluster() -> Iterator[None]:
 
 
 def serve(options: list[str]) -> None:
-    """Start the server as it stands there, but on a free port and without a browser; then stop it as people do."""
+    """Start the server with the page's options, but on a free port and without a browser; then stop it with Ctrl-C."""
     command = [sys.executable, "-m", "normscope", "serve", *options, "--no-open", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         assert server.stdout is not None

@@ -1,4 +1,4 @@
-"""The figures of docs/figures are those that their script draws, and pages show."""
+"""The figures of docs/figures are those that their script draws, and every one is shown on a page."""
 
 from __future__ import annotations
 

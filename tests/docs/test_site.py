@@ -132,7 +132,7 @@ def relative() -> Iterator[tuple[Path, str]]:
 
 
 def test_links_between_the_files_themselves() -> None:
-    """As a forge shows them: README, CONTRIBUTING and docs/ without the site."""
+    """As shown on GitHub: README, CONTRIBUTING and docs/ without the site."""
     generated = {f"tutorials/{path.stem}.md" for path in (DOCS / "tutorials").glob("*.ipynb")}
     broken = []
     for page, link in relative():

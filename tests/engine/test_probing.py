@@ -63,7 +63,7 @@ def vectors_width(lens: Analyzer) -> int:
 
 @pytest.mark.parametrize("name", ALONE)
 def test_the_affine_map_of_the_values(name: str) -> None:
-    """A single token attends to itself alone: what attention puts out is the affine map of what it reads."""
+    """A single token attends to itself alone: the output of attention is the affine map of its input."""
     lens, _, _ = opened(name)
     if "gpt_oss" in name:
         pytest.skip("a part of its weight goes to no token")
@@ -88,7 +88,7 @@ def test_the_affine_map_of_the_values(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ALONE if name != "gpt_oss"])
 @pytest.mark.parametrize("layers", [(0,), (1,), (0, 1)])
 def test_uniform_attention(name: str, layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the model's own eager attention with its softmax made even."""
+    """Against the model's own eager attention with a uniform softmax."""
     lens, given, item = opened(name)
     before = state_of(lens.model)
     found = run_uniform(lens.loaded, item, layers)

@@ -119,7 +119,7 @@ def test_inputs_with_different_keys(order: int) -> None:
 
 @pytest.mark.parametrize("key", ["token_type_ids", "position_ids"])
 def test_no_key_is_lost(key: str) -> None:
-    """The longest input has no token types or positions, a shorter one in its batch has."""
+    """The longest input of a batch has no token types or positions, a shorter one has."""
     lens = toy_lens()
     given = [{"input_ids": some_ids(9)}, {"input_ids": some_ids(6), key: torch.tensor([1, 1, 1, 0, 0, 0])}]
     for one, item in zip(lens.stream(given), given, strict=True):
@@ -156,7 +156,7 @@ def test_nothing_in_nothing_out() -> None:
 
 
 def test_many_short_inputs_in_one_batch() -> None:
-    """More tokens in a batch than are decomposed together."""
+    """A batch of more tokens than one decomposition step takes."""
     lens = Analyzer(tiny("bert"))
     given = [{"input_ids": some_ids(30, seed)} for seed in range(20)]
     for one, item in zip(lens.stream(given, batch_size=20, scopes=["layer", "attention"]), given, strict=True):
@@ -198,7 +198,7 @@ def test_bad_options_are_refused_before_any_input_is_read() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"heads": True}, {"rows": [0, -1]}, {"layers": [1, 0]}, {"layers": [1]}], ids=repr
 )
-def test_the_first_layer_is_told_before_the_others_are_there(options: dict[str, Any]) -> None:
+def test_the_first_layer_is_reported_before_the_others_are_done(options: dict[str, Any]) -> None:
     lens = toy_lens()
     items = [item for text in ("the cats sat on the big red mat", "a cat") for item in encode(lens.loaded, text)]
     requests = requests_for(lens.loaded, Options(**options))

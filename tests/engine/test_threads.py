@@ -21,7 +21,7 @@ TIMEOUT = 180  # seconds until something counts as stuck, however busy the machi
 
 
 def at_once(*jobs: Callable[[], Any]) -> list[Any]:
-    """Run the jobs in a thread each, started together; the first exception is raised here."""
+    """Run each job in its own thread, started together; the first exception is raised here."""
     barrier = threading.Barrier(len(jobs))
 
     def start(job: Callable[[], Any]) -> Any:
@@ -104,7 +104,7 @@ def test_two_models_at_once() -> None:
 
 @pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_plain_forward_in_the_middle_of_a_trace(family: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread runs the model while this one stands still inside a layer: certain, not a matter of luck."""
+    """Another thread runs the model while this one waits inside a layer, so the overlap is certain."""
     model = with_implementation(family, attention)
     lens = Analyzer(model)
     given = {"input_ids": some_ids(7)}
@@ -191,7 +191,7 @@ def test_two_models_with_one_config(attention: str) -> None:
 
 
 def test_overlapping_traces_of_one_config(attention: str) -> None:
-    """The first trace ends while the second is in the middle: the config is restored by whichever is last."""
+    """The first trace ends while the second is in the middle: the one that ends last restores the config."""
     first = with_implementation("bert", attention)
     second = sharing(first)
     given = {"input_ids": some_ids(6)}
@@ -243,7 +243,7 @@ def test_failure_in_one_thread_does_not_disturb_the_other(monkeypatch: pytest.Mo
 
 
 def test_analysis_inside_an_analysis() -> None:
-    """A progress callback may analyse something itself: the lock is reentrant, the outer trace goes on."""
+    """A progress callback may run an analysis: the lock is reentrant, and the outer trace continues."""
     lens = Analyzer(tiny("bert"))
     outer, inner = {"input_ids": some_ids(8)}, {"input_ids": some_ids(5, seed=1)}
     expected = lens.analyze(outer), lens.analyze(inner)

@@ -7,7 +7,7 @@ import torch
 
 from normscope.flow import attending
 from tests.helpers.compare import relative
-from tests.helpers.flow_cases import ONE_SIDED, heads, opened
+from tests.helpers.flow_cases import ONE_SIDED, heads, open_case
 from tests.helpers.naive_flow import (
     end,
     inputs_of_layers,
@@ -23,7 +23,7 @@ from tests.helpers.tiny import ENCODER_DECODER
 
 @pytest.mark.parametrize("name", ONE_SIDED)
 def test_alti(name: str) -> None:
-    lens, given, _, _ = opened(name, heads(name)[0])
+    lens, given, _, _ = open_case(name, heads(name)[0])
     (layers,) = naive(name, heads(name)[0]).values()
     maps = [layer_map(layer, x) for layer, x in zip(layers, inputs_of_layers(name), strict=True)]
     found = lens.flow(given, method="alti")
@@ -34,8 +34,8 @@ def test_alti(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENCODER_DECODER)
 def test_alti_plus(name: str) -> None:
-    """Cross-attention's residual connection is a column of its own, which stands for what self-attention made."""
-    lens, given, _, _ = opened(name, "Seq2SeqLM")
+    """Cross-attention's residual connection is a separate column: the output of self-attention."""
+    lens, given, _, _ = open_case(name, "Seq2SeqLM")
     sides = naive(name, "Seq2SeqLM")
     post = "ATTNRESLN-N" in sides["decoder"][0].vectors and "LNATTN-N" not in sides["decoder"][0].vectors
     maps = []
@@ -60,7 +60,7 @@ def test_alti_plus(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "method"), [("bert", "alti"), ("gpt2", "alti"), ("bart", "alti+")])
 def test_rows_in_blocks_of_any_size(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lens, given, _, _ = opened(name, heads(name)[0])
+    lens, given, _, _ = open_case(name, heads(name)[0])
     whole = lens.flow(given, method=method).map
     for size in (1, 3 * 8 * 7 * 24):
         monkeypatch.setattr(attending, "ROW_BYTES", size)
@@ -69,7 +69,7 @@ def test_rows_in_blocks_of_any_size(name: str, method: str, monkeypatch: pytest.
 
 def test_masked_tokens_are_left_out() -> None:
     for name, method, shape in (("bert", "alti", (5, 5)), ("bart", "alti+", (5, 10))):
-        lens, given, _, _ = opened(name, heads(name)[0])
+        lens, given, _, _ = open_case(name, heads(name)[0])
         given = {key: value.clone() for key, value in given.items()}
         given["attention_mask"][0, [2, 4]] = 0
         found = lens.flow(given, method=method)

@@ -103,7 +103,7 @@ ROW: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("width", [1, 2, 3, 12])
 @pytest.mark.parametrize("name", [*ROW, "x |x|", "square", "softplus", "clamp"])
-def test_one_row_is_no_proof_of_a_constant(name: str, width: int) -> None:
+def test_one_row_does_not_prove_a_constant(name: str, width: int) -> None:
     s = 1.5 + vectors(1, width).abs()
     step = (UNKNOWN | ROW)[name]
     assert between(s, step(s), torch.float64, known(torch.float64)) == [] or torch.equal(step(s), s)
@@ -117,17 +117,17 @@ def test_one_row_and_a_constant_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_few_numbers_are_no_proof_of_a_factor(count: int) -> None:
+def test_a_few_numbers_do_not_prove_a_factor(count: int) -> None:
     s = vectors(1, count)
     assert between(s, 0.3 * s, torch.float64, known(torch.float64)) == []
 
 
-def test_equal_numbers_are_no_proof_of_a_factor() -> None:
+def test_equal_numbers_do_not_prove_a_factor() -> None:
     s = torch.full((5, 12), 3.0, dtype=torch.float64)
     assert between(s, s + 1, torch.float64, known(torch.float64)) == []
 
 
-def test_equal_rows_are_no_proof_of_a_constant() -> None:
+def test_equal_rows_do_not_prove_a_constant() -> None:
     s = vectors(1).expand(5, 12)
     assert between(s, s + torch.arange(12), torch.float64, known(torch.float64)) == []
 

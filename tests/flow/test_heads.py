@@ -1,4 +1,4 @@
-"""Heads that somebody has changed: scores are those that autograd finds in the frozen model, or there are none."""
+"""Changed heads: scores equal those of autograd in the frozen model, or the head is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def twice_in_one(z: Tensor) -> Tensor:
 
 
 def held_sigmoid(z: Tensor) -> Tensor:
-    """As autograd is to see it: ``(g(a) - g(0)) / a`` does not move."""
+    """The sigmoid for autograd, with ``(g(a) - g(0)) / a`` frozen."""
     a = z.detach()
     return z * ((torch.sigmoid(a) - 0.5) / a) + 0.5
 
@@ -156,12 +156,12 @@ FORMS = ("constant", "constant in one", "constant in place", "temperature", "tan
 
 
 def is_known(name: str, head: str, way: str, change: str) -> bool:
-    """Whether the change has a form that can be told there, so that it must not be refused."""
+    """True if the form of the change can be recognised, so that it must not be refused."""
     if change == "clamp that does nothing":
         return True
     if way == "in_two_layers":  # one row does not tell a constant from anything else
         return change in FORMS[3:]
-    if name == "bart":  # its logits have a constant of their own before they are changed
+    if name == "bart":  # its logits include a constant even before the change
         return way == "in_a_row" and change in FORMS
     return head.endswith("LM") and way in ("in_a_row", "by_subclass", "before") and change in FORMS
 
@@ -253,7 +253,7 @@ class Plus(nn.Linear):
         return super().forward(x) + 50
 
 
-def test_a_constant_in_a_linear_module_of_its_own_class() -> None:
+def test_a_constant_in_a_subclass_of_linear() -> None:
     plain = tiny("bert", "SequenceClassification")
     given = encoding("bert", plain)
     expected = Analyzer(plain).flow(given, target=1)
@@ -266,7 +266,7 @@ def test_a_constant_in_a_linear_module_of_its_own_class() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_a_constant_that_the_model_names(length: int) -> None:
-    """Marian's logits have a constant of their own, which one row cannot tell from anything else."""
+    """Marian's logits include a constant, which cannot be identified from one row."""
     model: Any = tiny("marian", "Seq2SeqLM")
     given = encoding("marian", model)
     given["decoder_input_ids"] = given["decoder_input_ids"][:, :length]

@@ -89,7 +89,7 @@ def test_text_is_escaped(tmp_path: Path) -> None:
 
 
 def rewritten(path: Path, change: Any, whole: bool = True) -> Path:
-    """The file with something changed in it; `whole`: with a checksum that fits."""
+    """The file with a change; `whole`: with a matching checksum."""
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata())
     tensors, meta = load_file(path), json.loads(metadata["normscope"])

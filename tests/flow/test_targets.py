@@ -1,4 +1,4 @@
-"""What a flow can lead to, and every target that a model cannot have."""
+"""Targets of a flow, and targets that a model does not have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normscope import Analyzer
 from normscope.inputs.encode import encode
 from tests.helpers.compare import refused, state_of
-from tests.helpers.flow_cases import encoding, opened
+from tests.helpers.flow_cases import encoding, open_case
 from tests.helpers.tiny import tiny
 from tests.helpers.toys import masked, named_classifier, speaker, translator
 
@@ -56,7 +56,7 @@ def test_an_encoder_decoder_takes_a_pair() -> None:
 
 
 def test_a_softcap_is_held() -> None:
-    """Gemma 2's logits are ``c tanh(a / c)``: the shares of a, all scaled alike, sum to the capped logit."""
+    """Gemma 2's logits are ``c tanh(a / c)``: the shares of a, scaled by one factor, sum to the capped logit."""
     model = tiny("gemma2", "CausalLM", final_logit_softcapping=0.5)  # so low that it acts
     lens, given = Analyzer(model), encoding("gemma2", model)
     capped = lens.flow(given, target=3)
@@ -106,7 +106,7 @@ def test_a_position_past_the_end(position: int) -> None:
 
 
 @pytest.mark.parametrize("position", [1.0, "1", True])
-def test_a_position_that_is_no_integer(position: Any) -> None:
+def test_a_position_that_is_not_an_integer(position: Any) -> None:
     refused(lambda: speaker().flow(TEXT, target=3, position=position), "A position is an integer")
 
 
@@ -116,18 +116,18 @@ def test_a_position_without_a_target() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "llama", "bart"])
 def test_a_model_without_a_head(name: str) -> None:
-    lens, given, _, _ = opened(name)
+    lens, given, _, _ = open_case(name)
     refused(lambda: lens.flow(given, target=1), "has no head", "AutoModelFor")
     assert lens.flow(given).maps.isfinite().all()
 
 
 def test_a_word_without_a_tokenizer() -> None:
-    lens, given, _, _ = opened("llama", "CausalLM")
+    lens, given, _, _ = open_case("llama", "CausalLM")
     refused(lambda: lens.flow(given, target="cat"), "no tokenizer")
 
 
 class Odd(nn.Module):
-    """No linear map, no norm, no activation."""
+    """Neither a linear map, nor a norm, nor an activation."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flip(-1)[..., :2]
@@ -144,7 +144,7 @@ def test_a_head_that_is_not_understood() -> None:
 
 
 def test_a_flow_without_a_target_has_no_scores() -> None:
-    lens, given, _, _ = opened("bert", "MaskedLM")
+    lens, given, _, _ = open_case("bert", "MaskedLM")
     found = lens.flow(given)
     refused(lambda: found.scores, "no target")
     refused(lambda: found.value, "no target")

@@ -36,7 +36,7 @@ class Linear(NamedTuple):
 
 @dataclass
 class LayerTrace:
-    """What one call of one layer computed, and its parameters: all float64, real tokens only."""
+    """The values of one call of one layer, and its parameters: all float64, real tokens only."""
 
     x: Tensor  # (n, d) the layer's input
     weights: Tensor  # (H, n, n) attention probabilities
@@ -103,7 +103,7 @@ def decompose(layer: LayerTrace) -> OracleLayer:
 
 
 class Paths(NamedTuple):
-    """Where a family keeps the parts of a layer: names relative to the layer, whose own names match `layers`."""
+    """Paths of the parts of a layer, relative to the layer; `layers` is a pattern for the paths of the layers."""
 
     layers: str
     attention: str  # the module that returns (output, probabilities)

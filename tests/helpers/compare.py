@@ -1,4 +1,4 @@
-"""Comparisons that several tests make: of analyses with one another and with an oracle, of a model before and after."""
+"""Comparisons that several tests make: analyses with one another and with an oracle, a model before and after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers.tiny import tiny
 
 
 def assert_same(found: Analysis, expected: Analysis, tolerance: float = 1e-9) -> None:
-    """Equal labels, and every number equal to `tolerance` of its row's largest."""
+    """Equal labels, and every number equal up to `tolerance` times the largest of its row."""
     assert found.scopes == expected.scopes
     assert found.layers == expected.layers
     assert found.tokens == expected.tokens
@@ -45,7 +45,7 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-9) -> No
 
 
 def refused(call: Callable[[], Any], *parts: str) -> str:
-    """The message of the NormscopeError that `call` raises, which holds all `parts`, says enough and ends properly."""
+    """The message of the NormscopeError that `call` raises, which contains all `parts` and is more than a word."""
     with pytest.raises(NormscopeError) as caught:
         call()
     assert type(caught.value) is NormscopeError
@@ -95,7 +95,7 @@ def sides(result: Any) -> dict[str, Analysis]:
     return {result.info["side"]: result} if isinstance(result, Analysis) else result.sides
 
 
-def same(one: Any, other: Any, tolerance: float) -> None:
+def assert_same_sides(one: Any, other: Any, tolerance: float) -> None:
     assert sides(one).keys() == sides(other).keys()
     for side, analysis in sides(one).items():
         assert_same(analysis, sides(other)[side], tolerance)
@@ -123,11 +123,6 @@ def assert_equal(found: Analysis, expected: Analysis) -> None:
     if expected.value_norms is not None:
         assert found.value_norms is not None
         assert torch.equal(found.value_norms, expected.value_norms)
-
-
-def encoding(length: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    ids = torch.randint(3, 50, (1, length), generator=torch.Generator().manual_seed(seed))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def assert_close_to_oracle(result: Analysis, layers: list[OracleLayer]) -> None:

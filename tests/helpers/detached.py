@@ -1,9 +1,9 @@
-"""The frozen model as autograd sees it: the model's own code, with all that is to be held taken out of the graph.
+"""The frozen model as autograd sees it: the model's own code, with everything frozen taken out of the graph.
 
 Attention probabilities and routing weights are detached, norms divide by a detached statistic, an activation is
-``x * detached(g(x) / x)``, or, where it gates another projection, detached altogether. What is left is affine in the
-states that enter the first layer, so that its gradient times these states is the exact decomposition of whatever it is
-the gradient of. Nothing here is shared with the library that it judges.
+``x * detached(g(x) / x)``, or, if it gates another projection, detached altogether. The rest is affine in the states
+that enter the first layer, so the gradient of any output times these states is the exact decomposition of that output.
+Nothing here is shared with the library that it judges.
 """
 
 import copy
@@ -31,7 +31,7 @@ ACTIVATIONS = [nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh] + [
 
 
 def held(x: Tensor, y: Tensor) -> Tensor:
-    """y as a multiple of x."""
+    """y as a constant multiple of x."""
     zero = x == 0
     return x * torch.where(zero, 0, y / torch.where(zero, 1, x)).detach()
 
@@ -150,7 +150,7 @@ class Detached:
         return hook
 
     def scores(self, row: int, index: int) -> dict[str, Tensor]:
-        """side -> (layers + 1, n): a logit by the tokens of the states before each layer, and behind the last."""
+        """side -> (layers + 1, n): a logit by the tokens of the states before each layer, and after the last."""
         assert self.logits is not None
         all_states = [state for states in self.states.values() for state in states]
         found = torch.autograd.grad(self.logits[row, index], all_states, retain_graph=True, allow_unused=True)
@@ -164,7 +164,7 @@ class Detached:
         }
 
     def vectors(self, side: str, sources: list[str], layer: int = -1) -> Tensor:
-        """(n, columns, d): the states of a side behind a layer by the tokens that entered these sides."""
+        """(n, columns, d): the states of a side after a layer, by the tokens that entered these sides."""
         y = self.states[side][layer][0]
         leaves = [self.states[one][0] for one in sources]
         found = torch.zeros(len(y), sum(leaf.shape[1] for leaf in leaves), y.shape[1], dtype=y.dtype)

@@ -1,4 +1,4 @@
-"""Analyses made of made-up tensors: what the views need, without a model."""
+"""Analyses of made-up tensors, for tests of the views: no model is needed."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ def fake_translation(**options: Any) -> EncoderDecoderAnalysis:
 
 
 def fake_picture(rows: Sequence[int] | None = None) -> Analysis:
-    """Of a picture of 2 x 3 patches."""
+    """The analysis of a picture of 2 x 3 patches."""
     tokens = ("[CLS]", "1,1", "1,2", "1,3", "2,1", "2,2", "2,3")
     return fake(tokens, layers=(0, 1), rows=rows, info={"model": "some/vit", "family": "ViT", "grid": [2, 3]})
 
 
-def made_up(analysis: Any, target: str = "logit of 'x'", **changes: Any) -> Flow:
+def fake_flow(analysis: Any, target: str = "logit of 'x'", **changes: Any) -> Flow:
     """A flow to the tokens of an analysis."""
     count = len(analysis.columns)
     scores = torch.linspace(-1, 2, count)

@@ -9,12 +9,8 @@ from normscope import Analyzer
 from normscope.flow.freeze import FrozenModel, freeze
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
-from tests.helpers.tiny import BERT_FAMILIES, ENCODER_DECODER, FAMILIES, inputs, task_heads, tiny
+from tests.helpers.tiny import BERT_FAMILIES, ENCODER_DECODER, FAMILIES, FLOAT32_NORMS, inputs, task_heads, tiny
 
-SINGLE = (  # transformers computes the norms of these in float32
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "t5", "t5-gated",
-    "mixtral", "qwen3_moe", "gpt_oss",
-)  # fmt: skip
 POST_NORM = (*BERT_FAMILIES, "opt-post", "deberta-v2")  # of those with one side
 ONE_SIDED = tuple(name for name in FAMILIES if name not in ENCODER_DECODER)
 
@@ -30,14 +26,14 @@ LANGUAGE = [(name, heads(name)[0]) for name in FAMILIES]  # one case of each fam
 
 
 def tolerance(name: str) -> float:
-    return 1e-6 if name in SINGLE else 1e-9
+    return 1e-6 if name in FLOAT32_NORMS else 1e-9
 
 
 def encoding(name: str, model: PreTrainedModel, head: str | None = None, length: int = 7) -> dict[str, Tensor]:
     given = inputs(name, model, length, 5)
-    if head == "TokenClassification":  # of T5 the encoder alone
+    if head == "TokenClassification":  # T5: the encoder alone
         given = {key: value for key, value in given.items() if not key.startswith("decoder")}
-    if head == "SequenceClassification" and name in ENCODER_DECODER:  # is read where the source has its end
+    if head == "SequenceClassification" and name in ENCODER_DECODER:  # read at the end token of the source
         given["input_ids"][0, -1] = model.config.eos_token_id
         given["decoder_input_ids"] = given["input_ids"].clone()
         given["decoder_attention_mask"] = given["attention_mask"]
@@ -45,8 +41,8 @@ def encoding(name: str, model: PreTrainedModel, head: str | None = None, length:
 
 
 @cache
-def opened(name: str, head: str | None = None) -> tuple[Analyzer, dict[str, Tensor], Item, FrozenModel]:
-    """A model, its input, the input as an item, and the model frozen there."""
+def open_case(name: str, head: str | None = None) -> tuple[Analyzer, dict[str, Tensor], Item, FrozenModel]:
+    """A model, its input, the input as an item, and the model frozen at that input."""
     model = tiny(name, head)
     lens = Analyzer(model)
     given = encoding(name, model, head)
@@ -55,6 +51,6 @@ def opened(name: str, head: str | None = None) -> tuple[Analyzer, dict[str, Tens
 
 
 def place(frozen: FrozenModel) -> int:
-    """A row of the logits that is neither the first nor the last, where there are several."""
+    """A row of the logits that is neither the first nor the last, if there are several."""
     assert frozen.logits is not None
     return len(frozen.logits) // 2

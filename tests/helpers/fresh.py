@@ -1,4 +1,4 @@
-"""A fresh copy of the project, and commands run as by somebody who has nothing else."""
+"""A fresh copy of the project, and commands run as on a machine that has nothing else."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def copied(into: Path) -> Path:
-    """What a clone would hold: the files that are in git, or would be added to it."""
+def copy_project(into: Path) -> Path:
+    """Copy what a clone would contain: the files that are in git, or would be added to it."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -40,7 +40,7 @@ def environment(home: Path, programs: Path | None = None) -> dict[str, str]:
 
 
 def run(words: Sequence[str | os.PathLike[str]], cwd: Path, env: Mapping[str, str], timeout: float = 1800) -> str:
-    """What a command prints; a failure is raised with it."""
+    """The output of a command; a failure is raised with it."""
     done = subprocess.run(
         words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
     )

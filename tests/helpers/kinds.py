@@ -1,4 +1,4 @@
-"""Tiny models of every kind that the viewer shows, each with what reads its input."""
+"""Tiny models of every kind that the viewer shows, each with its tokenizer or processor and an input."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def result_of(kind: str, heads: bool = False) -> Result:
 
 @cache
 def lenses() -> dict[str, Analyzer]:
-    """One model of every kind, by a name for the server."""
+    """One model of every kind, by its name on the server."""
     return {f"tiny-{kind}": make() for kind, make in LENSES.items()}
 
 
 def png(width: int = 30, height: int = 20) -> str:
-    """A picture as a request has it."""
+    """A picture as base64, as in a request."""
     from PIL import Image
 
     file = io.BytesIO()

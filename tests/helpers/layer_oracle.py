@@ -61,7 +61,7 @@ class Block(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """The layers of one stack: a pattern for their paths in the base model, and what each is made of."""
+    """The layers of one stack: a pattern for their paths in the base model, and the blocks of each."""
 
     layers: str
     blocks: tuple[Block, ...]
@@ -202,7 +202,7 @@ def zeros(*shape: int) -> Tensor:
 
 
 def apply_norm(state: State, norm: Norm | None, actual: Tensor) -> State:
-    """The norm with its statistic frozen at the real vector; `actual` is what the model itself made of it."""
+    """The norm with its statistic frozen at the real vector; `actual` is the model's own output of the norm."""
     if norm is None:
         return state._replace(actual=actual)
     vectors, bias = torch.empty_like(state.vectors), torch.empty_like(state.bias)
@@ -226,7 +226,7 @@ def attend(weights: Tensor, f: Tensor, bias: Tensor, columns: int, offset: int, 
 
 
 def feed_forward(state: State, units: list[Unit], actual: Tensor) -> State:
-    """Integrated gradients from zero: each summand z_j takes z_j * integral_0^1 dF/dz(t z) dt; F(0) is nobody's."""
+    """Integrated gradients from zero: z_j * integral_0^1 dF/dz(t z) dt for each summand; F(0) goes to the remainder."""
     vectors, bias = torch.zeros_like(state.vectors), torch.zeros_like(state.bias)
     for unit in units:
         z = [state.actual @ weight + hidden_bias for weight, hidden_bias in unit.inputs]

@@ -1,4 +1,4 @@
-"""A server that really listens, in a thread, with what a test wants to know of it."""
+"""A real server in a thread, and what tests need to know about it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Live:
         return found
 
     def waits(self) -> threading.Semaphore:
-        """Released from now on whenever a client begins to wait for a change, which it does not miss then."""
+        """A semaphore, released whenever a client begins to wait for a change; the client cannot miss a later one."""
         begun, jobs = threading.Semaphore(0), self.app.state.jobs
         changed = jobs.changed
 
@@ -63,7 +63,7 @@ class Live:
 
 
 def eventually(look: Callable[[], Any], good: Callable[[Any], bool] = bool, patience: float = PATIENCE) -> Any:
-    """What is seen as soon as it is good; a failure when that takes too long."""
+    """The value of `see()` as soon as it is good; fails if that takes too long."""
     end = time.monotonic() + patience
     while not good(seen := look()):
         assert time.monotonic() < end, seen
@@ -93,7 +93,7 @@ def live(models: Mapping[str, Analyzer], **options: Any) -> Iterator[Live]:
 
 
 class Told(Report[served.Shown]):
-    """A report that tells its progress to a test, and its first layer to another report, or to nobody."""
+    """A report that passes its progress to a test, and its first layer to another report, if one is given."""
 
     def __init__(self, on: Callable[[int, int], object], to: Report[served.Shown] | None = None) -> None:
         self.on, self.to = on, to
@@ -107,7 +107,7 @@ class Told(Report[served.Shown]):
 
 
 def held(report: Report[served.Shown], go: threading.Event) -> Told:
-    """A report that holds its analysis up after the second layer, until it is let go."""
+    """A report that stops its analysis after the second layer until it is let go."""
 
     def on(done: int, total: int) -> None:
         if done == 1:
@@ -119,7 +119,7 @@ def held(report: Report[served.Shown], go: threading.Event) -> Told:
 
 
 class Slow:
-    """An analysis that stands still until it is let go, step by step; it counts how many run."""
+    """An analysis that waits until it is let go, step by step; it counts how many run."""
 
     def __init__(self, steps: int = 4) -> None:
         self.steps, self.begun, self.ended, self.at_once, self.most = steps, 0, 0, 0, 0

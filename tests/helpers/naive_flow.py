@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.helpers import bert_oracle, layer_oracle
 from tests.helpers.detached import layer_names
-from tests.helpers.flow_cases import heads, opened
+from tests.helpers.flow_cases import heads, open_case
 from tests.helpers.tiny import BERT_FAMILIES
 
 BLOCK = "ATTNRESLN-N", "LNATTNRES-N", "LNATTNLNRES-N"  # the end of the attention block: post-LN, pre-LN, sandwich
@@ -18,8 +18,8 @@ BLOCK = "ATTNRESLN-N", "LNATTNRES-N", "LNATTNLNRES-N"  # the end of the attentio
 
 @cache
 def naive(name: str, head: str | None = None) -> dict[str, list[Any]]:
-    """side -> its layers as the naive oracles see them, with contribution vectors by scope."""
-    lens, given, _, _ = opened(name, head)
+    """side -> its layers by the naive oracle for the family."""
+    lens, given, _, _ = open_case(name, head)
     if name in BERT_FAMILIES:
         return {"encoder": list(bert_oracle.oracle(lens.model, given))}
     return {side: list(found) for side, found in layer_oracle.oracle(lens.model, given).items()}
@@ -39,7 +39,7 @@ def naive_rollout(maps: list[Tensor]) -> Tensor:
 
 
 def naive_joint_rollout(decoder: list[Tensor], encoder: list[Tensor]) -> Tensor:
-    """As one model of all tokens, in which the layers of one side leave the tokens of the other alone."""
+    """Rollout of one model of all tokens, in which the layers of one side leave the tokens of the other unchanged."""
     n, m = len(decoder[0]), len(encoder[0])
     steps = []
     for one in encoder:
@@ -68,7 +68,7 @@ def end(layer: Any) -> str:
 
 
 def layer_map(layer: Any, x: Tensor) -> Tensor:
-    if "LNATTNFFRES-N" in layer.vectors:  # parallel: what attention and the residual connection make, by themselves
+    if "LNATTNFFRES-N" in layer.vectors:  # parallel: attention and the residual connection, without the feed-forward
         T = layer.vectors["LNATTN-N"].clone()
         for i in range(len(T)):
             T[i, i] += x[i]
@@ -78,8 +78,8 @@ def layer_map(layer: Any, x: Tensor) -> Tensor:
 
 
 def inputs_of_layers(name: str) -> list[Tensor]:
-    """What enters each layer, from hooks on the model itself."""
-    lens, given, _, _ = opened(name, heads(name)[0])
+    """The input of each layer, from hooks on the model itself."""
+    lens, given, _, _ = open_case(name, heads(name)[0])
     seen: list[Tensor] = []
     ((_, names),) = layer_names(lens.model).items()
     handles = [

@@ -1,6 +1,6 @@
-"""Tiny models of families that normscope does not know, described as somebody might who registers one.
+"""Tiny models of families that normscope does not know, with descriptions as users might register them.
 
-Bloom attends by code of its own, with queries, keys and values packed in one projection. DeepSeek-V3 makes its values
+Bloom has its own attention code, with queries, keys and values packed in one projection. DeepSeek-V3 makes its values
 in two steps with a norm between them (multi-head latent attention), so that no projection of the states is W_V.
 """
 
@@ -64,7 +64,7 @@ def latent_family(model: PreTrainedModel, value: str, packing: Literal["alone", 
     )
 
 
-LATENT: list[tuple[str, Any]] = [  # ways to describe its values, none of which is right
+LATENT: list[tuple[str, Any]] = [  # wrong ways to describe its values
     ("self_attn.kv_b_proj", "alone"),
     ("self_attn.kv_b_proj", "tail"),
     ("self_attn.kv_b_proj", "interleaved"),

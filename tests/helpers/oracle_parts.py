@@ -1,4 +1,4 @@
-"""What the two naive references share: a decomposed layer, its maps, the frozen norm, and integrals by quadrature.
+"""The parts that both naive references use: a decomposed layer, its maps, the frozen norm, integrals by quadrature.
 
 Row vectors; i = output token (row), j = input token (column), h = head. Everything is written as plain loops in
 float64; nothing here is shared with the library that it judges.

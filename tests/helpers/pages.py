@@ -1,4 +1,4 @@
-"""The pages of the project that people read: what their fenced blocks hold, and where they link to."""
+"""The pages of the documentation: their fenced blocks and their links."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page that is written by hand or by a script: the README and its like, and all of docs/."""
+    """All pages: README.md and the other files at the top, and everything in docs/."""
     return sorted(ROOT.glob("*.md")) + sorted(DOCS.rglob("*.md"))
 
 
 def blocks(text: str) -> list[Block]:
-    """The python and sh blocks, in order, and those of no kind that hold command lines; a `text` block with nothing but
-    blank lines before it is what the python block prints."""
+    """The python and sh blocks, in order, and unlabelled blocks of command lines. A `text` block right after a python
+    block is its expected output."""
     found: list[Block] = []
     end = None
     for match in FENCE.finditer(text):
@@ -71,6 +71,6 @@ def commands(block: str) -> list[list[str]]:
 
 
 def links(text: str) -> Iterator[str]:
-    """Where a page links to, code aside."""
+    """The targets of a page's links, without those in code."""
     for match in LINK.finditer(CODE.sub("", text)):
         yield match[1] or match[2]

@@ -1,4 +1,4 @@
-"""Chromium for the tests: where it is, and tabs that note everything that must not happen."""
+"""Chromium for the tests: finding it, and tabs that record everything that must not happen."""
 
 from __future__ import annotations
 
@@ -16,17 +16,22 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 SIZES = {"phone": (390, 844), "laptop": (1280, 800), "wide": (1920, 1080)}
+SCHEMES = [  # a size and a colour scheme
+    ("phone", "light"),
+    ("wide", "dark"),
+    *(pytest.param(*both, marks=pytest.mark.slow) for both in (("phone", "dark"), ("wide", "light"))),
+]
 PATIENCE = 180_000  # milliseconds until something counts as failed, however busy the machine is
 AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless browser; where none is installed the test is skipped."""
+    """A headless browser; skips the test if none is installed."""
     wanted = os.environ.get("CHROMIUM")
     path = next(filter(None, map(shutil.which, [wanted] if wanted else NAMES)), None)
     if path is None:
-        pytest.skip("there is no Chromium: `make browser` installs it")
+        pytest.skip("Chromium is missing: `make browser` installs it")
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
@@ -38,7 +43,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Tab:
-    """A page of the viewer, and what happened on it: errors, dialogs, and the addresses that it asked for."""
+    """A page of the viewer, and what happened on it: errors, dialogs, and requested addresses."""
 
     def __init__(self, context: BrowserContext) -> None:
         context.set_default_timeout(PATIENCE)
@@ -73,7 +78,7 @@ class Tab:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the viewer says that it shows."""
+        """What the viewer reports to show."""
         found: dict[str, Any] = self.page.evaluate("window.__normscope ? window.__normscope.state() : {}")
         return found
 
@@ -89,19 +94,19 @@ class Tab:
         return found
 
     def wait(self, good: Callable[[], object], reason: Callable[[], str] = lambda: "it did not happen") -> None:
-        """Until something is so. What the page asks for is told to the test meanwhile."""
+        """Wait until `good()` is true. The page's requests reach the test meanwhile."""
         end = time.monotonic() + PATIENCE / 1000
         while not good():
             assert time.monotonic() < end, reason()
             self.page.wait_for_timeout(25)
 
     def wait_for_map(self) -> None:
-        """Until a map is drawn."""
+        """Wait until a map is drawn."""
         expect(self.part("map")).to_be_visible()
         self.wait_until_drawn()
 
     def wait_until_drawn(self) -> None:
-        """Until something is drawn. (Playwright's own wait would evaluate a string, which the page forbids.)"""
+        """Wait until something is drawn. (Playwright's own wait would evaluate a string, which the page forbids.)"""
         self.wait(
             lambda: self.page.evaluate("window.__normscope && window.__normscope.firstMapAt !== null"),
             lambda: "nothing was drawn",
@@ -115,7 +120,7 @@ class Tab:
         self.until(lambda now: not now["busy"])  # the first layer is shown before the others are there
 
     def cell(self, row: int, column: int) -> tuple[float, float]:
-        """Where a cell of the whole map is on the page; the map is scrolled into view."""
+        """The place of a cell of the whole map on the page; the map is scrolled into view."""
         self.part("map").scroll_into_view_if_needed()
         box = self.part("map").bounding_box()
         assert box is not None
@@ -132,7 +137,7 @@ class Tab:
         self.page.mouse.click(*self.cell(row, column))
 
     def colours(self) -> int:
-        """How many colours the map has: more than one where something is drawn."""
+        """How many colours the map has: more than one if something is drawn."""
         found: int = self.part("map").evaluate(
             """canvas => {
                 const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -142,7 +147,7 @@ class Tab:
         return found
 
     def serious(self) -> list[str]:
-        """What axe-core finds to be a serious problem for people with disabilities."""
+        """The serious accessibility problems that axe-core finds."""
         if not AXE.is_file():
             pytest.skip("axe-core is not installed: `cd web && npm ci` does it")
         self.page.evaluate(AXE.read_text(encoding="utf-8"))
@@ -156,8 +161,8 @@ class Tab:
 
 
 @contextmanager
-def opened(browser: Browser, size: str = "laptop", **options: Any) -> Iterator[Tab]:
-    """A new tab in a profile of its own; at its end nothing bad may have happened."""
+def open_tab(browser: Browser, size: str = "laptop", **options: Any) -> Iterator[Tab]:
+    """A new tab in a fresh profile; fails at the end if anything bad has happened."""
     width, height = SIZES[size]
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
     try:

@@ -11,15 +11,10 @@ from torch import Tensor
 from tests.helpers import bert_oracle
 from tests.helpers.layer_oracle import oracle
 from tests.helpers.oracle_parts import OracleLayer, head_maps, integrated_gradients, maps, mixing
-from tests.helpers.tiny import ALTERNATING, ENCODER_DECODER, IMAGES, OTHER_FAMILIES, inputs, tiny
+from tests.helpers.tiny import ALTERNATING, CAUSAL, ENCODER_DECODER, FLOAT32_NORMS, IMAGES, OTHER_FAMILIES, inputs, tiny
 
-SINGLE_NORMS = (  # transformers computes these norms in float32
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "t5", "t5-gated",
-    "mixtral", "qwen3_moe", "gpt_oss",
-)  # fmt: skip
 SINGLE_SCORES = ("gptj",)  # and these attention scores: they round as the processor's products of that shape do
 ENCODERS = ("modernbert", "deberta-v2", *IMAGES)
-CAUSAL = tuple(name for name in OTHER_FAMILIES if name not in (*ENCODERS, *ENCODER_DECODER))
 POST = "ATTN ATTNRES ATTNRESLN ATTNRESLNFF ATTNRESLNFFRES ATTNRESLNFFRESLN"
 PRE = "LNATTN LNATTNRES LNATTNRESLN LNATTNRESLNFF LNATTNRESLNFFRES"
 SANDWICH = "LNATTN LNATTNLN LNATTNLNRES LNATTNLNRESLN LNATTNLNRESLNFF LNATTNLNRESLNFFLN LNATTNLNRESLNFFLNRES"
@@ -80,7 +75,7 @@ def test_complete(name: str, length: int) -> None:
     assert set(stacks) == expected
     for stack, layers in stacks.items():
         assert len(layers) >= 2
-        assert_complete(layers, 2e-6 if name in SINGLE_NORMS else 1e-9)
+        assert_complete(layers, 2e-6 if name in FLOAT32_NORMS else 1e-9)
         scopes = [f"{scope}-N" for scope in SCOPES.get((name, stack), PRE).split()]
         assert all(list(layer.vectors) == scopes for layer in layers)
 
@@ -107,7 +102,7 @@ def test_heads(name: str) -> None:
         with torch.no_grad():
             assert model(**encoding).logits.isfinite().all()
         for layers in oracle(model, encoding).values():
-            assert_complete(layers, 2e-6 if name in SINGLE_NORMS else 1e-9)
+            assert_complete(layers, 2e-6 if name in FLOAT32_NORMS else 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +122,7 @@ def test_heads(name: str) -> None:
 def test_options(name: str, options: dict[str, object]) -> None:
     model = tiny(name, **options)
     for layers in oracle(model, inputs(name, model)).values():
-        assert_complete(layers, 2e-6 if name in SINGLE_NORMS else 1e-9)
+        assert_complete(layers, 2e-6 if name in FLOAT32_NORMS else 1e-9)
 
 
 @pytest.mark.parametrize("name", OTHER_FAMILIES)
@@ -199,7 +194,7 @@ def test_right_padding(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in OTHER_FAMILIES if name not in (*IMAGES, "bart", "marian")])
 def test_left_padding(name: str) -> None:
-    """With the positions that it needs; BART and Marian always count from the first token, padding or not."""
+    """With position ids if the model needs them; BART and Marian always count from the first token, padding or not."""
     model = tiny(name)
     given = padded(inputs(name, model), "left")
     if name == "whisper":
@@ -235,7 +230,7 @@ def test_weights_by_hand() -> None:
 
 
 def test_gated_gradients_by_hand() -> None:
-    """ReLU(a) u: for a > 0 the product a u, whose gradients integrate to u / 2 and a / 2; else nothing."""
+    """ReLU(a) u: for a > 0 the product a u, whose gradients integrate to u / 2 and a / 2; otherwise zero."""
     a = torch.tensor([3.5, -2.0, 0.25], dtype=torch.float64)
     u = torch.tensor([-1.5, 4.0, 8.5], dtype=torch.float64)
     gate, up = integrated_gradients(lambda x, y: x.relu() * y, a, u)

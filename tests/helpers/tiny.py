@@ -149,7 +149,20 @@ GATED = (  # the feed-forward is g(a) * u; gpt-oss has another function of a and
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "t5-gated", "modernbert", "dinov2-swiglu",
     "mixtral", "qwen3_moe",
 )  # fmt: skip
+FLOAT32_NORMS = (  # transformers computes their norms in float32
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "t5", "t5-gated",
+    "mixtral", "qwen3_moe", "gpt_oss",
+)  # fmt: skip
 NO_TOKEN_CLASSIFICATION = ("opt", "opt-post", "gptj", "gemma3_text")  # transformers has no such head for them
+
+
+VALUE_PROJECTIONS = [  # of the second layer
+    ("bert", "encoder.layer.1.attention.self.value"),
+    ("gpt2", "h.1.attn.c_attn"),
+    ("gpt_neox", "layers.1.attention.query_key_value"),
+    ("llama", "layers.1.self_attn.v_proj"),
+    ("deberta-v2", "encoder.layer.1.attention.self.value_proj"),
+]
 
 
 def task_heads(name: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,20 @@ def causal() -> Analyzer:
     return Analyzer(tiny("llama", "CausalLM"), tokenizer)
 
 
+def save_model(folder: Path, head: str | None = None, **options: Any) -> Path:
+    """Save a tiny float32 BERT with the toy tokenizer."""
+    tiny("bert", head, dtype=torch.float32, **options).save_pretrained(folder)
+    toy_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def some_ids(length: int, seed: int = 0, low: int = 5, high: int = 50) -> Tensor:
     return torch.randint(low, high, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def some_encoding(length: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 50, (1, length), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def toy_analysis(**options: Any) -> Analysis:

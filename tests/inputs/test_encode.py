@@ -1,4 +1,4 @@
-"""What analyze() takes: texts, pairs, words and encodings; padding, masks and selections."""
+"""The inputs of analyze(): texts, pairs, words and encodings; padding, masks and selections."""
 
 from typing import Any
 
@@ -314,7 +314,7 @@ def test_decoder_attends_to_the_left_only() -> None:
 
 @pytest.mark.parametrize("array", [np.array, torch.tensor], ids=["numpy", "torch"])
 def test_indices_as_arrays(array: Any) -> None:
-    """Indices often come out of an argsort: arrays of integers, and their elements, are as good as ints."""
+    """Indices often come out of an argsort: arrays of integers, and their elements, are accepted like ints."""
     lens = toy_lens()
     expected = lens.analyze(TEXT, layers=[1], heads=[2, 0], rows=[3, 1])
     assert_same(lens.analyze(TEXT, layers=array([1]), heads=array([2, 0]), rows=array([3, 1])), expected, 1e-12)
@@ -333,7 +333,7 @@ def test_progress_counts_the_layers() -> None:
 
 
 def test_linear_subclass_is_analysed() -> None:
-    """A module that is linear but not plainly nn.Linear is read from what it does."""
+    """The matrix of a linear module that is not exactly nn.Linear is found by applying it."""
 
     class Other(torch.nn.Linear):
         pass

@@ -1,4 +1,4 @@
-"""What a model writes itself, chats, source and target of encoder-decoders, pictures and sounds."""
+"""Generated continuations, chats, source and target of encoder-decoders, pictures and sounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import BartForCausalLM, PreTrainedModel, T5EncoderModel
 
 from normscope import Analyzer, NormscopeError
-from tests.helpers.compare import assert_same, refused, same, state_of
+from tests.helpers.compare import assert_same, assert_same_sides, refused, state_of
 from tests.helpers.tiny import inputs, tiny
 from tests.helpers.toys import PROMPT, SOURCE, TARGET, VOCABULARY, picture, seer, speaker, translator, word_tokenizer
 
@@ -148,7 +148,7 @@ def test_chat() -> None:
 
 
 def test_chat_that_ends_with_the_model() -> None:
-    """No prompt for another turn is added where the last one is the model's."""
+    """No prompt for another turn is added if the last one is the model's."""
     assert speaker().analyze(chat=CHAT[:2]).tokens[-4:] == ("on", "a", "mat", "</s>")
 
 
@@ -199,13 +199,13 @@ def test_teacher_forcing(name: str) -> None:
         lens.analyze(SOURCE, text_target={"input_ids": by_hand["decoder_input_ids"]}, heads=True),
         lens.analyze(words=SOURCE.split(), text_target=TARGET, heads=True),
     ):
-        same(other, result, 1e-12)
+        assert_same_sides(other, result, 1e-12)
     assert result.cross("layer").shape == (2, 6, 4)
 
 
 @pytest.mark.parametrize("name", ["bart", "marian", "t5"])
 def test_own_answer(name: str) -> None:
-    """As a greedy loop of one's own has it; the end token is written, not read."""
+    """The same as a hand-written greedy loop; the end token is written, not read."""
     lens = translator(name)
     start = lens.model.config.decoder_start_token_id
     source = ids_of(*SOURCE.split(), "</s>")
@@ -223,7 +223,7 @@ def test_own_answer(name: str) -> None:
 
 
 def test_own_answer_to_a_sound() -> None:
-    """The decoder reads the start token first, which Whisper's generate() leaves out of what it returns."""
+    """The decoder reads the start token first, which Whisper's generate() does not return."""
     model = tiny("whisper", "Seq2SeqLM")
     features = inputs("whisper", model)["input_features"]
     start = model.config.decoder_start_token_id
@@ -237,10 +237,10 @@ def test_stream_of_pairs() -> None:
     given = [(SOURCE, TARGET), ("a dog", "un chien"), ("the cat sat on the mat", "le chat"), (SOURCE, "un")]
     for batch_size in (1, 3, 16):
         for one, result in zip(given, lens.stream(given, batch_size=batch_size, heads=True), strict=True):
-            same(result, lens.analyze(one, heads=True), 1e-11)
+            assert_same_sides(result, lens.analyze(one, heads=True), 1e-11)
     own = [SOURCE, "a dog"]  # without a target each is answered
     for one, result in zip(own, lens.stream(own), strict=True):
-        same(result, lens.analyze(one), 1e-11)
+        assert_same_sides(result, lens.analyze(one), 1e-11)
 
 
 def test_encoding_of_several_pairs() -> None:
@@ -252,15 +252,15 @@ def test_encoding_of_several_pairs() -> None:
         "decoder_attention_mask": [[1, 0, 0], [1, 1, 1]],
     }
     first, second = lens.stream(given)
-    same(first, lens.analyze({"input_ids": [8, 9, 10], "decoder_input_ids": [1]}), 1e-11)
-    same(second, lens.analyze({"input_ids": [7, 9], "decoder_input_ids": [1, 16, 17]}), 1e-11)
+    assert_same_sides(first, lens.analyze({"input_ids": [8, 9, 10], "decoder_input_ids": [1]}), 1e-11)
+    assert_same_sides(second, lens.analyze({"input_ids": [7, 9], "decoder_input_ids": [1, 16, 17]}), 1e-11)
 
 
 def test_wrong_sources_and_targets() -> None:
     lens = translator()
     base = Analyzer(lens.loaded.base, lens.tokenizer)
     refused(lambda: base.analyze(SOURCE), "BartModel", "target")
-    same(base.analyze((SOURCE, TARGET)), lens.analyze((SOURCE, TARGET)), 1e-12)
+    assert_same_sides(base.analyze((SOURCE, TARGET)), lens.analyze((SOURCE, TARGET)), 1e-12)
     refused(lambda: lens.analyze({"decoder_input_ids": [1, 5]}), "input_ids")
     refused(
         lambda: lens.analyze({"input_ids": [5, 6], "decoder_input_ids": [[1, 2], [1, 3]]}), "1 sources", "2 targets"
@@ -376,11 +376,11 @@ def test_patches_at_the_edge_that_are_cut_off() -> None:
     ],
     ids=lambda value: str(value)[:30].replace("\n", ""),
 )
-def test_what_is_no_picture(given: Any, part: str) -> None:
+def test_anything_but_a_picture(given: Any, part: str) -> None:
     refused(lambda: seer().analyze(given), part)
 
 
-def test_what_is_no_picture_is_not_blamed_on_the_processor() -> None:
+def test_bad_pictures_are_not_blamed_on_the_processor() -> None:
     assert "refused" not in refused(lambda: seer().analyze("a text about a cat"), "no file")
 
 
@@ -412,7 +412,9 @@ def test_sound() -> None:
     result = Analyzer(model).analyze(given)
     assert result.encoder.tokens == tuple(f"{n * 0.02:.2f}s" for n in range(8))
     assert result.decoder.tokens == tuple(map(str, given["decoder_input_ids"][0].tolist()))
-    same(Analyzer(model).analyze(given | {"input_features": given["input_features"].float().numpy()[0]}), result, 1e-5)
+    assert_same_sides(
+        Analyzer(model).analyze(given | {"input_features": given["input_features"].float().numpy()[0]}), result, 1e-5
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Spearman's correlation of a joint histogram: exact for the values as grouped, and near for those before."""
+"""Spearman's correlation of a joint histogram: exact for the grouped values, and close for the original ones."""
 
 from itertools import islice
 from math import isnan

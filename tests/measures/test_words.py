@@ -65,7 +65,7 @@ def test_byte_level() -> None:
     assert words_of(["Hel", "lo"], [False] * 2, [0, 0]) == [0, 0]
 
 
-def test_punctuation_inside_a_given_word_is_a_word_of_its_own() -> None:
+def test_punctuation_inside_a_given_word_is_a_separate_word() -> None:
     tokens = ["[CLS]", "u", ".", "s", ".", "lamb", "-", "bas", "##ed", "[SEP]"]
     ids = [None, 0, 0, 0, 0, 1, 1, 1, 1, None]
     special = [id is None for id in ids]

@@ -1,4 +1,5 @@
-"""Every family beyond BERT's kin: every scope against the naive oracle, and what must leave the numbers alone."""
+"""Every family other than BERT and its kin: every scope against the naive oracle, and changes that must not affect the
+numbers."""
 
 from __future__ import annotations
 
@@ -18,35 +19,23 @@ from normscope import Analysis, Analyzer, NormscopeError
 from normscope.decompose import attention, state
 from normscope.decompose import layer as layer_module
 from tests.helpers import layer_oracle, oracle_parts
-from tests.helpers.compare import assert_close, assert_same, refused, same, sides, state_of
+from tests.helpers.compare import assert_close, assert_same, assert_same_sides, refused, sides, state_of
 from tests.helpers.oracle_parts import OracleLayer
-from tests.helpers.tiny import ENCODER_DECODER, IMAGES, OTHER_FAMILIES, inputs, tiny
+from tests.helpers.tiny import CAUSAL, ENCODER_DECODER, GATED, IMAGES, OTHER_FAMILIES, inputs, tiny
 
-ENCODERS = ("modernbert", "deberta-v2", *IMAGES)
 TEXTS = tuple(name for name in OTHER_FAMILIES if name not in (*IMAGES, "whisper"))
-CAUSAL = tuple(name for name in OTHER_FAMILIES if name not in (*ENCODERS, *ENCODER_DECODER))
 # transformers computes nothing of these in float32 when the model is in float64
 PURE = ("gpt2", "gptj", "deberta-v2", "bart", "marian", "whisper", "dinov2", "dinov2-swiglu")
-GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "modernbert", "t5-gated")
-GATED = (*GATED, "dinov2-swiglu", "mixtral", "qwen3_moe")  # gpt-oss has another function of its two sides
-BIASED = ("gpt2", "opt", "opt-post", "gpt_neox", "gpt_neox-sequential", "gptj", "qwen2", "gpt_oss", "deberta-v2")
-BIASED = (
-    *BIASED,
-    "bart",
-    "marian",
-    "whisper",
-    "vit",
-    "deit",
-    "dinov2_with_registers",
-    "dinov2",
-    "dinov2-swiglu",
-)  # value biases or norm shifts
-LENGTHS = {1: 13, 2: 1, 13: 2, 9: 6}  # of an input and of its target
+BIASED = (  # value biases or norm shifts
+    "gpt2", "opt", "opt-post", "gpt_neox", "gpt_neox-sequential", "gptj", "qwen2", "gpt_oss", "deberta-v2", "bart",
+    "marian", "whisper", "vit", "deit", "dinov2_with_registers", "dinov2", "dinov2-swiglu",
+)  # fmt: skip
+LENGTHS = {1: 13, 2: 1, 13: 2, 9: 6}  # of an input -> of its target
 
 Layers = dict[str, list[OracleLayer]]
 
 
-# Models, results and oracles are made once; tests that change a model take one of their own from `tiny`.
+# Models, results and oracles are made once; tests that change a model make their own with `tiny`.
 
 
 @cache
@@ -83,7 +72,7 @@ def pairs(result: Any, layers: Layers) -> Iterator[tuple[Analysis, int, OracleLa
 
 
 def tolerance_of(name: str) -> float:
-    """Of what must be equal up to the order of sums (GPT-J's attention scores are always in float32)."""
+    """The tolerance for results that differ in the order of sums (GPT-J's attention scores are always in float32)."""
     return 1e-11 if name in PURE and name != "gptj" else 1e-6
 
 
@@ -252,7 +241,7 @@ def test_holes(name: str) -> None:
 
 
 def padded(encoding: dict[str, Tensor], side: str) -> dict[str, Tensor]:
-    """Three tokens that are masked, on one side of every sequence."""
+    """Three masked tokens on one side of every sequence."""
     result = {}
     for key, tensor in encoding.items():
         pad = torch.full((1, 3), 0 if key.endswith("mask") else 7) if tensor.dim() == 2 else tensor[:, :0]
@@ -263,21 +252,21 @@ def padded(encoding: dict[str, Tensor], side: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", [*TEXTS, "whisper"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_gone(name: str, side: str) -> None:
-    same(shared(name).analyze(padded(given(name), side), heads=True), found(name), 1e-12)
+    assert_same_sides(shared(name).analyze(padded(given(name), side), heads=True), found(name), 1e-12)
 
 
 @pytest.mark.parametrize("name", OTHER_FAMILIES)
 def test_batches(name: str) -> None:
-    """Of several lengths, more than one batch; each result equals that of the input alone."""
+    """Several lengths, more than one batch; each result equals that of the input alone."""
     lens = shared(name)
     wanted = [(5, 3), (9, 6), (1, 8), (9, 1), (6, 6), (12, 2), (2, 2)]
     many = [inputs(name, lens.model, *sizes, seed=seed) for seed, sizes in enumerate(wanted)]
     together = list(lens.stream(many, batch_size=3, heads=True))
     assert len(together) == len(many)
     for one, result in zip(many, together, strict=True):
-        same(result, lens.analyze(one, heads=True), tolerance_of(name))
+        assert_same_sides(result, lens.analyze(one, heads=True), tolerance_of(name))
     for one, result in zip(many, lens.stream(many, batch_size=16, rows=[-1], scopes="layer"), strict=True):
-        same(result, lens.analyze(one, rows=[-1], scopes="layer"), tolerance_of(name))
+        assert_same_sides(result, lens.analyze(one, rows=[-1], scopes="layer"), tolerance_of(name))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bart", "mixtral", "vit"])
@@ -286,7 +275,7 @@ def test_a_batch_given_as_one_encoding(name: str) -> None:
     ones = [inputs(name, lens.model, seed=seed) for seed in range(3)]
     batch = {key: torch.cat([one[key] for one in ones]) for key in ones[0]}
     for one, result in zip(ones, lens.stream(batch), strict=True):
-        same(result, lens.analyze(one), tolerance_of(name))
+        assert_same_sides(result, lens.analyze(one), tolerance_of(name))
     with pytest.raises(NormscopeError, match="3 inputs"):
         lens.analyze(batch)
 
@@ -308,12 +297,12 @@ def test_task_heads(name: str, head: str) -> None:
     model = tiny(name, head)
     encoding = inputs(name, model)
     result = Analyzer(model).analyze(encoding, heads=True)
-    same(result, Analyzer(model.base_model).analyze(encoding, heads=True), 0)
+    assert_same_sides(result, Analyzer(model.base_model).analyze(encoding, heads=True), 0)
     assert_exact(result, layer_oracle.oracle(model, encoding), 1e-12 if name in PURE else 1e-6)
 
 
 def disturbed(model: PreTrainedModel) -> dict[str, Any]:
-    """`state_of`, and how each part of the model attends."""
+    """`state_of`, and the attention implementation of each part of the model."""
     configs = [vars(module)["config"] for module in model.modules() if "config" in vars(module)]
     return state_of(model) | {
         "implementations": [config._attn_implementation for config in configs],
@@ -325,7 +314,7 @@ def disturbed(model: PreTrainedModel) -> dict[str, Any]:
 @pytest.mark.parametrize("name", OTHER_FAMILIES)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_attention_implementations(name: str, implementation: str) -> None:
-    """The same maps whatever the implementation, and the model is left as it was, sub-configs included."""
+    """The same maps with every implementation, and the model is left unchanged, sub-configs included."""
     model = tiny(name)
     try:
         model.set_attn_implementation(implementation)
@@ -338,7 +327,7 @@ def test_attention_implementations(name: str, implementation: str) -> None:
     result = Analyzer(model).analyze(encoding, heads=True)
     list(sides(result).values())[-1].vectors("layer", 0)
     assert disturbed(model) == before
-    same(result, found(name), tolerance_of(name))
+    assert_same_sides(result, found(name), tolerance_of(name))
     with torch.no_grad():
         assert torch.equal(model(**encoding)[0], put_out)
 
@@ -357,7 +346,7 @@ def test_left_as_found_after_an_exception(name: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         lens.analyze(encoding, progress=interrupt)
     assert disturbed(model) == before
-    same(lens.analyze(encoding, heads=True), found(name), 1e-12)
+    assert_same_sides(lens.analyze(encoding, heads=True), found(name), 1e-12)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
@@ -368,7 +357,7 @@ def test_implementations_of_experts(name: str) -> None:
     first = Analyzer(model).analyze(encoding)
     model.set_experts_implementation("eager")
     before = disturbed(model)
-    same(Analyzer(model).analyze(encoding), first, 1e-5)
+    assert_same_sides(Analyzer(model).analyze(encoding), first, 1e-5)
     assert disturbed(model) == before
 
 
@@ -398,7 +387,7 @@ def test_the_future_is_exactly_zero(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3_text", "gpt_oss", "modernbert"])
 def test_sliding_windows(name: str) -> None:
-    """Outside the window exactly zero at every scope, inside and in the layers without one not."""
+    """Exactly zero outside the window at every scope; not inside, nor in layers without a window."""
     model, result = shared(name).model, found(name, 13)
     apart = torch.arange(13)[:, None] - torch.arange(13)
     local = {"mistral": (0, 1), "modernbert": (1, 2)}.get(name, (0,))
@@ -457,7 +446,7 @@ def test_layers_of_stacks_of_unequal_depth() -> None:
 
 @pytest.mark.parametrize("name", OTHER_FAMILIES)
 def test_frozen_gate(name: str) -> None:
-    """Complete; that of a plain feed-forward is the closed form itself, and nothing before the feed-forward changes."""
+    """Complete; for a plain feed-forward it is the closed form itself, and nothing before the feed-forward changes."""
     call = partial(shared(name).analyze, given(name), gate="frozen", heads=True)
     if name == "gpt_oss":
         with pytest.raises(NormscopeError, match="frozen"):
@@ -526,7 +515,7 @@ def test_gates_by_hand(name: str, gate: str) -> None:
 
 
 def constant(name: str, layer: Any, op: Any, pre: str | None, heads: int) -> Tensor:
-    """(H, d): what the value bias and the shift of the norm before it add to f^h of every token."""
+    """(H, d): the contribution of the value bias and of the shift of the norm before it to f^h of every token."""
     weight, bias = layer_oracle.linear(layer.get_submodule(op.value))
     norm = layer_oracle.norm_of(layer.get_submodule(pre)) if pre is not None and not op.cross else None
     values = bias if norm is None else norm.beta @ weight + bias
@@ -543,7 +532,7 @@ def constant(name: str, layer: Any, op: Any, pre: str | None, heads: int) -> Ten
 
 @pytest.mark.parametrize("name", OTHER_FAMILIES)
 def test_value_bias_to_the_remainder(name: str) -> None:
-    """Complete everywhere; attention has less of exactly the constants, and where there are none nothing changes."""
+    """Complete everywhere; attention has less of exactly the constants, and without constants nothing changes."""
     result = shared(name).analyze(given(name), value_bias="remainder")
     token, layers, stacks = found(name), expected(name), layer_oracle.describe(shared(name).model.config)
     for side, analysis in sides(result).items():
@@ -579,7 +568,7 @@ PIECES = ("llama", "gpt2", "bart", "gemma2", "gptj", "mixtral", "t5-gated")
 
 @pytest.fixture(params=["vectors", "blocks", "groups", "scores"])
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So small that tiny models are done in several pieces."""
+    """Pieces so small that even tiny models need several."""
     if request.param == "vectors":
         monkeypatch.setattr(state, "VECTORS", 500)
         monkeypatch.setattr(attention, "VECTORS", 500)
@@ -600,7 +589,7 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def test_small_pieces(name: str) -> None:
     lens = shared(name)
     result = lens.analyze(given(name, 13), heads=True)
-    same(result, found(name, 13), tolerance_of(name))
+    assert_same_sides(result, found(name, 13), tolerance_of(name))
     assert_exact(result, expected(name, 13), 1e-12 if name in PURE else 1e-6)
     last, whole = list(sides(result).values())[-1], list(sides(found(name, 13)).values())[-1]
     some = list(sides(lens.analyze(given(name, 13), rows=[0, -1])).values())[-1]
@@ -611,11 +600,11 @@ def test_small_pieces(name: str) -> None:
         torch.testing.assert_close(last.vectors(scope, 1), vectors, rtol=1e-9, atol=1e-12)
     many = [given(name, length) for length in (13, 2, 9)]
     for one, together in zip((13, 2, 9), lens.stream(many, heads=True), strict=True):
-        same(together, found(name, one), tolerance_of(name))
+        assert_same_sides(together, found(name, one), tolerance_of(name))
 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("name", ["llama", "bart"])
 def test_small_pieces_in_float32(name: str) -> None:
     result = shared(name, torch.float32).analyze(given(name, 13, torch.float32), heads=True)
-    same(result, found(name, 13, torch.float32), 2e-6)
+    assert_same_sides(result, found(name, 13, torch.float32), 2e-6)

@@ -1,4 +1,4 @@
-"""Heads come along with a model that is loaded by name."""
+"""A model loaded by name keeps its head."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_head_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     assert type(Analyzer.from_pretrained(folder).model).__name__ == "BertModel"
 
 
-def test_a_pooler_that_is_random_at_each_load_is_no_other_model(tmp_path: Path) -> None:
+def test_a_pooler_that_is_random_at_each_load_does_not_make_another_model(tmp_path: Path) -> None:
     folder = saved(tmp_path, "MaskedLM")
     first, second = (model_fingerprint(Analyzer.from_pretrained(folder)) for _ in range(2))
     assert first == second

@@ -1,4 +1,4 @@
-"""Where value vectors come from: packed projections, and projections that did not make the values."""
+"""The source of value vectors: packed projections, and projections that do not produce the values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normscope import Analyzer, NormscopeError
 from normscope.models.modules import value_rows
 from tests.helpers.compare import refused
 from tests.helpers.odd_families import IDS, LATENT, bloom, bloom_family, latent, latent_family
-from tests.helpers.tiny import inputs, tiny
+from tests.helpers.tiny import VALUE_PROJECTIONS, inputs, tiny
 
 
 @pytest.fixture
@@ -61,17 +61,7 @@ def more(module: Any, args: Any, made: Tensor) -> Tensor:
     return made + 0.1
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("bert", "encoder.layer.1.attention.self.value"),
-        ("gpt2", "h.1.attn.c_attn"),
-        ("gpt_neox", "layers.1.attention.query_key_value"),
-        ("llama", "layers.1.self_attn.v_proj"),
-        ("bart", "decoder.layers.1.encoder_attn.v_proj"),
-        ("deberta-v2", "encoder.layer.1.attention.self.value_proj"),
-    ],
-)
+@pytest.mark.parametrize(("name", "path"), [*VALUE_PROJECTIONS, ("bart", "decoder.layers.1.encoder_attn.v_proj")])
 def test_a_hook_on_the_value_projection(name: str, path: str) -> None:
     model = tiny(name)
     given = inputs(name, model)

@@ -1,4 +1,4 @@
-"""A package that a tokenizer or processor needs and that is not installed is named, with what installs it."""
+"""A missing package that a tokenizer or processor needs is named, with the command that installs it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(json.dumps(said))
 
 
 def without(missing: str, *folders: Path) -> list[str]:
-    """What is said of each folder where these modules are not installed: the tokenizer's class, or the error."""
+    """For each folder, the tokenizer's class or the error message when these modules are not installed."""
     paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
         [sys.executable, "-c", LOAD, missing, *map(str, folders)],
@@ -112,7 +112,7 @@ def needs(what: str, package: str, command: str) -> str:
 
 
 def test_without_sentencepiece(tmp_path: Path) -> None:
-    """transformers knows no tokenizer of Marian's then, and says of other files that they are tiktoken's."""
+    """transformers then has no tokenizer for Marian, and takes other files for tiktoken's."""
     folders = (marian(tmp_path / "marian"), llama(tmp_path / "llama"), tiktoken(tmp_path / "tiktoken"))
     said = without("sentencepiece,tiktoken", *folders)
     for folder, error in zip(folders, said, strict=True):
@@ -137,7 +137,7 @@ def test_without_protobuf_pillow_and_others(tmp_path: Path) -> None:
 
 
 def test_with_all_of_them(tmp_path: Path) -> None:
-    """These checkpoints lack nothing else."""
+    """These checkpoints need no other package."""
     pytest.importorskip("PIL")
     for folder in (marian(tmp_path / "marian"), llama(tmp_path / "llama"), vit(tmp_path / "vit")):
         assert Analyzer.from_pretrained(folder).tokenizer is not None
@@ -179,7 +179,7 @@ def test_what_is_installed() -> None:
     assert not packages.installed("no_such_package.part")
 
 
-def test_another_reason_is_told_as_it_is(tmp_path: Path) -> None:
+def test_another_reason_is_passed_on(tmp_path: Path) -> None:
     folder = llama(tmp_path)
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(NormscopeError, match="Give a hub name or the path of a folder") as caught:

@@ -1,4 +1,4 @@
-"""Models as people have them: with LoRA adapters, and in half precision."""
+"""Models with LoRA adapters, and in half precision."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_adapters_are_decomposed_as_if_merged(name: str, value_bias: str, option
 @pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning:peft")
 @pytest.mark.parametrize("value_bias", ["token", "remainder"])
 def test_norms_that_were_tuned(value_bias: str) -> None:
-    """Their beta goes through W_V, which belongs to no token with value_bias="remainder"."""
+    """Their beta passes through W_V; with value_bias="remainder" the result belongs to no token."""
     config = peft.LNTuningConfig(target_modules=["ln_1", "ln_2"])
     model = peft.get_peft_model(base("gpt2"), config).eval()
     noise = torch.Generator().manual_seed(2)  # what was tuned is no longer what it was before
@@ -104,7 +104,7 @@ def test_vectors_of_an_adapted_model_add_up(name: str) -> None:
         torch.testing.assert_close(parts.contributions.norm(dim=-1), found[scope][1], rtol=1e-6, atol=1e-6)
 
 
-def test_a_disabled_adapter_is_no_part_of_the_model() -> None:
+def test_a_disabled_adapter_is_not_part_of_the_model() -> None:
     model = adapted("llama")
     with model.disable_adapter():
         found = Analyzer(model).analyze(ENCODING)

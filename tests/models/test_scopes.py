@@ -9,6 +9,7 @@ from normscope.models.encoders import BERT
 from normscope.models.registry import FAMILIES
 from normscope.models.scopes import aliases_of, names_of, resolve, steps_of
 from normscope.models.spec import Attention, Block, Branch, Experts, Family, FeedForward, Norm
+from tests.helpers.toys import SCOPES
 
 ATTENTION = Attention("attn", "attn.v", "attn.o")
 CROSS = Attention("xattn", "xattn.v", "xattn.o", cross=True)
@@ -26,7 +27,7 @@ def layer(
     cross: bool = False,
     feed_forward: FeedForward | Experts = FEED_FORWARD,
 ) -> tuple[Block, ...]:
-    """Attention, perhaps cross-attention, then feed-forward, each with the norms asked for."""
+    """Attention, perhaps cross-attention, then feed-forward, each with the requested norms."""
     ops: list[Op] = [ATTENTION, CROSS, feed_forward] if cross else [ATTENTION, feed_forward]
     return tuple(
         Block(
@@ -50,16 +51,6 @@ def parallel(*, pre: bool = True, after: bool = False) -> tuple[Block, ...]:
     return (Block(branches, Norm("after") if after else None),)
 
 
-POST = (
-    "ATTN-W",
-    "ATTN-N",
-    "ATTNRES-W",
-    "ATTNRES-N",
-    "ATTNRESLN-N",
-    "ATTNRESLNFF-N",
-    "ATTNRESLNFFRES-N",
-    "ATTNRESLNFFRESLN-N",
-)
 PRE = (
     "ATTN-W",
     "LNATTN-N",
@@ -110,7 +101,7 @@ PRE_CROSS = (
     "LNATTNRESLNXATTNRESLNFFRES-N",
 )
 LAYERS = {
-    "post": (layer(after=True), POST),
+    "post": (layer(after=True), SCOPES),
     "pre": (layer(pre=True), PRE),
     "scaled": (layer(pre=True, scale=True), PRE),
     "experts": (layer(pre=True, feed_forward=EXPERTS), PRE),
@@ -123,7 +114,7 @@ LAYERS = {
 }
 ALIASES = ("weights", "attention", "attention-residual", "attention-block", "ff", "ff-residual", "layer")
 MEANT = {
-    "post": (POST[0], POST[1], POST[3], POST[4], POST[5], POST[6], POST[7]),
+    "post": (SCOPES[0], SCOPES[1], SCOPES[3], SCOPES[4], SCOPES[5], SCOPES[6], SCOPES[7]),
     "pre": (PRE[0], PRE[1], PRE[3], PRE[3], PRE[5], PRE[6], PRE[6]),
     "sandwich": (SANDWICH[0], SANDWICH[1], SANDWICH[4], SANDWICH[4], SANDWICH[6], SANDWICH[8], SANDWICH[8]),
     "bare": (BARE[0], BARE[1], BARE[3], BARE[3], BARE[4], BARE[5], BARE[5]),
@@ -152,15 +143,15 @@ def test_aliases(kind: str) -> None:
 KINDS = {  # of the built-in families' stacks
     **dict.fromkeys(
         ["BERT", "RoBERTa", "XLM-RoBERTa", "CamemBERT", "ELECTRA", "DistilBERT", "ALBERT", "MPNet", "DeBERTa-v2"],
-        (POST,),
+        (SCOPES,),
     ),
     **dict.fromkeys(["ModernBERT", "GPT-2", "OPT", "GPT-NeoX (sequential)", "Llama", "Mistral"], (PRE,)),
     **dict.fromkeys(["Qwen2", "Qwen3", "Phi-3", "Mixtral", "Qwen3-MoE", "gpt-oss"], (PRE,)),
     **dict.fromkeys(["ViT", "DeiT", "DINOv2", "DINOv2 (SwiGLU)", "DINOv2 with registers"], (PRE,)),
-    "OPT (post-LN)": (POST,),
+    "OPT (post-LN)": (SCOPES,),
     **dict.fromkeys(["GPT-NeoX", "GPT-J"], (PARALLEL,)),
     **dict.fromkeys(["Gemma-2", "Gemma-3 (text)"], (SANDWICH,)),
-    **dict.fromkeys(["BART", "Marian"], (POST, POST_CROSS)),
+    **dict.fromkeys(["BART", "Marian"], (SCOPES, POST_CROSS)),
     **dict.fromkeys(["Whisper", "T5", "T5 (gated)"], (PRE, PRE_CROSS)),
 }
 
@@ -210,14 +201,14 @@ def test_roles_are_in_the_order_of_the_equation(kind: str) -> None:
 
 
 def test_attention_of_a_pre_norm_layer_starts_afresh() -> None:
-    """The norm before attention is inside the values, so it is no scope; the one before the feed-forward is."""
+    """The norm before attention is inside the values, so it is not a scope; the one before the feed-forward is."""
     steps = steps_of(layer(pre=True))
     assert steps[0].norms is None
     assert [step.norms for step in steps if step.part == Norm("pre1")] == ["LNATTNRESLN-N"]
 
 
-def test_norms_of_a_parallel_layer_are_no_scopes() -> None:
-    """Both norms read the layer's input, in which nothing has mixed; the feed-forward alone mixes nothing either."""
+def test_norms_of_a_parallel_layer_are_not_scopes() -> None:
+    """Both norms read the layer's input, where no tokens are mixed yet; nor does the feed-forward mix any."""
     steps = steps_of(parallel())
     assert [step.norms for step in steps if step.role == "pre"] == [None, None]
     assert [step.norms for step in steps if step.part == FEED_FORWARD] == [None]
@@ -247,15 +238,15 @@ def test_resolve_accepts_any_case_and_alias(kind: str) -> None:
 def test_resolve_in_two_stacks() -> None:
     """An entry must name a scope of one side at least; an alias names one of each side that has it."""
     encoder, decoder = (stack.blocks for stack in BART.stacks)
-    assert resolve(None, encoder, decoder) == [POST, POST_CROSS]
-    assert resolve("layer", encoder, decoder) == [(POST[-1],), (POST_CROSS[-1],)]
+    assert resolve(None, encoder, decoder) == [SCOPES, POST_CROSS]
+    assert resolve("layer", encoder, decoder) == [(SCOPES[-1],), (POST_CROSS[-1],)]
     assert resolve("ATTN-N", encoder, decoder) == [("ATTN-N",), ("ATTN-N",)]
     assert resolve("cross-attention", encoder, decoder) == [(), ("XATTN-N",)]
     assert resolve(["xattn-w", "ATTNRESLNFF-N"], encoder, decoder) == [("ATTNRESLNFF-N",), ("XATTN-W",)]
     with pytest.raises(NormscopeError) as caught:
         resolve(["layer", "XATN-N"], encoder, decoder)
     assert "'XATTN-N'" in str(caught.value).split("This model has")[0]
-    assert all(name in str(caught.value) for name in (*POST, *POST_CROSS, *ALIASES, "cross-attention"))
+    assert all(name in str(caught.value) for name in (*SCOPES, *POST_CROSS, *ALIASES, "cross-attention"))
 
 
 @pytest.mark.parametrize("family", [WHISPER, T5], ids=lambda family: family.name)
@@ -285,17 +276,17 @@ def test_unknown_scope_names_the_nearest(wanted: str, near: str) -> None:
     message = str(caught.value)
     assert repr(wanted) in message
     assert near.lower() in message.split("This model has")[0].lower()
-    assert all(name in message for name in POST)
+    assert all(name in message for name in SCOPES)
 
 
 def test_unknown_scope_that_is_near_to_nothing() -> None:
     with pytest.raises(NormscopeError) as caught:
         resolve("qqq", BERT.stacks[0].blocks)
     assert "Did you mean" not in str(caught.value)
-    assert all(name in str(caught.value) for name in POST)
+    assert all(name in str(caught.value) for name in SCOPES)
 
 
 @pytest.mark.parametrize("wanted", [[], (), iter([]), [None], [3], 5, [["ATTN-N"]], b"ATTN-N"])
-def test_what_is_no_scope_is_refused(wanted: object) -> None:
+def test_anything_but_a_scope_is_refused(wanted: object) -> None:
     with pytest.raises(NormscopeError):
         resolve(wanted, BERT.stacks[0].blocks)  # type: ignore[arg-type]

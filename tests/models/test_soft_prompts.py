@@ -35,7 +35,7 @@ def config_of(kind: str, task: str) -> Any:
 
 
 def prompted(name: str, kind: str, dtype: torch.dtype = torch.float64) -> Any:
-    """A tiny model with a soft prompt that is far from nothing."""
+    """A tiny model with a soft prompt far from zero."""
     if name in BERT_FAMILIES:
         model, task = tiny(name, "SequenceClassification"), "SEQ_CLS"
     elif name in ENCODER_DECODER:
@@ -53,7 +53,7 @@ def prompted(name: str, kind: str, dtype: torch.dtype = torch.float64) -> Any:
 
 
 def embedded(model: Any) -> dict[str, Tensor]:
-    """What the base model reads: the prompt in front of the embeddings of the text."""
+    """The input of the base model: the prompt before the embeddings of the text."""
     prompt = model.get_prompt(1).detach()[:, :3]
     both = torch.cat([prompt, model.word_embeddings(IDS).detach()], dim=1)
     return {"inputs_embeds": both, "attention_mask": torch.ones(both.shape[:2], dtype=torch.long)}
@@ -74,7 +74,7 @@ def test_virtual_tokens_are_rows_and_columns(name: str, kind: str) -> None:
     for n, layer in enumerate(expected):
         for scope, values in maps(layer).items():
             torch.testing.assert_close(result[scope][n], values, rtol=2e-6, atol=2e-6)
-    # A batch is padded behind the text, a flow begins at the virtual tokens too.
+    # A batch is padded after the text; a flow begins at the virtual tokens too.
     short, whole = lens.stream([{"input_ids": IDS[:, :4]}, {"input_ids": IDS, "attention_mask": MASK}])
     torch.testing.assert_close(whole["layer"], result["layer"], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(short["layer"], lens.analyze({"input_ids": IDS[:, :4]})["layer"], rtol=1e-6, atol=1e-6)
@@ -133,7 +133,7 @@ def attentions(model: Any) -> Tensor:
 
 
 def prefix_values(model: Any, heads: int) -> Tensor:
-    """(layers, H, 3, d_h): the learned values, those that heads share repeated."""
+    """(layers, H, 3, d_h): the learned values, repeated for heads that share them."""
     cache = model.get_prompt(1)
     cache = getattr(cache, "self_attention_cache", cache)
     values = torch.stack([layer.values[0].detach() for layer in cache.layers])
@@ -141,7 +141,7 @@ def prefix_values(model: Any, heads: int) -> Tensor:
 
 
 def output_matrix(layer: Any) -> Tensor:
-    """(H d_h, d): W_O, whatever it is called."""
+    """(H d_h, d): W_O, under any of its names."""
     for path in ("self_attn.o_proj", "self_attn.out_proj", "attention.dense", "attention.output.dense", "attn.c_proj"):
         try:
             module = layer.get_submodule(path)

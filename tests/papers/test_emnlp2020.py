@@ -1,4 +1,4 @@
-"""EMNLP 2020 end to end: every number of a report on a small corpus against a computation of its own."""
+"""EMNLP 2020 end to end: every number of a report on a small corpus against an independent computation."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def lens() -> Analyzer:
 
 @pytest.fixture(scope="module")
 def alone(lens: Analyzer, data: Path) -> list[Any]:
-    """Each line by itself."""
+    """The analysis of each line alone."""
     return [lens.analyze(line, heads=True) for line in data.read_text().splitlines()]
 
 
@@ -94,7 +94,7 @@ def setting_of(lens: Analyzer, data: Path, reader: dict[str, Any] | None = None,
 
 
 def section_of(name: str, out: Path, setting: Setting) -> Section:
-    """A section made anew from the tables of a report's runs."""
+    """A section computed again from the tables of a report's runs."""
     experiment = EXPERIMENTS[name]
     return experiment.section(
         setting, {plan.name: corpus.open(out / "runs" / plan.name) for plan in experiment.runs(setting)}
@@ -508,7 +508,7 @@ def test_what_alignment_needs(
 
 
 def faults(translator: Analyzer, path: Path, out: Path) -> dict[str, str]:
-    """Why entries were left out of the run; the others are in its tables."""
+    """The reasons for which entries were left out of the run; the others are in its tables."""
     measures = ["alignment_hits", "cross_norms"]
     corpus.run(path, translator, out, measures=measures, format="alignments", reader=READER)
     run = corpus.open(out)
@@ -527,8 +527,8 @@ def test_a_pair_that_does_not_fit_its_links_is_a_fault(translator: Analyzer, pai
     assert "joins word 1 to target word 2" in said[1]
 
 
-def test_words_that_cannot_be_told_apart_are_a_fault(translator: Analyzer, pairs_file: Path, tmp_path: Path) -> None:
-    """The model was given other tokens than the words make: here one less, since the text was cut."""
+def test_words_that_cannot_be_distinguished_are_a_fault(translator: Analyzer, pairs_file: Path, tmp_path: Path) -> None:
+    """The model read other tokens than those of the words: here one fewer, since the text was truncated."""
     lines = pairs_file.read_text().splitlines()
     lines[4] = json.dumps({"src_words": ["a", "\u0301"], "tgt_words": ["b"], "alignment": [[0, 0]], "maybe": []})
     path = tmp_path / "pairs.jsonl"
@@ -538,7 +538,7 @@ def test_words_that_cannot_be_told_apart_are_a_fault(translator: Analyzer, pairs
 
 
 def _dropping(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The tokenizer, deaf to accents."""
+    """A tokenizer that drops accents."""
     found = copy.deepcopy(tokenizer)
     found.backend_tokenizer.normalizer = normalizers.StripAccents()
     return found

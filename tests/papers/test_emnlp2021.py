@@ -1,4 +1,4 @@
-"""EMNLP 2021: every table against a computation of its own, straight from analyze() or from the model."""
+"""EMNLP 2021: every table against an independent computation, straight from analyze() or from the model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SECTIONS = {experiment.name: experiment for experiment in PAPER.experiments}
 
 @dataclass
 class Case:
-    """A setting and the runs that the experiments read, made when they are first asked for."""
+    """A setting and the runs that the experiments read, made on first use."""
 
     setting: Setting
     folder: Path
@@ -99,7 +99,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """A tiny causal one of three, whose tokenizer even knows a mask token."""
+    """A tiny causal language model of three layers, whose tokenizer has a mask token."""
     model = tiny("llama", "CausalLM", num_hidden_layers=3)
     tokenizer = copy.deepcopy(toy_tokenizer())
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
@@ -228,7 +228,7 @@ def test_a_claim_over_layers(bert: Case) -> None:
 
 
 def test_published_depth_is_that_of_the_last_method() -> None:
-    """The layers are published in whole percents. What they allow, with ties broken either way, tells the method."""
+    """The layers are published in whole percents; the values they allow identify the method, with any ties."""
     reference = published.reference("emnlp2021")
     fits = []
     for scope in METHODS:
@@ -441,7 +441,7 @@ def test_a_pre_ln_model_has_its_own_names(llama: Case) -> None:
     section = llama.section("mixing")
     for scope in names:
         joined = np.concatenate([one.ravel() for one in percents(llama, "plain", scope)])
-        # Llama's norms are in float32 whatever the model is in, so that padding in a batch moves the last digits.
+        # Llama's norms are always computed in float32, so padding in a batch changes the last digits.
         assert section.numbers[f"mixing.{scope}.mean"] == pytest.approx(joined.mean(), rel=1e-6)
         assert section.numbers[f"mixing.{scope}.min"] == pytest.approx(0, abs=1e-12)  # the first token sees itself only
     assert "no masked tokens" in section.text

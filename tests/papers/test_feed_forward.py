@@ -1,4 +1,4 @@
-"""The feed-forward paper on tiny models: every number against one made directly from analyze()."""
+"""The feed-forward paper on tiny models: every number against one computed directly from analyze()."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def made_causal(causal: Analyzer, data: Path, tmp_path_factory: pytest.TempPathF
 
 
 def section(lens: Analyzer, out: Path, name: str, **readings: Any) -> Section:
-    """One experiment's section of a finished run, read otherwise."""
+    """One experiment's section of a finished run, with other readings."""
     setting = Setting(lens, "data", None, {}, Readings(**{"resamples": 300} | readings), None, None, (), None)
     (experiment,) = [one for one in PAPER.experiments if one.name == name]
     return experiment.section(setting, {path.name: corpus.open(path) for path in (out / "runs").iterdir()})

@@ -32,7 +32,7 @@ class Slow:
         given = f" {text or text_target}"
         pieces = []
         for word in given.replace(" of the", " of_the" if self.merges else " of the").split(" ")[1:]:
-            marked = f"_{word}" if text else f"^{word}"  # the two sides have pieces of their own
+            marked = f"_{word}" if text else f"^{word}"  # the two sides have different pieces
             pieces += [marked] if "_" in word else [marked[n : n + 2] for n in range(0, len(marked), 2)]
         ids = [self.known.setdefault(piece, 3 + len(self.known)) for piece in pieces]
         return {"input_ids": [*ids, 2] if add_special_tokens else ids}

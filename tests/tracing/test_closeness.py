@@ -39,7 +39,7 @@ def test_shapes_and_nan() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_product_in_which_all_cancels(dtype: torch.dtype) -> None:
-    """The last digits of a sum that is nearly zero are rounding, of the sizes that it was computed from."""
+    """The last digits of a sum near zero are rounding errors of its larger terms."""
     x, weight = vectors(5, 300, dtype=dtype), vectors(300, 7)
     weight -= x.double().t() @ torch.linalg.pinv(x.double().t()) @ weight  # so that x W is zero
     weight = weight.to(dtype)

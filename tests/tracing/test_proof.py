@@ -1,4 +1,4 @@
-"""The proof at the door: what a model computes must be what is seen of it, else it is refused there and then."""
+"""The proof when a model is loaded: its output must follow from what is recorded, or the model is refused at once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def assert_like_the_oracle(model: PreTrainedModel, depth: int) -> None:
 
 @pytest.mark.parametrize(("name", "path"), [("bert", "encoder"), ("llama", ""), ("gpt2", "")])
 def test_cut_and_reordered_models_have_their_true_depth(name: str, path: str) -> None:
-    """The config still says what it said."""
+    """The config still has the old number of layers."""
     options = {"n_layer": 5} if name == "gpt2" else {"num_hidden_layers": 5}
     model = tiny(name, **options)
     holder: Any = model.get_submodule(path)
@@ -90,7 +90,7 @@ def test_surgery_after_the_analyzer_was_made() -> None:
 
 
 def test_a_layer_that_is_skipped_for_some_inputs_is_refused() -> None:
-    """What was seen to be called must be called again."""
+    """Layers that were called before must be called again."""
 
     class Sometimes(nn.ModuleList):
         def __iter__(self) -> Any:
@@ -168,7 +168,7 @@ def test_a_hook_on_all_modules_of_the_process() -> None:
 
 
 class Wrapped(nn.Module):
-    """Calls what is inside, and changes what comes out."""
+    """Calls the module inside, and changes its output."""
 
     def __init__(self, inside: nn.Module, factor: float) -> None:
         super().__init__()
@@ -219,8 +219,8 @@ def attention_of(change: float) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_an_attention_of_the_users_own(name: str) -> None:
-    """One that computes the same is fine; one that does not is refused, also when it comes later."""
+def test_a_custom_attention(name: str) -> None:
+    """One that computes the same is accepted; any other is refused, also if it is set later."""
     AttentionMaskInterface.register("same", sdpa_mask)
     AttentionMaskInterface.register("other", sdpa_mask)
     AttentionInterface.register("same", attention_of(1.0))
@@ -241,7 +241,7 @@ def test_an_attention_of_the_users_own(name: str) -> None:
 
 
 def test_a_decoder_made_to_look_ahead_is_refused() -> None:
-    """Some embedding models switch the causal mask off: sdpa then looks everywhere, whatever a mask function says."""
+    """Some embedding models switch the causal mask off: sdpa then looks everywhere and ignores mask functions."""
     model: Any = tiny("llama")
     lens = Analyzer(model)
     for layer in model.layers:
@@ -340,7 +340,7 @@ def test_a_part_in_half_precision_is_copied() -> None:
 
 @pytest.mark.parametrize("size", [1e-3, 1e-1])
 def test_what_almost_adds_up_is_warned_of(size: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Above 1e-4 a warning that says what to do, above 1e-2 a refusal."""
+    """A warning with advice above 1e-4, a refusal above 1e-2."""
     monkeypatch.setattr(proof, "CLOSE", 1.0)
     model: Any = tiny("bert")
     model.encoder.layer[1].output.dense.register_forward_hook(lambda module, args, made: made * (1 + size))
@@ -483,7 +483,7 @@ def test_inputs_that_are_changed_on_the_way_to_the_layers_are_refused() -> None:
 
 
 def test_an_attention_without_a_mask_function_is_refused() -> None:
-    """transformers makes no mask for it, so that holes in a mask would be honoured here and not by the model."""
+    """transformers makes no mask for it: holes in a mask would have an effect here but not in the model."""
     AttentionInterface.register("maskless", attention_of(1.0))
     model = tiny("bert")
     model.set_attn_implementation("maskless")
@@ -504,7 +504,7 @@ def test_a_head_that_does_not_call_the_base_model_as_a_whole() -> None:
 
 
 def test_a_hook_that_only_long_inputs_meet() -> None:
-    """A post-LN layer puts out what its last norm does; the proof's input is too short to show that it does not."""
+    """A post-LN layer outputs the result of its last norm; the proof's input is too short to show that it does not."""
     model: Any = tiny("bert")
     model.encoder.layer[1].register_forward_hook(lambda module, args, made: made + 0.1 if made.shape[1] > 5 else None)
     lens = Analyzer(model)

@@ -1,4 +1,4 @@
-"""A forward pass ends where nothing more is wanted of it, and what was wanted is what a whole pass gives."""
+"""A forward pass stops after the last requested record, and gives the same records as a whole pass."""
 
 import copy
 from typing import Any
@@ -36,8 +36,8 @@ def test_what_a_whole_pass_gives(name: str, scopes: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "distilbert"])
-def test_a_pass_rounds_the_same_way_whatever_is_wanted(name: str) -> None:
-    """In float32 a layer's map would otherwise differ from the norms of its vectors, which are of another pass."""
+def test_a_pass_rounds_the_same_way_for_every_request(name: str) -> None:
+    """Otherwise a float32 map would differ from the norms of the layer's vectors, which come from another pass."""
     model = tiny(name, dtype=torch.float32, num_hidden_layers=4)
     lens, encoding = Analyzer(model), inputs(name, model)
     whole, last = lens.analyze(encoding), lens.analyze(encoding, layers=[3])
@@ -47,7 +47,7 @@ def test_a_pass_rounds_the_same_way_whatever_is_wanted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "electra", "albert", "mpnet", "distilbert"])
 def test_attention_is_the_model_s_own_to_the_last_digit(name: str) -> None:
-    """Softmax is steep: weights that round otherwise move the cells of later layers out of the tolerance."""
+    """Softmax is steep: other rounding of the weights moves cells of later layers beyond the tolerance."""
     model = tiny(name, dtype=torch.float32, num_hidden_layers=4)
     encoding = {"input_ids": torch.arange(5, 36)[None], "attention_mask": torch.ones(1, 31, dtype=torch.long)}
     found = Analyzer(model).analyze(encoding, heads=True).heads["ATTN-W"]
@@ -58,7 +58,7 @@ def test_attention_is_the_model_s_own_to_the_last_digit(name: str) -> None:
 
 
 def counting(modules: list[nn.Module], patch: pytest.MonkeyPatch) -> list[nn.Module]:
-    """The modules that have been run; no hooks, as a pass that others watch goes to the end."""
+    """The modules that have been run. Without hooks: with foreign hooks a pass always completes."""
     counted: list[nn.Module] = []
 
     def watch(module: nn.Module) -> None:

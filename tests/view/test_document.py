@@ -1,4 +1,4 @@
-"""Header and arrays: whole, for every kind of model, and in the order that the format says."""
+"""Header and arrays: complete, for every kind of model, and in the order of the format."""
 
 import json
 import zlib

@@ -1,4 +1,4 @@
-"""Files: what they hold, and what is refused before anything is computed."""
+"""Files: their contents, and requests that are refused before anything is computed."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Figures: what is drawn, that it is literal, and that nothing global changes."""
+"""Figures: their contents, tokens drawn literally, and no change of global state."""
 
 import sys
 import warnings
@@ -53,7 +53,7 @@ def test_weights_are_named_as_such() -> None:
     assert draw(fake(), "ATTN-W", 0).axes[1].get_ylabel() == "attention weight"
 
 
-def test_a_diagonal_beyond_the_scale_is_said() -> None:
+def test_a_diagonal_beyond_the_scale_is_mentioned() -> None:
     figure = draw(fake(), "layer", 5)
     assert "(the token itself: up to 8.51, beyond the scale)" in figure.axes[1].get_ylabel()
 

@@ -1,4 +1,4 @@
-"""The part of a document that tells of a target, and the files that carry it."""
+"""The part of a document about a target, and the files that contain it."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import pytest
 
 from normscope import NormscopeError
 from normscope.view.document import as_json, header, packed
-from tests.helpers.fakes import NASTY, fake, fake_translation, made_up
+from tests.helpers.fakes import NASTY, fake, fake_flow, fake_translation
 from tests.helpers.kinds import LENSES, flow_of, result_of
 
 SCORES = {
@@ -44,7 +44,7 @@ def test_a_flow_in_the_header(kind: str) -> None:
 
 
 def test_a_method_without_a_remainder() -> None:
-    """Its scores are no decomposition: what is not a number is null."""
+    """Its scores are not a decomposition: NaN becomes null."""
     found = header(result_of("causal"), flow=flow_of("causal", method="rollout"))["flow"]
     assert found["remainder"] is None
     assert found["completeness"] is None
@@ -85,20 +85,20 @@ def embedded(page: str) -> dict[str, Any]:
 
 def test_pages_carry_a_flow(tmp_path: Path) -> None:
     analysis = fake()
-    flow = made_up(analysis)
+    flow = fake_flow(analysis)
     page = analysis.to_html(tmp_path / "a.html", flow=flow).read_text()
     assert embedded(page)["flow"]["value"] == pytest.approx(flow.value)
     assert "Scores of the tokens for the <bdi>logit of &#x27;x&#x27;</bdi>" in page  # also without scripts
     assert embedded(analysis.to_html(tmp_path / "c.html").read_text())["flow"] is None
     two = fake_translation()
-    path = two.to_html(tmp_path / "d.html", flow=made_up(two.decoder))
+    path = two.to_html(tmp_path / "d.html", flow=fake_flow(two.decoder))
     assert len(embedded(path.read_text())["flow"]["scores"]) == 5
 
 
 def test_targets_and_tokens_that_would_like_to_be_tags(tmp_path: Path) -> None:
     analysis = fake(NASTY)
     hack = "</script><script>alert(1)</script>\u202e\u2028"
-    page = analysis.to_html(tmp_path / "x.html", flow=made_up(analysis, f"logit of {hack}")).read_text()
+    page = analysis.to_html(tmp_path / "x.html", flow=fake_flow(analysis, f"logit of {hack}")).read_text()
     assert "alert(1)</script>" not in page
     target = embedded(page)["flow"]["target"]
     assert target == "logit of </script><script>alert(1)</script>\\u202e\\u2028"
@@ -109,5 +109,5 @@ def test_a_widget_carries_a_flow() -> None:
     from normscope.view.widget import widget
 
     analysis = fake()
-    assert widget(analysis, made_up(analysis)).header["flow"]["method"] == "exact"
+    assert widget(analysis, fake_flow(analysis)).header["flow"]["method"] == "exact"
     assert widget(analysis).header["flow"] is None

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
@@ -18,7 +17,7 @@ from normscope.papers.faithfulness.comparison import compare
 from normscope.papers.faithfulness.settings import Settings
 from tests.helpers.files import labelled_file
 from tests.helpers.tiny import tiny
-from tests.helpers.toys import causal, classifier, toy_tokenizer
+from tests.helpers.toys import causal, classifier, save_model, toy_tokenizer
 
 READER = {"text": "text", "label": "label"}
 
@@ -109,9 +108,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    tiny("bert", "SequenceClassification", num_labels=3, dtype=torch.float32).save_pretrained(folder)
-    toy_tokenizer().save_pretrained(folder)
+    folder = save_model(tmp_path / "model", "SequenceClassification", num_labels=3)
     app = typer.Typer()
     app.command()(faithfulness)
     given = [str(labelled_file(tmp_path)), "--model", str(folder), "--reader", "text=text"]

@@ -1,4 +1,4 @@
-"""What is predicted from what, and what is refused."""
+"""Predictions and their contexts, and refused models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a run: scores as the methods give them, probabilities as the model does."""
+"""The rows of a run: scores from the methods, probabilities from the model."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_nothing_left_is_one_neutral_token() -> None:
 
 
 def test_a_causal_model_that_classifies() -> None:
-    """It finds the end of a text by its padding token, [PAD] with the id 0: that must not stand for nothing."""
+    """It finds the end of a text by its padding token, [PAD] with the id 0: it must not stand for a removed token."""
     tokenizer = copy.deepcopy(toy_tokenizer())
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     for pad in (0, None):

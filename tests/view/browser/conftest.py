@@ -1,4 +1,4 @@
-"""A browser for every file of tests: its driver leaves an event loop behind that other tests could not stand."""
+"""A browser for each test file: an event loop that its driver leaves running would disturb other tests."""
 
 from collections.abc import Iterator
 

@@ -36,7 +36,7 @@ def notebook(code: str) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The address of a JupyterLab of its own, and its folder."""
+    """The address of a new JupyterLab, and its folder."""
     folder = tmp_path_factory.mktemp("lab")
     fake(heads=2).save(folder / "one.safetensors")
     fake_translation().save(folder / "two.safetensors")

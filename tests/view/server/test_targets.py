@@ -1,4 +1,4 @@
-"""Flows over HTTP: what a model's targets are, scores in the header, and targets that make no sense."""
+"""Flows over HTTP: a model's targets, scores in the header, and invalid targets."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +19,7 @@ PAIR: dict[str, Any] = {"model": "tiny-encoder-decoder", "text": "the cat sat", 
 
 @pytest.fixture(scope="module")
 def heads() -> Iterator[Live]:
-    """Encoders with heads: of the whole text, and of every token."""
+    """Encoders with heads, for the whole text and for every token."""
     make = partial(tiny, "bert")
     models = {
         "classifier": Analyzer(make("SequenceClassification", id2label={0: "bad", 1: "good"}), toy_tokenizer()),

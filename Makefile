@@ -50,12 +50,13 @@ test-slow: setup browser ## only the slow tests
 
 # The tests that compute maps, with uninitialised memory filled with NaN.
 test-poisoned: setup ## run the numerical tests with uninitialised memory filled with NaN
-	NORMSCOPE_TEST_POISON=1 $(PYTEST) -m 'not slow' tests/decompose tests/flow/test_exact.py tests/test_families.py \
-		tests/test_analysis.py tests/test_generation.py tests/test_oracle.py tests/test_proving.py \
-		tests/test_soft_prompts.py tests/test_stream.py tests/test_trace.py
+	NORMSCOPE_TEST_POISON=1 $(PYTEST) -m 'not slow' tests/decompose tests/engine/test_stream.py \
+		tests/flow/test_exact.py tests/inputs/test_generation.py tests/models/test_bert_families.py \
+		tests/models/test_families.py tests/models/test_soft_prompts.py tests/test_analysis.py \
+		tests/tracing/test_proof.py tests/tracing/test_trace.py
 
 # The tests that depend most on transformers: every family, and every page of the documentation.
-VERSION_TESTS := tests/test_families.py tests/test_oracle.py tests/test_peft.py \
+VERSION_TESTS := tests/models/test_families.py tests/models/test_bert_families.py tests/models/test_peft.py \
 	tests/docs/test_code_blocks.py tests/docs/test_families_page.py tests/docs/test_versions.py
 
 test-oldest: $(OLDEST_STAMP) ## run the family tests with the oldest supported transformers

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -19,7 +18,7 @@ from normscope.models import causal, encoder_decoders, encoders, vision
 from normscope.models.registry import REFUSED, family_of
 from normscope.models.scopes import scope_aliases, scope_names
 from normscope.models.spec import Attention, Block, Experts, Family, FeedForward, Norm
-from tests import tiny, tiny_layers
+from tests.helpers import tiny
 
 PAGE = Path(__file__).parent / "families.md"
 VERSION = "Made with transformers "  # start of the line with the version
@@ -96,12 +95,11 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _models() -> dict[str, tuple[Any, str]]:
-    """Family name -> the module that makes a tiny model of it, and the name of that model."""
-    found: dict[str, tuple[Any, str]] = {}
-    for maker in (tiny, tiny_layers):
-        for name in maker.FAMILIES:
-            found.setdefault(family_of(maker.tiny(name)).name, (maker, name))
+def _models() -> dict[str, str]:
+    """Family name -> the name of a tiny model of it."""
+    found: dict[str, str] = {}
+    for name in tiny.FAMILIES:
+        found.setdefault(family_of(tiny.tiny(name)).name, name)
     return found
 
 
@@ -116,12 +114,12 @@ def _settings() -> Iterator[tuple[str, str, str]]:
     return ((", ".join(users), setting, reason) for (setting, reason), users in found.items())
 
 
-def _families(families: Sequence[Family], models: dict[str, tuple[Any, str]]) -> str:
+def _families(families: Sequence[Family], models: dict[str, str]) -> str:
     head = ("family", "model types", "layer", "norms", "feed-forward", "special", "float32", "float64")
-    return _table(head, (_family(family, *models[family.name]) for family in families))
+    return _table(head, (_family(family, models[family.name]) for family in families))
 
 
-def _family(family: Family, maker: Any, name: str) -> tuple[str, ...]:
+def _family(family: Family, name: str) -> tuple[str, ...]:
     types = ", ".join(f"`{kind}`" for kind in family.model_types)
     setting = ", ".join(f"`{key}={value!r}`" for key, value in family.when.items())
     layers = [f"[{_escaped(_order(stack.blocks))}](#{_anchor(stack.blocks)})" for stack in family.stacks]
@@ -135,18 +133,14 @@ def _family(family: Family, maker: Any, name: str) -> tuple[str, ...]:
         _norms(every),
         _feed_forward(every),
         family.note,
-        *(_rounded(_error(maker, name, dtype)) for dtype in (torch.float32, torch.float64)),
+        *(_rounded(_error(name, dtype)) for dtype in (torch.float32, torch.float64)),
     )
 
 
-def _error(maker: Any, name: str, dtype: torch.dtype) -> float:
+def _error(name: str, dtype: torch.dtype) -> float:
     """The largest completeness error of one short input to the tiny model."""
-    model = maker.tiny(name, dtype=dtype)
-    if maker is tiny_layers:
-        encoding = tiny_layers.inputs(name, model)
-    else:
-        encoding = {"input_ids": torch.randint(3, 50, (1, 9), generator=torch.Generator().manual_seed(0))}
-    result = Analyzer(model).analyze(encoding)
+    model = tiny.tiny(name, dtype=dtype)
+    result = Analyzer(model).analyze(tiny.inputs(name, model))
     sides = (result.encoder, result.decoder) if hasattr(result, "encoder") else (result,)
     worst = max(float(error.max()) for side in sides for error in side.completeness.values())
     return max(worst, torch.finfo(dtype).eps)  # smaller errors are coincidence

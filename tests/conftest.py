@@ -1,4 +1,4 @@
-"""What every test starts with, and what stands at the end of their output."""
+"""Fixtures for every test, and the summary at the end of the output."""
 
 import os
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ from hypothesis import HealthCheck, settings
 from tests.attacks.outcome import Outcome
 from tests.attacks.tally import report
 
-# How long an example takes, or to draw one, depends on the machine and what else runs on it.
+# The time to draw and run an example depends on the machine and its load.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)
 def the_same_numbers_every_time() -> None:
-    """A test that draws numbers of its own draws the same ones in every run, whatever ran before it."""
+    """A test that draws random numbers draws the same ones in every run, independent of the tests before it."""
     torch.manual_seed(0)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What came of the attacks, in all processes that ran some."""
+    """The outcomes of the attacks, from all processes that ran some."""
     reports = [one for kind in ("passed", "failed") for one in terminalreporter.stats.get(kind, ())]
     packed = [some for one in reports for name, some in one.user_properties if name == "attacks"]
     if packed:
@@ -33,8 +33,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(autouse=os.environ.get("NORMSCOPE_TEST_POISON") == "1")
 def memory_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fresh memory holds NaN, and working memory that is taken again does too: what is read before it is written shows.
-    `make test-poisoned` runs the tests so."""
+    """Fresh memory and reused working memory hold NaN, so that a read before the first write shows.
+    `make test-poisoned` runs the tests like this."""
     from normscope.decompose.state import Scratch
 
     take = Scratch.take

@@ -14,15 +14,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from normscope import Analysis, Analyzer, NormscopeError
+from normscope import Analysis, NormscopeError
 from normscope.analysis import Label
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
 from normscope.engine.saving import FORMAT, UNCHECKED, tensor_checksum
 from normscope.inputs.encode import encode
-from tests.test_inputs import SCOPES, TEXT, assert_close, some_ids, toy_lens
-from tests.tiny_layers import inputs, tiny
+from tests.helpers.compare import assert_close, assert_equal
+from tests.helpers.toys import SCOPES, TEXT, some_ids, toy_analysis, toy_lens, toy_translation
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -32,45 +32,17 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-def analysis(**options: Any) -> Analysis:
-    return toy_lens().analyze(TEXT, **options)
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    return analysis(heads=True).save(tmp_path / "x.safetensors")
+    return toy_analysis(heads=True).save(tmp_path / "x.safetensors")
 
 
 # --- saving and loading ----------------------------------------------------------------------------------------------
 
 
-def assert_equal(found: Analysis, expected: Analysis) -> None:
-    """Every field, bit by bit."""
-    for name in ("scopes", "rows", "columns", "tokens", "layers", "head_indices", "word_ids"):
-        assert getattr(found, name) == getattr(expected, name), name
-        assert type(getattr(found, name)) is type(getattr(expected, name)), name
-    assert all(isinstance(label, Label) for label in (*found.rows, *found.columns))
-    assert dict(found.info) == dict(expected.info)
-    assert dict(found.aliases) == dict(expected.aliases)
-    for scope in expected.scopes:
-        for part, tensor in vars(expected.measured[scope]).items():
-            other = getattr(found.measured[scope], part)
-            assert (other is None) == (tensor is None)
-            if tensor is not None:
-                assert other.dtype == tensor.dtype
-                assert torch.equal(other, tensor)
-    assert dict.keys(found.heads) == dict.keys(expected.heads)
-    for scope in expected.heads:
-        assert torch.equal(found.heads[scope], expected.heads[scope])
-    assert (found.value_norms is None) == (expected.value_norms is None)
-    if expected.value_norms is not None:
-        assert found.value_norms is not None
-        assert torch.equal(found.value_norms, expected.value_norms)
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_round_trip(options: dict[str, Any], tmp_path: Path) -> None:
-    result = analysis(**options)
+    result = toy_analysis(**options)
     path = tmp_path / "x.safetensors"
     assert result.save(path) == path
     loaded = Analysis.load(path)
@@ -94,7 +66,7 @@ def test_word_ids_keep_none(saved: Path) -> None:
 
 
 def test_save_replaces_a_file(saved: Path) -> None:
-    other = analysis(scopes="weights")
+    other = toy_analysis(scopes="weights")
     other.save(saved)
     assert_equal(Analysis.load(saved), other)
 
@@ -142,26 +114,26 @@ def test_failed_save_leaves_no_part_and_the_old_file(
     expected = NormscopeError if isinstance(error, OSError | SafetensorError) else type(error)
     for target in (saved, saved.with_name("new.safetensors")):
         with pytest.raises(expected):
-            analysis(scopes="weights").save(target)
+            toy_analysis(scopes="weights").save(target)
     assert saved.read_bytes() == before
     assert os.listdir(saved.parent) == [saved.name]
 
 
 def test_save_into_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(NormscopeError, match=r"missing.*does not exist"):
-        analysis(scopes="weights").save(tmp_path / "missing" / "x.safetensors")
+        toy_analysis(scopes="weights").save(tmp_path / "missing" / "x.safetensors")
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.html", "x.pt", "x.safetensor"])
 def test_save_under_the_name_of_another_format(name: str, tmp_path: Path) -> None:
     with pytest.raises(NormscopeError, match=r"must end in \.safetensors"):
-        analysis(scopes="weights").save(tmp_path / name)
+        toy_analysis(scopes="weights").save(tmp_path / name)
     assert os.listdir(tmp_path) == []
 
 
 def test_page_under_the_name_of_another_format(tmp_path: Path) -> None:
-    result = analysis(scopes="weights")
+    result = toy_analysis(scopes="weights")
     with pytest.raises(NormscopeError, match=r"must end in \.html or \.htm"):
         result.to_html(tmp_path / "x.svg")
     assert os.listdir(tmp_path) == []
@@ -171,7 +143,7 @@ def test_page_under_the_name_of_another_format(tmp_path: Path) -> None:
 
 def test_save_onto_a_folder(tmp_path: Path) -> None:
     with pytest.raises(NormscopeError, match="is a folder"):
-        analysis(scopes="weights").save(tmp_path)
+        toy_analysis(scopes="weights").save(tmp_path)
 
 
 def test_load_missing(tmp_path: Path) -> None:
@@ -199,7 +171,7 @@ def test_load_foreign(tmp_path: Path, metadata: dict[str, str] | None) -> None:
 
 
 def damage(path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], None]) -> None:
-    """Change what is in a file, the checksum with it."""
+    """Change the contents of a file, and its checksum to match."""
     with safe_open(path, framework="pt") as file:
         meta = json.loads(file.metadata()["normscope"])
     tensors = load_file(path)
@@ -246,7 +218,7 @@ def test_load_with_a_map_of_another_shape(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", ["{", "", "edb280"])
-def test_load_with_metadata_that_is_no_json(saved: Path, metadata: str) -> None:
+def test_load_with_metadata_that_is_not_json(saved: Path, metadata: str) -> None:
     save_file(load_file(saved), saved, metadata={"normscope": metadata})
     with pytest.raises(NormscopeError, match=r"x\.safetensors"):
         Analysis.load(saved)
@@ -260,7 +232,7 @@ def flipped(whole: bytes, bit: int) -> bytes:
 
 
 def assert_refused_or_same(path: Path, expected: Any) -> bool:
-    """Whether the file is refused, with its name; otherwise it holds the very same analysis."""
+    """True if the file is refused, with its name in the message; otherwise it must hold the same analysis."""
     try:
         found = Analysis.load(path)
     except NormscopeError as error:
@@ -276,8 +248,8 @@ def assert_refused_or_same(path: Path, expected: Any) -> bool:
 @pytest.mark.parametrize("part", ["header", "body"])
 @pytest.mark.parametrize("sides", [1, 2])
 def test_a_flipped_bit_is_noticed(sides: int, part: str, tmp_path: Path) -> None:
-    """Wherever it is: in the length, the header with its labels and shapes, or the numbers."""
-    result: Any = analysis(heads=True) if sides == 1 else both(heads=True)
+    """In every part of the file: the length, the header with its labels and shapes, or the numbers."""
+    result: Any = toy_analysis(heads=True) if sides == 1 else toy_translation(heads=True)
     path = result.save(tmp_path / "x.safetensors")
     whole = path.read_bytes()
     start = 8 + int.from_bytes(whole[:8], "little")
@@ -325,7 +297,7 @@ def test_a_checksum_that_was_removed_is_refused(saved: Path) -> None:
 
 
 def without_checksum(path: Path) -> None:
-    """Make a file what the format before this one was."""
+    """Turn a file into one of the previous format."""
     with safe_open(path, framework="pt") as file:
         meta = json.loads(file.metadata()["normscope"])
     save_file(load_file(path), path, metadata={"normscope": json.dumps(meta | {"format": UNCHECKED})})
@@ -333,7 +305,7 @@ def without_checksum(path: Path) -> None:
 
 @pytest.mark.parametrize("sides", [1, 2])
 def test_the_format_without_a_checksum_is_read_with_a_warning(sides: int, tmp_path: Path) -> None:
-    result: Any = analysis(heads=True) if sides == 1 else both(heads=True)
+    result: Any = toy_analysis(heads=True) if sides == 1 else toy_translation(heads=True)
     path = result.save(tmp_path / "x.safetensors")
     without_checksum(path)
     with pytest.warns(UserWarning, match=r"x\.safetensors is of an older format and carries no checksum") as caught:
@@ -361,7 +333,7 @@ def test_the_format_without_a_checksum_is_read_with_a_warning(sides: int, tmp_pa
 )
 @pytest.mark.parametrize("loaded", [False, True])
 def test_names_and_aliases(name: str, scope: str, loaded: bool, saved: Path) -> None:
-    result = Analysis.load(saved) if loaded else analysis()
+    result = Analysis.load(saved) if loaded else toy_analysis()
     assert result.resolve(name) == scope
     assert result[name] is result.measured[scope].map
     assert result.mixing_ratio(name) is result.measured[scope].mixing
@@ -370,7 +342,7 @@ def test_names_and_aliases(name: str, scope: str, loaded: bool, saved: Path) -> 
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_heads_of_a_loaded_analysis(loaded: bool, saved: Path) -> None:
-    result = Analysis.load(saved) if loaded else analysis(heads=True)
+    result = Analysis.load(saved) if loaded else toy_analysis(heads=True)
     assert set(result.heads) == {"ATTN-W", "ATTN-N"}
     assert torch.equal(result.heads["attention"], result.heads["ATTN-N"])
     assert torch.equal(result.heads["Weights"], result.heads["ATTN-W"])
@@ -378,7 +350,7 @@ def test_heads_of_a_loaded_analysis(loaded: bool, saved: Path) -> None:
 
 @pytest.mark.parametrize("look", [Analysis.__getitem__, Analysis.mixing_ratio, Analysis.remainder, Analysis.resolve])
 def test_unknown_scope(look: Any) -> None:
-    result = analysis(scopes=["weights", "layer"])
+    result = toy_analysis(scopes=["weights", "layer"])
     with pytest.raises(NormscopeError, match="ATTN-W, ATTNRESLNFFRESLN-N"):
         look(result, "ATTN-N")  # a scope of the model, but not of this analysis
     with pytest.raises(NormscopeError, match=r"Did you mean 'ATTN-W'"):
@@ -389,7 +361,7 @@ def test_unknown_scope(look: Any) -> None:
 
 
 def test_labels_and_positions() -> None:
-    result = analysis(rows=[-1, 2])
+    result = toy_analysis(rows=[-1, 2])
     assert result.rows == (Label("[SEP]", "encoder", 10), Label("cat", "encoder", 2))
     assert result.tokens == ("[SEP]", "cat")
     assert [label.position for label in result.columns] == list(range(11))
@@ -397,7 +369,7 @@ def test_labels_and_positions() -> None:
 
 
 def test_layer_position() -> None:
-    result = analysis(layers=[1], scopes="weights")
+    result = toy_analysis(layers=[1], scopes="weights")
     assert result.layer_position(1) == 0
     for layer in (0, 2, -1):
         with pytest.raises(NormscopeError, match=rf"Layer {layer} .* layers 1"):
@@ -405,20 +377,20 @@ def test_layer_position() -> None:
 
 
 def test_info_is_plain(saved: Path) -> None:
-    info = analysis(gate="tangent").info
+    info = toy_analysis(gate="tangent").info
     assert json.loads(json.dumps(dict(info))) == dict(info)
     assert (info["family"], info["dtype"], info["gate"], info["value_bias"]) == ("BERT", "float64", "tangent", "token")
     assert (info["model_layers"], info["model_heads"]) == (2, 4)
     assert info["complete"] is False
-    assert analysis().info["complete"] is True
+    assert toy_analysis().info["complete"] is True
 
 
 def test_analyses_can_be_compared_and_kept_in_sets() -> None:
     """An analysis holds tensors: comparing it must not fail because their truth value is ambiguous."""
-    result = analysis(scopes="weights")
+    result = toy_analysis(scopes="weights")
     same = result
     assert result == same
-    assert (result == analysis(scopes="weights")) in (True, False)
+    assert (result == toy_analysis(scopes="weights")) in (True, False)
     assert result in {result}
 
 
@@ -456,7 +428,7 @@ def test_tensors_can_be_used_in_training() -> None:
 
 @pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope.endswith("-N")])
 def test_vectors_have_the_norms_of_the_map(scope: str) -> None:
-    result = analysis()
+    result = toy_analysis()
     for layer in (0, 1):
         vectors = result.vectors(scope, layer)
         assert vectors.shape == (11, 11, 24)
@@ -464,7 +436,7 @@ def test_vectors_have_the_norms_of_the_map(scope: str) -> None:
 
 
 def test_vectors_of_some_rows() -> None:
-    full, some = analysis(), analysis(rows=[7, 3, -1], layers=[1])
+    full, some = toy_analysis(), toy_analysis(rows=[7, 3, -1], layers=[1])
     expected = full.vectors("layer", 1)
     torch.testing.assert_close(some.vectors("layer", 1), expected[[7, 3, 10]])
     torch.testing.assert_close(some.vectors("layer", 1, rows=[1]), expected[[3]])
@@ -474,18 +446,18 @@ def test_vectors_of_some_rows() -> None:
 @pytest.mark.parametrize("scope", ["ATTN-W", "ATTNRES-W", "weights"])
 def test_no_vectors_of_weights(scope: str) -> None:
     with pytest.raises(NormscopeError, match=r"attention weights.*-N scope"):
-        analysis().vectors(scope, 0)
+        toy_analysis().vectors(scope, 0)
 
 
 @pytest.mark.parametrize("layer", [0, 2, -1, None, "1", [1]], ids=repr)
 def test_no_vectors_of_a_layer_that_was_not_analysed(layer: Any) -> None:
     with pytest.raises(NormscopeError, match=r"holds the layers 1"):
-        analysis(layers=[1]).vectors("layer", layer)
+        toy_analysis(layers=[1]).vectors("layer", layer)
 
 
 def test_no_vectors_of_a_scope_that_was_not_analysed() -> None:
     with pytest.raises(NormscopeError, match="It holds: ATTN-N"):
-        analysis(scopes="attention").vectors("layer", 0)
+        toy_analysis(scopes="attention").vectors("layer", 0)
 
 
 @pytest.mark.parametrize(
@@ -494,7 +466,7 @@ def test_no_vectors_of_a_scope_that_was_not_analysed() -> None:
 )
 def test_no_vectors_of_rows_that_are_not_there(rows: Any, part: str) -> None:
     with pytest.raises(NormscopeError, match=part):
-        analysis().vectors("layer", 0, rows)
+        toy_analysis().vectors("layer", 0, rows)
 
 
 def test_no_vectors_of_a_loaded_analysis(saved: Path) -> None:
@@ -505,18 +477,12 @@ def test_no_vectors_of_a_loaded_analysis(saved: Path) -> None:
 # --- both sides of an encoder-decoder --------------------------------------------------------------------------------
 
 
-def both(name: str = "marian", **options: Any) -> EncoderDecoderAnalysis:
-    model = tiny(name)
-    found: EncoderDecoderAnalysis = Analyzer(model).analyze(inputs(name, model), **options)
-    return found
-
-
 @pytest.mark.parametrize("name", ["marian", "t5", "whisper"])
 @pytest.mark.parametrize(
     "options", [{}, {"heads": True}, {"rows": [-1], "layers": [1]}, {"scopes": "XATTN-N"}], ids=str
 )
 def test_round_trip_of_both_sides(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    result = both(name, **options)
+    result = toy_translation(name, **options)
     path = result.save(tmp_path / "x.safetensors")
     loaded = Analysis.load(path)
     assert isinstance(loaded, EncoderDecoderAnalysis)
@@ -528,8 +494,8 @@ def test_round_trip_of_both_sides(name: str, options: dict[str, Any], tmp_path: 
     assert isinstance(EncoderDecoderAnalysis.load(path), EncoderDecoderAnalysis)
 
 
-def test_one_side_is_a_file_of_its_own(tmp_path: Path) -> None:
-    result = both(heads=True)
+def test_one_side_can_be_saved_alone(tmp_path: Path) -> None:
+    result = toy_translation(heads=True)
     for side, one in result.sides.items():
         loaded = Analysis.load(one.save(tmp_path / side))
         assert isinstance(loaded, Analysis)
@@ -537,7 +503,7 @@ def test_one_side_is_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_damaged_files_of_both_sides_are_refused(tmp_path: Path) -> None:
-    path = both().save(tmp_path / "x.safetensors")
+    path = toy_translation().save(tmp_path / "x.safetensors")
     whole = path.read_bytes()
     changes: list[Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]] = [
         lambda meta, tensors: tensors.pop("decoder/map/XATTN-N"),
@@ -557,7 +523,7 @@ def test_damaged_files_of_both_sides_are_refused(tmp_path: Path) -> None:
 
 
 def test_scopes_are_found_on_the_decoder_first() -> None:
-    result = both()
+    result = toy_translation()
     assert result.encoder is not None
     assert result.decoder is not None
     assert result["XATTN-N"] is result.decoder["XATTN-N"]
@@ -575,8 +541,8 @@ def test_scopes_are_found_on_the_decoder_first() -> None:
 @pytest.mark.parametrize("name", ["marian", "t5", "whisper"])
 @pytest.mark.parametrize("scope", ["XATTN-W", "XATTN-N", "cross-attention"])
 def test_cross_attention_alone_has_no_mixing_ratio(name: str, scope: str, tmp_path: Path) -> None:
-    """It reads the encoder's tokens only: the ratio would be 1, and mean nothing."""
-    result = both(name)
+    """It reads the encoder's tokens only: the ratio would always be 1."""
+    result = toy_translation(name)
     assert result.decoder is not None
     residual = result.decoder.aliases["attention-residual"]
     assert residual.endswith("XATTNRES-N")
@@ -591,7 +557,7 @@ def test_cross_attention_alone_has_no_mixing_ratio(name: str, scope: str, tmp_pa
 
 
 def test_a_mixing_ratio_of_cross_attention_in_an_older_file_is_left_out(tmp_path: Path) -> None:
-    result = both()
+    result = toy_translation()
     path = result.save(tmp_path / "x.safetensors")
     assert "decoder/mixing/XATTN-N" not in load_file(path)
 
@@ -603,7 +569,7 @@ def test_a_mixing_ratio_of_cross_attention_in_an_older_file_is_left_out(tmp_path
 
 
 def test_lookups_of_both_sides_that_fail() -> None:
-    result = both(scopes=["XATTN-N"])
+    result = toy_translation(scopes=["XATTN-N"])
     assert result.encoder is None
     with pytest.raises(NormscopeError, match="The encoder was not analysed"):
         result.side("encoder")
@@ -618,16 +584,16 @@ def test_lookups_of_both_sides_that_fail() -> None:
 
 
 def test_info_of_both_sides_is_what_they_share() -> None:
-    info = both("t5").info
+    info = toy_translation("t5").info
     assert info["family"] == "T5"
     assert info["dtype"] == "float64"
     assert "side" not in info
     assert "model_layers" not in info  # 2 and 3
-    assert both("marian").info["model_layers"] == 2
+    assert toy_translation("marian").info["model_layers"] == 2
 
 
 def test_plot_and_page_of_both_sides(tmp_path: Path) -> None:
-    result = both()
+    result = toy_translation()
     assert result.plot("XATTN-N", 1).get_title() == "XATTN-N, layer 2"
     assert len(result.plot(side="encoder", scope="layer", layer=0).get_xticklabels()) == 9
     assert len(result.plot("layer", 0).get_xticklabels()) == 15
@@ -639,4 +605,4 @@ def test_plot_and_page_of_both_sides(tmp_path: Path) -> None:
 def test_only_pictures_take_an_image() -> None:
     for given in ({"image": "x.png"}, {"token": "[CLS]"}):
         with pytest.raises(NormscopeError, match="no analysis of a picture"):
-            analysis(scopes="weights").plot(**given)  # type: ignore[arg-type]
+            toy_analysis(scopes="weights").plot(**given)  # type: ignore[arg-type]

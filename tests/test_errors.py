@@ -1,9 +1,7 @@
-"""Bad input gives one clear NormscopeError and no numbers; the model is left as it was found."""
+"""Bad input raises one clear NormscopeError and gives no numbers; the model is left unchanged."""
 
-import copy
-import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,28 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel
 
 import normscope.models.registry
 from normscope import Analyzer, NormscopeError, default_model
 from normscope.models.encoders import BERT
-from tests import layer_oracle
-from tests.test_inputs import SCOPES, TEXT, assert_same, some_ids, toy_lens, toy_tokenizer
-from tests.tiny import FAMILIES, tiny
+from tests.helpers import layer_oracle
+from tests.helpers.compare import assert_same, refused, state_of, with_implementation
+from tests.helpers.oracle_parts import maps
+from tests.helpers.tiny import BERT_FAMILIES, tiny
+from tests.helpers.toys import SCOPES, TEXT, save_model, some_ids, toy_lens, toy_tokenizer
 
 LONG = "the cat " * 40  # 82 tokens with the special ones; the model has 40 positions
-
-
-def refused(call: Callable[[], Any], *parts: str) -> str:
-    """The message of the NormscopeError that `call` raises, which holds all `parts`, says enough and ends properly."""
-    with pytest.raises(NormscopeError) as caught:
-        call()
-    assert type(caught.value) is NormscopeError
-    message = str(caught.value)
-    for part in parts:
-        assert part in message
-    assert len(message) > 15
-    return message
 
 
 @pytest.fixture
@@ -103,7 +91,7 @@ def test_wrong_type(lens: Analyzer, given: Any, part: str) -> None:
 
 
 @pytest.mark.parametrize("given", [("a cat",), ("a cat", "the dog", "it ran"), ("a",) * 8], ids=len)
-def test_a_tuple_that_is_no_pair(lens: Analyzer, given: Any) -> None:
+def test_a_tuple_that_is_not_a_pair(lens: Analyzer, given: Any) -> None:
     """It would be read as the words of one sentence."""
     parts = ("one text" if len(given) == 1 else f"{len(given)} texts", "(a, b)", "words=[...]", "stream([...])")
     refused(lambda: lens.analyze(given), *parts)
@@ -164,7 +152,7 @@ def test_key_that_the_family_does_not_take(family: str, key: str) -> None:
     refused(lambda: Analyzer(tiny(family)).analyze({"input_ids": [5, 6], key: [0, 0]}), key)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_vocabulary_of_every_family(family: str) -> None:
     lens = Analyzer(tiny(family))
     refused(lambda: lens.analyze({"input_ids": [5, 50]}), "50", "0 to 49")
@@ -182,7 +170,7 @@ def test_too_long(lens: Analyzer, given: Any) -> None:
     refused(lambda: lens.analyze(words=["cat"] * 41), "43", "40")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_too_long_for_every_family(family: str) -> None:
     lens = Analyzer(tiny(family))
     longest = lens.loaded.limits.positions
@@ -342,7 +330,7 @@ def test_dtype(dtype: torch.dtype) -> None:
 
 
 def test_dtype_as_a_string() -> None:
-    """Taken for what it says or refused as a string, but not with "run in float32 or float64, not float32"."""
+    """Accepted or refused as a string, but not with "run in float32 or float64, not float32"."""
     try:
         assert Analyzer(tiny("bert"), dtype="float32").dtype == torch.float32  # type: ignore[arg-type]
     except NormscopeError as error:
@@ -374,7 +362,7 @@ def test_damaged_layer_is_named(path: str, layer: int, value: float) -> None:
     refused(lambda: Analyzer(model).analyze({"input_ids": IDS}), f"Layer {layer}", "NaN or infinite")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_damaged_layer_of_every_family(family: str) -> None:
     model = tiny(family)
     norms = [m for m in model.base_model.modules() if isinstance(m, nn.LayerNorm)]
@@ -390,7 +378,7 @@ def test_damaged_embedding(value: float) -> None:
         model.embeddings.word_embeddings.weight[7, 0] = value
     lens = Analyzer(model)
     refused(lambda: lens.analyze({"input_ids": IDS}), "embeddings", "NaN or infinite")
-    assert lens.analyze({"input_ids": [5, 6]}).tokens == ("5", "6")  # where it is not used, it does no harm
+    assert lens.analyze({"input_ids": [5, 6]}).tokens == ("5", "6")  # harmless as long as it is not used
 
 
 def test_relu_hides_an_infinite_bias_from_the_model_but_not_from_us() -> None:
@@ -400,7 +388,7 @@ def test_relu_hides_an_infinite_bias_from_the_model_but_not_from_us() -> None:
 
 
 def test_model_that_computes_something_else() -> None:
-    """Contributions that do not add up to the model's own vector are no decomposition of it."""
+    """Contributions that do not add up to the model's own vector are not a decomposition of it."""
 
     class Doubled(nn.LayerNorm):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -425,8 +413,8 @@ def test_model_with_a_part_missing(change: str) -> None:
     assert state_of(model) == before
 
 
-def test_identity_in_the_place_of_a_norm() -> None:
-    """As ModernBERT has it before its first attention: nothing happens there, and the names stay."""
+def test_identity_instead_of_a_norm() -> None:
+    """As in ModernBERT before its first attention: the values do not change, and the names stay."""
     model = tiny("bert")
     model.encoder.layer[1].output.LayerNorm = nn.Identity().eval()
     result = Analyzer(model).analyze({"input_ids": IDS})
@@ -435,7 +423,7 @@ def test_identity_in_the_place_of_a_norm() -> None:
     assert torch.equal(result[SCOPES[-1]][1], result[SCOPES[-2]][1])
     (layers,) = layer_oracle.oracle(model, {"input_ids": torch.tensor([IDS])}).values()
     for n, layer in enumerate(layers):
-        for scope, expected in layer_oracle.maps(layer).items():
+        for scope, expected in maps(layer).items():
             torch.testing.assert_close(result[scope][n], expected, rtol=1e-9, atol=1e-14)
 
 
@@ -445,10 +433,7 @@ def test_identity_in_the_place_of_a_norm() -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A whole checkpoint with its tokenizer."""
-    path = tmp_path / "model"
-    tiny("bert", dtype=torch.float32).save_pretrained(path)
-    toy_tokenizer().save_pretrained(path)
-    return path
+    return save_model(tmp_path / "model")
 
 
 def test_from_pretrained(folder: Path) -> None:
@@ -517,7 +502,7 @@ def test_damaged_tokenizer(folder: Path) -> None:
 
 
 def test_missing_tokenizer(folder: Path) -> None:
-    """Without its files there is no tokenizer: neither an empty one nor one that makes [UNK] of every word."""
+    """A tokenizer whose files are missing is refused: no empty one, and none that makes [UNK] of every word."""
     for path in folder.glob("tokenizer*"):
         path.unlink()
     refused(lambda: Analyzer.from_pretrained(folder).analyze(TEXT), "tokenizer")
@@ -569,47 +554,12 @@ def test_default_model_loads() -> None:
 # --- the model is left as it was found -------------------------------------------------------------------------------
 
 
-def state_of(model: PreTrainedModel) -> dict[str, Any]:
-    """Everything about a model that an analysis might disturb."""
-    return {
-        "config": copy.deepcopy(vars(model.config)),
-        "json": json.dumps(model.config.to_dict(), default=str, sort_keys=True),
-        "attention": model.config._attn_implementation,
-        "hooks": [
-            (
-                len(m._forward_hooks),
-                len(m._forward_pre_hooks),
-                len(m._forward_hooks_with_kwargs),
-                len(m._backward_hooks),
-            )
-            for m in model.modules()
-        ],
-        "training": [m.training for m in model.modules()],
-        "parameters": [(n, p.requires_grad, p.data_ptr(), p.detach().tolist()) for n, p in model.named_parameters()],
-        "gradients": [p.grad is None for p in model.parameters()],
-        "attributes": [sorted(vars(m)) for m in model.modules()],
-        "grad mode": torch.is_grad_enabled(),
-        "inference mode": torch.is_inference_mode_enabled(),
-        "dtype": torch.get_default_dtype(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def with_implementation(family: str, attention: str) -> PreTrainedModel:
-    model = tiny(family)
-    try:
-        model.set_attn_implementation(attention)
-    except (ValueError, ImportError) as error:
-        pytest.skip(str(error).splitlines()[0])
-    return model
-
-
 @pytest.fixture(params=["eager", "sdpa"])
 def attention(request: pytest.FixtureRequest) -> Iterator[str]:
     return request.param
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_left_as_found(family: str, attention: str) -> None:
     model = with_implementation(family, attention)
     model.base_model.embeddings.requires_grad_(False)
@@ -628,7 +578,7 @@ def test_left_as_found(family: str, attention: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["batch.measure_layer", "assemble.layer_vectors"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_left_as_found_after_an_exception(
     family: str, attention: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -684,7 +634,7 @@ def test_abandoned_stream_leaves_the_model_alone() -> None:
     assert state_of(model) == before
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_attention_backend_changes_nothing(family: str) -> None:
     eager, sdpa = with_implementation(family, "eager"), with_implementation(family, "sdpa")
     given = {"input_ids": [some_ids(7).tolist()] * 2, "attention_mask": [[1] * 7, [0, 0, 1, 1, 0, 1, 1]]}

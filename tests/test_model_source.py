@@ -12,16 +12,12 @@ from typer.testing import CliRunner
 from normscope import Analyzer, NormscopeError, cli, corpus
 from normscope.corpus import ModelSource, engines
 from normscope.model_source import analyzer_of
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
+from tests.helpers.toys import save_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    made = tmp_path_factory.mktemp("model")
-    tiny("bert", dtype=torch.float32).save_pretrained(made)
-    toy_tokenizer().save_pretrained(made)
-    return str(made)
+    return str(save_model(tmp_path_factory.mktemp("model")))
 
 
 def test_loading(folder: str) -> None:
@@ -41,7 +37,7 @@ def test_loading(folder: str) -> None:
 
 
 def test_a_device_is_for_the_workers(folder: str) -> None:
-    """With Ray, the process that starts the run needs no such device."""
+    """With Ray, the process that starts the run does not need the device."""
     source = ModelSource(folder, device="nonsense", dtype="float64")
     assert analyzer_of(source, "ray").dtype == torch.float64
     with pytest.raises(NormscopeError, match="nonsense"):

@@ -1,4 +1,4 @@
-"""Attacks by peft: every method that it has, with adapters that are not at their identity."""
+"""Attacks by peft: every method of peft, with adapters away from identity."""
 
 import copy
 import random
@@ -13,9 +13,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from tests.attacks.families import CAUSAL
 from tests.attacks.subject import Inapplicable, Subject, attack
-from tests.tiny_layers import ENCODER_DECODER
+from tests.helpers.tiny import CAUSAL, ENCODER_DECODER
 
 TASKS = {
     "CausalLM": "CAUSAL_LM",
@@ -48,7 +47,7 @@ def norm_names(subject: Subject) -> list[str]:
     return sorted({path for path, m in subject.inside.named_modules() if "Norm" in type(m).__name__ and path})
 
 
-# Of each method a config; those of linear modules only are made in one way.
+# A config for each method; the methods for linear modules share one way to make it.
 PLAIN: dict[str, dict[str, Any]] = {
     "AdaLoraConfig": {"init_r": 3, "target_r": 2, "total_step": 10, "init_lora_weights": False},
     "AdamssConfig": {"r": 4, "num_subspaces": 2, "subspace_rank": 1},
@@ -118,16 +117,25 @@ def quietly() -> Any:
 
 
 def adapt(rng: random.Random, subject: Subject, config: Any) -> Any:
-    """Put adapters in, away from their initial values, in evaluation mode and the model's precision."""
+    """Add adapters, away from their initial values, in evaluation mode and the model's precision."""
+
+    def make() -> Any:
+        try:
+            return peft.get_peft_model(subject.inside, config)
+        except Exception as error:
+            raise Inapplicable(f"{type(config).__name__}: {error}") from error
+
+    return wrap(rng, subject, make)
+
+
+def wrap(rng: random.Random, subject: Subject, make: Callable[[], Any]) -> Any:
+    """Replace the model by `make()`, which wraps it, and move all new parameters away from their initial values."""
     if subject.model is not subject.inside:
         raise Inapplicable("wrapped already")
     known = {id(p) for p in subject.inside.parameters()}
     with quietly():
         torch.manual_seed(rng.randrange(10**6))
-        try:
-            made = peft.get_peft_model(subject.inside, config)
-        except Exception as error:
-            raise Inapplicable(f"{type(config).__name__}: {error}") from error
+        made = make()
         randomise(made, known)
     subject.model = made.to(subject.dtype).eval()
     return subject.model
@@ -186,7 +194,7 @@ def lora_adapter(rng: random.Random, subject: Subject) -> str:
 
 @attack(weight=1.5)
 def scaling_adapter(rng: random.Random, subject: Subject) -> str:
-    """IA3 and LN tuning, which are no updates of a matrix."""
+    """IA3 and LN tuning, which do not update a matrix."""
     if rng.random() < 0.5:
         names = some(rng, linear_names(subject))
         forward = [name for name in names if rng.random() < 0.5]
@@ -255,11 +263,8 @@ def change_state(model: Any, kind: str, subject: Subject) -> None:
 @attack(late=False)
 def mixed_adapters(rng: random.Random, subject: Subject) -> str:
     """Adapters of two kinds at once."""
-    if subject.model is not subject.inside:
-        raise Inapplicable("wrapped already")
-    known = {id(p) for p in subject.inside.parameters()}
-    with quietly():
-        torch.manual_seed(rng.randrange(10**6))
+
+    def make() -> Any:
         try:
             second = method(rng, subject, rng.choice(["LoHaConfig", "LoKrConfig", "OFTConfig"]))
             model = peft.get_peft_model(subject.inside, lora(rng, subject), mixed=True)
@@ -267,8 +272,9 @@ def mixed_adapters(rng: random.Random, subject: Subject) -> str:
             model.set_adapter(["default", "second"])
         except Exception as error:
             raise Inapplicable(str(error)) from error
-        randomise(model, known)
-    subject.model = model.to(subject.dtype).eval()
+        return model
+
+    wrap(rng, subject, make)
     return "LoRA and another adapter"
 
 
@@ -314,7 +320,7 @@ def adaption_prompt(rng: random.Random, subject: Subject) -> str:
 
 @attack(weight=0.5, late=False)
 def shadow(rng: random.Random, subject: Subject) -> str:
-    """A small network beside the layers, which adds to what each of them gets."""
+    """A small network beside the layers, which adds to the input of each."""
     if subject.name not in CAUSAL:
         raise Inapplicable("for causal models")
     config = peft.ShadowConfig(r=2, init_weights=False, task_type=TASKS.get(subject.head or ""))

@@ -1,8 +1,8 @@
-"""The algebra of tests/layer_oracle.py without its loops: every contribution vector, and nothing of the library.
+"""The algebra of tests/helpers/layer_oracle.py without its loops, and without anything from the library.
 
 Row vectors; i = output token, j = source (an input token of the layer, or of the model), h = head. A state holds
 vectors (n, columns, d), a remainder (n, d) and the model's own vector (n, d) that they sum to.
-`tests/attacks/test_judge.py` holds these functions against the loops.
+`tests/attacks/test_judge.py` compares these functions with the loops.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.layer_oracle import State, Unit
+from tests.helpers.layer_oracle import State, Unit
 
 NODES, NODE_WEIGHTS = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(24))
 
@@ -27,9 +27,9 @@ class Norm(NamedTuple):
 
 
 class Values(NamedTuple):
-    """An attention's values: what each head of each key is, and how it depends on the vector that it is made from.
+    """An attention's values: one vector for each head and key, and how it depends on the key's vector.
 
-    The first `virtual` keys are made from no vector.
+    The first `virtual` keys depend on no vector.
     """
 
     each: Tensor  # (H, keys, width), the model's own
@@ -49,7 +49,7 @@ class Values(NamedTuple):
 
     @property
     def made(self) -> Tensor:
-        """Those of the real keys."""
+        """The values of the real keys."""
         return self.each[:, self.virtual :]
 
 
@@ -69,15 +69,15 @@ def attend(weights: Tensor, each: Tensor, out: Tensor, bias: Tensor, actual: Ten
 
 
 def attend_without_constants(weights: Tensor, values: Values, out: Tensor, bias: Tensor, actual: Tensor) -> State:
-    """The same, where the part of a value that is of no token goes to the remainder."""
+    """The same, with the part of a value that belongs to no token in the remainder."""
     constants = values.of_no_token()
     rest = torch.einsum("hij,hjk,hkd->id", weights, constants, out)
     return attend(weights, values.each - constants, out, rest + bias, actual)
 
 
 def carry(weights: Tensor, given: State, values: Values, out: Tensor, bias: Tensor, actual: Tensor) -> State:
-    """What every source sends through an attention: sum_j alpha_ij (x_j<-k W_V) W_O; the constants are nobody's. The
-    first sources are the virtual keys."""
+    """What every source sends through an attention: sum_j alpha_ij (x_j<-k W_V) W_O; constants go to the remainder.
+    The first sources are the virtual keys."""
     assert values.weight is not None
     assert values.constant is not None
     own, real = weights[:, :, : values.virtual], weights[:, :, values.virtual :]
@@ -88,8 +88,8 @@ def carry(weights: Tensor, given: State, values: Values, out: Tensor, bias: Tens
 
 
 def feed_forward(state: State, units: list[Unit], actual: Tensor) -> State:
-    """Integrated gradients from zero, as in `layer_oracle.feed_forward`; an expert is nothing to the tokens that do not
-    take it."""
+    """Integrated gradients from zero, as in `layer_oracle.feed_forward`; an expert adds nothing to tokens that are
+    not routed to it."""
     vectors, bias = torch.zeros_like(state.vectors), torch.zeros_like(state.bias)
     for unit in units:
         takes = unit.share != 0
@@ -114,9 +114,9 @@ def in_rows(unit: Unit, takes: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 @torch.enable_grad()
 def integrated(function: Callable[..., Tensor], *z: Tensor) -> list[Tensor]:
-    """`layer_oracle.integrated_gradients`, with panels that end at integers up to 12 only and grow by half from there:
-    activations have their kinks at small integers, and weights may be huge here. Of one argument no quadrature is
-    needed: integral_0^1 F'(t z) dt = (F(z) - F(0)) / z."""
+    """`oracle_parts.integrated_gradients`, with panels that end at integers up to 12 only and grow by half from there:
+    activations have their kinks at small integers, and weights may be huge here. A function of one argument
+    needs no quadrature: integral_0^1 F'(t z) dt = (F(z) - F(0)) / z."""
     if len(z) == 1 and bool((z[0] != 0).all()):
         (argument,) = (one.detach() for one in z)
         return [(function(argument) - function(torch.zeros_like(argument))).detach() / argument]

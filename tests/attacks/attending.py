@@ -1,4 +1,4 @@
-"""Attacks on how a model attends: implementations of its own, registered with transformers' attention interface."""
+"""Attacks on how a model attends: custom implementations, registered with transformers' attention interface."""
 
 import random
 from typing import Any
@@ -17,7 +17,7 @@ def same(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention
 
 
 def sharper(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-    """Scores of twice the size."""
+    """Scores multiplied by two."""
     return sdpa_attention_forward(module, 2 * query, key, value, attention_mask, **kwargs)
 
 
@@ -59,7 +59,7 @@ def attention_function(rng: random.Random, subject: Subject) -> str:
 
 @attack()
 def implementation(rng: random.Random, subject: Subject) -> str:
-    """Another of transformers' own."""
+    """Another implementation of transformers."""
     kind = rng.choice(["eager", "sdpa"])
     try:
         subject.inside.set_attn_implementation(kind)
@@ -70,7 +70,7 @@ def implementation(rng: random.Random, subject: Subject) -> str:
 
 @attack(weight=0.5)
 def one_config_attends_otherwise(rng: random.Random, subject: Subject) -> str:
-    """One layer with a config of its own."""
+    """One layer with its own config."""
     import copy
 
     layers = [layer for layer in subject.layers() if any("config" in vars(m) for m in layer.modules())]

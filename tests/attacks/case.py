@@ -1,4 +1,4 @@
-"""One case: a model of some family, up to three attacks, an input, a question to the library, and the judge's word.
+"""One case: a model of some family, up to three attacks, an input, a question to the library, and the judge's verdict.
 
 All of it follows from the seed. The outcome is right, refused (a NormscopeError), warned or failed.
 """
@@ -26,19 +26,20 @@ from tests.attacks import (  # noqa: F401  (they list themselves)
     surroundings,
 )
 from tests.attacks.deciding import decide
-from tests.attacks.families import FAMILIES, build, heads, inputs, variants
+from tests.attacks.families import build, heads, inputs, variants
 from tests.attacks.judge import Verdict
 from tests.attacks.judging import judged
 from tests.attacks.outcome import FAILED, REFUSED, Outcome
 from tests.attacks.question import Question, asked, copied, drawn
 from tests.attacks.recording import callable_of
 from tests.attacks.subject import ATTACKS, Inapplicable, Subject, around
+from tests.helpers.tiny import FAMILIES
 
 SHORT = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def run(seed: int) -> Outcome:
-    """The outcome of one case; the global random state is left as it was."""
+    """The outcome of one case; the global random state is left unchanged."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), quiet():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
@@ -50,7 +51,7 @@ def run(seed: int) -> Outcome:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what transformers logs of attacked models."""
+    """Without transformers' log messages about attacked models."""
     level = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     try:
@@ -113,7 +114,7 @@ def drawn_subject(rng: random.Random) -> Subject:
 
 
 def attacked(rng: random.Random, subject: Subject, late: bool) -> dict[str, str]:
-    """Up to three attacks, which are made; now and then none."""
+    """Apply up to three attacks; now and then none."""
     wanted = rng.choices([0, 1, 2, 3], [3, 52, 30, 15])[0]
     names = [name for name, listed in ATTACKS.items() if listed.late or not late]
     done: dict[str, str] = {}
@@ -131,13 +132,13 @@ def attacked(rng: random.Random, subject: Subject, late: bool) -> dict[str, str]
 
 
 def there(verdict: Verdict, question: Question) -> bool:
-    """Whether the layers that are asked for exist."""
+    """True if the requested layers exist."""
     depth = max(len(layers) for layers in verdict.layers.values())
     return all(n < depth for n in question.options.get("layers", ()))
 
 
 def fingerprint(model: Any) -> list[Any]:
-    """What the library must leave as it was. transformers itself puts hooks in where a config asks for all states."""
+    """Everything the library must leave unchanged. transformers itself adds hooks if a config requests all states."""
     found: list[Any] = []
     for path, module in callable_of(model).named_modules():
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]

@@ -24,7 +24,7 @@ def cast_embeddings(rng: random.Random, subject: Subject) -> str:
 
 @attack(weight=1.5)
 def cast_part(rng: random.Random, subject: Subject) -> str:
-    """A layer, or a module in one."""
+    """A layer, or a module inside one."""
     number, layer = a_layer(rng, subject)
     dtype = other_dtype(rng, subject)
     path, module = rng.choice(list(layer.named_modules()))
@@ -36,7 +36,7 @@ def cast_part(rng: random.Random, subject: Subject) -> str:
 
 @attack()
 def cast_norms(rng: random.Random, subject: Subject) -> str:
-    """All norms in another precision, as people do who train."""
+    """All norms in another precision, as is usual in training."""
     dtype = other_dtype(rng, subject)
     for module in subject.inside.modules():
         if "Norm" in type(module).__name__:

@@ -67,12 +67,12 @@ class Change:
 
 
 def draw(rng: random.Random, counted: bool = False) -> Change:
-    """`counted`: it may look at the number of the call, which something starts anew in every pass."""
+    """A random change; `counted`: it may depend on the number of the call, which restarts in every pass."""
     return Change(rng.choice((*KINDS, "some call") if counted else KINDS), rng.randrange(100))
 
 
 def settle(model: nn.Module) -> None:
-    """The pass is over: what looks at the number of the call does nothing from now on."""
+    """The pass is over: changes that depend on the number of the call do nothing from now on."""
     for module in model.modules():
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             change = getattr(hook, "change", None)
@@ -81,7 +81,7 @@ def settle(model: nn.Module) -> None:
 
 
 def changed(made: Any, change: Change) -> Any:
-    """What a module put out, its first tensor changed."""
+    """The output of a module, with its first tensor changed."""
     if isinstance(made, Tensor):
         return change(made)
     if isinstance(made, tuple) and made:

@@ -1,4 +1,4 @@
-"""A result of the library against the judge's: every map, remainder, mixing ratio and head, or where they differ."""
+"""A result of the library against the judge's: every map, remainder, mixing ratio and head."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from normscope import Analysis
 from tests.attacks.judge import JudgedLayer, Part, Verdict
-from tests.layer_oracle import OracleLayer, first_residual, head_maps, widen
+from tests.helpers.oracle_parts import OracleLayer, first_residual, head_maps, widen
 
 
 class Difference(Exception):  # noqa: N818
-    """Where a result is not the judge's; `size` relative to the row's largest cell."""
+    """A difference between a result and the judge's; `size` relative to the row's largest cell."""
 
     def __init__(self, where: str, size: float = float("inf")) -> None:
         super().__init__(f"{where} ({size:.1e})" if size < float("inf") else where)
@@ -30,7 +30,7 @@ def differences(
     part: Part = Part(),  # noqa: B008  (it is frozen)
     heads: Sequence[int] | None = None,
 ) -> None:
-    """Raise the first difference, or the worst of those of numbers."""
+    """Raise the first difference, or the largest one between numbers."""
     layers, rows, scopes = part
     found = sides_of(result)
     expected = {side: wanted(len(some), layers) for side, some in verdict.layers.items()}
@@ -53,7 +53,7 @@ def differences(
 
 
 def places(labels: Sequence[Any]) -> list[int]:
-    """Where the labels are, virtual tokens first and the others in their order: the judge's order."""
+    """The indices of the labels in the judge's order: virtual tokens first, then the others."""
     return sorted(range(len(labels)), key=lambda n: labels[n].side != "prompt")
 
 
@@ -117,7 +117,7 @@ def note(worst: list[tuple[float, str]], errors: Tensor, where: str) -> None:
 
 
 def maps_of(layer: OracleLayer, prefix: int) -> dict[str, Tensor]:
-    """As `layer_oracle.maps`; with virtual keys the own token is that many columns further."""
+    """As `oracle_parts.maps`; with virtual keys the own token is that many columns further."""
     n, columns, _ = next(iter(layer.vectors.values())).shape
     average = widen(layer.weights.mean(dim=0), None, columns)
     eye = torch.zeros(n, columns, dtype=torch.float64)

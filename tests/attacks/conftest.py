@@ -1,4 +1,4 @@
-"""What these tests need of the machine."""
+"""Requirements of these tests."""
 
 import os
 

@@ -9,11 +9,12 @@ from tests.attacks import algebra
 from tests.attacks.layer_steps import Step
 from tests.attacks.modules_read import zeros
 from tests.attacks.recording import NoAnswer
-from tests.layer_oracle import OracleLayer, State
+from tests.helpers.layer_oracle import State
+from tests.helpers.oracle_parts import OracleLayer
 
 
 def own_contributions(x: Tensor, steps: Sequence[Step], remainder: bool) -> tuple[OracleLayer, int]:
-    """Where every token of the layer is its own source. Columns: virtual keys, the tokens, the encoder's tokens."""
+    """Contributions of every token of the layer. Columns: virtual keys, the tokens, the encoder's tokens."""
     n = len(x)
     attentions = {step.cross: step for step in steps if step.role == "attention"}
     self_weights = attentions[False].weights
@@ -62,7 +63,7 @@ def own_attention(columns: int, own: int, remainder: bool) -> Attend:
         if not remainder:
             made = algebra.attend(step.weights, step.values.each, *held[2:])
         elif step.values.weight is None:
-            raise NoAnswer("the values have no constant part: they are no affine map")
+            raise NoAnswer("the values have no constant part: they are not an affine map")
         else:
             made = algebra.attend_without_constants(*held)
         gap = zeros(len(made.vectors), columns - made.vectors.shape[1], made.vectors.shape[2])

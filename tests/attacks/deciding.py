@@ -16,7 +16,7 @@ def decide(
     outcome: Outcome, made: Any, said: list[str], verdicts: list[Verdict], question: Question, subject: Subject
 ) -> None:
     if not verdicts:
-        outcome.why = f"a result where there is none: {outcome.judged}"
+        outcome.why = f"a result although there is no answer: {outcome.judged}"
         return
     apart: list[Difference] = []
     for verdict in verdicts:
@@ -25,7 +25,7 @@ def decide(
         except Difference as error:
             apart.append(error)
         except NoAnswer as error:
-            apart.append(Difference(f"a result where there is none: {error}"))
+            apart.append(Difference(f"a result although there is no answer: {error}"))
         else:
             apart.append(Difference("", 0.0))
     best = min(apart, key=lambda one: one.size)
@@ -35,13 +35,13 @@ def decide(
     elif best.size <= NEAR and any(incomplete(message) for message in said):
         outcome.kind, outcome.why = WARNED, "nearly complete"
     elif not closes:
-        outcome.why = f"a result where there is none: {outcome.judged}"
+        outcome.why = f"a result although there is no answer: {outcome.judged}"
     else:
         outcome.why = f"differs: {best}"
 
 
 def incomplete(message: str) -> bool:
-    """Whether a warning is the library's that a decomposition is not quite complete."""
+    """True if a warning is the library's about a slightly incomplete decomposition."""
     return "miss" in message and "own vector" in message
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.attacks.families import CAUSAL
 from tests.attacks.subject import Inapplicable, Subject, attack
+from tests.helpers.tiny import CAUSAL
 
 SIDES = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 
@@ -32,7 +32,7 @@ def mask_of_ones(rng: random.Random, subject: Subject) -> str:
 
 @attack(weight=2)
 def holes(rng: random.Random, subject: Subject) -> str:
-    """Tokens masked inside the text, not more than two: a window of four has one that is not."""
+    """Tokens masked inside the text, at most two, so that a window of four has an unmasked one."""
     side = a_side(rng, subject)
     mask = mask_of(subject, side)
     if mask.shape[1] < 3:
@@ -108,7 +108,7 @@ def token_types(rng: random.Random, subject: Subject) -> str:
 
 @attack()
 def long(rng: random.Random, subject: Subject) -> str:
-    """Beyond the positions that the model has, where it has a number of them."""
+    """Longer than the model's number of positions, if it has one."""
     side = a_side(rng, subject)
     length = rng.choice([39, 40, 41, 43])
     for key in [key for key in subject.encoding if key.startswith("decoder") == side.startswith("decoder")]:
@@ -184,8 +184,8 @@ def token_types_for_causal(rng: random.Random, subject: Subject) -> str:
 
 
 def without_padding(encoding: Mapping[str, Any]) -> dict[str, Any]:
-    """The same input as the documentation defines it: padding at the ends, where a mask says so, is no part of it, and
-    neither are labels."""
+    """The same input as the documentation defines it: without labels, and without padding that a mask marks at the
+    ends."""
     made = {key: value for key, value in encoding.items() if key != "labels"}
     for side, mask_key in SIDES.items():
         mask = encoding.get(mask_key)

@@ -9,40 +9,25 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tests import layer_oracle, oracle, tiny, tiny_layers
-from tests.layer_oracle import Attention, Block, Branch, FeedForward, Stack
-from tests.tiny_layers import ENCODER_DECODER, IMAGES
-
-KIN = tiny.FAMILIES
-FAMILIES = (*KIN, *tiny_layers.FAMILIES)
-ENCODERS = (*KIN, "modernbert", "deberta-v2")
-CAUSAL = tuple(name for name in FAMILIES if name not in (*ENCODERS, *ENCODER_DECODER, *IMAGES))
-GATED = (  # the feed-forward is g(a) * u
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "t5-gated", "modernbert", "dinov2-swiglu",
-    "mixtral", "qwen3_moe", "gpt_oss",
-)  # fmt: skip
-NO_TOKENS = ("opt", "opt-post", "gptj", "gemma3_text")  # have no head for each token
+from tests.helpers import bert_oracle, layer_oracle
+from tests.helpers.layer_oracle import Attention, Block, Branch, FeedForward, Stack
+from tests.helpers.tiny import CAUSAL, ENCODER_DECODER, task_heads, tiny
+from tests.helpers.tiny import inputs as tiny_inputs
 
 
 def heads(name: str) -> tuple[str | None, ...]:
-    """No head, and those that transformers has."""
-    if name in IMAGES:
-        return (None, "ImageClassification")
-    if name in ENCODER_DECODER:
-        return (None, "Seq2SeqLM")
-    first = "MaskedLM" if name in ENCODERS else "CausalLM"
-    return (None, first, "SequenceClassification", *(() if name in NO_TOKENS else ("TokenClassification",)))
+    """The base model, and the heads that transformers has for the family."""
+    return (None, *task_heads(name))
 
 
 @cache
 def pristine(name: str, head: str | None, variant: int) -> PreTrainedModel:
-    """The model that cases copy; a variant is another depth, or another way to share ALBERT's layers."""
-    module = tiny if name in KIN else tiny_layers
-    return module.tiny(name, head, **variants(name)[variant])
+    """The model that cases copy; a variant has another depth, or shares ALBERT's layers in another way."""
+    return tiny(name, head, **variants(name)[variant])
 
 
 def variants(name: str) -> tuple[dict[str, Any], ...]:
-    """Two to four layers; of other sizes always those of tiny.py and tiny_layers.py."""
+    """Two to four layers; all other sizes are those of tests/helpers/tiny.py."""
     if name == "albert":
         return ({}, {"inner_group_num": 2, "num_hidden_layers": 2}, {"num_hidden_groups": 2, "num_hidden_layers": 4})
     if name in ENCODER_DECODER:
@@ -57,11 +42,11 @@ def build(name: str, head: str | None, dtype: torch.dtype, variant: int) -> PreT
 
 
 def stacks_of(config: Any) -> dict[str, Stack]:
-    """What the layers of a model are made of: `layer_oracle.describe`, and the other kin of BERT."""
+    """The blocks of a model's layers: `layer_oracle.describe`, and the rest of BERT's kin."""
     kind = config.model_type
-    if kind not in oracle.PATHS:
+    if kind not in bert_oracle.PATHS:
         return layer_oracle.describe(config)
-    paths = oracle.PATHS[kind]
+    paths = bert_oracle.PATHS[kind]
     attention = Attention(paths.attention, paths.value, paths.output)
     ff = FeedForward((paths.ff_in,), paths.ff_out, paths.activation)
     blocks = Block((Branch(attention),), paths.norm1), Block((Branch(ff),), paths.norm2)
@@ -70,7 +55,7 @@ def stacks_of(config: Any) -> dict[str, Stack]:
 
 @cache
 def family_stacks(name: str) -> dict[str, Stack]:
-    """Of a family as it was made: an attack may have edited the config since."""
+    """The stacks of an unchanged model of the family: an attack may have edited the config since."""
     return stacks_of(pristine(name, None, 0).config)
 
 
@@ -108,8 +93,8 @@ def layer_classes(name: str) -> tuple[type[nn.Module], ...]:
 
 
 def inputs(name: str, model: PreTrainedModel, head: str | None, length: int, target: int, seed: int) -> dict[str, Any]:
-    """One input (batch 1), as `tiny_layers.inputs`, without masks: a case puts them in or not."""
-    given: dict[str, Tensor] = tiny_layers.inputs(name, model, length, target, seed)
-    if head == "SequenceClassification" and name in CAUSAL:  # read at the last token that is no padding
+    """One input (batch 1), as in tests/helpers/tiny.py, but without masks: each case decides whether to add them."""
+    given: dict[str, Tensor] = tiny_inputs(name, model, length, target, seed)
+    if head == "SequenceClassification" and name in CAUSAL:  # read at the last token that is not padding
         given["input_ids"] = given["input_ids"].clamp_min(3)
     return {key: value for key, value in given.items() if not key.endswith("mask")}

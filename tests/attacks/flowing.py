@@ -1,7 +1,7 @@
 """The judge of flows: the input tokens as sources, carried through every layer call that happened, one after the other.
 
-Attention weights, norm statistics, the shares of activations and routing are held, as in the judge's layers; biases are
-nobody's. What reaches the last layer must sum to the model's own states.
+Attention weights, norm statistics, the shares of activations and routing are frozen, as in the judge's layers; biases
+go to the remainder. Everything together must sum to the model's own states after the last layer.
 """
 
 import torch
@@ -13,7 +13,7 @@ from tests.attacks.judge import JudgedLayer, Verdict, finite
 from tests.attacks.layer_steps import Step
 from tests.attacks.modules_read import close, zeros
 from tests.attacks.recording import NoAnswer
-from tests.layer_oracle import State
+from tests.helpers.layer_oracle import State
 
 
 @torch.no_grad()
@@ -43,7 +43,7 @@ def flow_maps(verdict: Verdict, tolerance: float) -> tuple[Tensor, float]:
 def through(
     layers: list[JudgedLayer], begin: int, columns: int, encoder: State | None, tolerance: float
 ) -> list[State]:
-    """The states behind each layer of one side."""
+    """The states after each layer of one side."""
     x = layers[0].x
     vectors = zeros(len(x), columns, x.shape[1])
     vectors[torch.arange(len(x)), begin + torch.arange(len(x))] = x
@@ -60,7 +60,7 @@ def through(
         if source is None or not close(source.actual, step.read, tolerance):
             raise NoAnswer("the values are read from something else")
         if step.values.weight is None:
-            raise NoAnswer("the values are no affine map")
+            raise NoAnswer("the values are not an affine map")
         return algebra.carry(step.weights, source, step.values, step.out, step.bias, step.actual)
 
     for layer in layers:

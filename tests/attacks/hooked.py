@@ -1,4 +1,4 @@
-"""Attacks by hooks: they look at, or change, what any part of the model gets or puts out."""
+"""Attacks by hooks: they look at, or change, the input or output of any part of the model."""
 
 import random
 from typing import Any
@@ -38,7 +38,7 @@ class Before:
 
 
 class Restart:
-    """A pre-hook of the model: calls count anew in each pass."""
+    """A pre-hook of the model that restarts the count of calls in each pass."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -79,7 +79,7 @@ def hook_layer(rng: random.Random, subject: Subject) -> str:
 
 @attack(weight=1.5)
 def hook_inside(rng: random.Random, subject: Subject) -> str:
-    """At any module inside a layer, also those that nothing is read from: dropouts, activations, whole sub-blocks."""
+    """At any module inside a layer, also those that the library does not read: dropouts, activations, sub-blocks."""
     number, layer = a_layer(rng, subject)
     path, module = rng.choice([(path, m) for path, m in layer.named_modules() if path])
     return f"layer {number} {path}: {put(rng, subject, module)}"
@@ -110,7 +110,7 @@ class OtherIds:
 
 @attack()
 def hook_input(rng: random.Random, subject: Subject) -> str:
-    """The model, with its head or without, gets another input than it was given."""
+    """The model, with or without its head, gets another input than the user's."""
     keys = [key for key in ("input_ids", "pixel_values", "input_features") if key in subject.encoding]
     key = rng.choice(keys)
     module = rng.choice([subject.inside, subject.base, subject.model])

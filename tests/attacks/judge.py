@@ -1,8 +1,8 @@
 """The judge: every contribution of an attacked model for one input, by the layer calls that really happened.
 
-It claims an answer only where it closes: at every scope of every call the vectors and the remainder sum to the model's
-own vector, the last scope is what the call returned, and the copy with eager attention puts out what the model as given
-puts out. Else it has none, and the only right outcome is a refusal.
+It claims an answer only if everything closes: at every scope of every call the vectors and the remainder sum to the
+model's own vector, the last scope is what the call returned, and the copy with eager attention has the same output as
+the model as given. Otherwise it has none, and the only right outcome is a refusal.
 """
 
 import contextlib
@@ -21,11 +21,12 @@ from tests.attacks.contributions import own_contributions
 from tests.attacks.layer_steps import Reading, Step, steps_of
 from tests.attacks.modules_read import norm
 from tests.attacks.recording import Call, NoAnswer, callable_of, huggingface, recorded
-from tests.layer_oracle import OracleLayer, first
+from tests.helpers.layer_oracle import first
+from tests.helpers.oracle_parts import OracleLayer
 
 
 class Part(NamedTuple):
-    """What is asked for; None: all."""
+    """The requested part; None: all."""
 
     layers: Sequence[int] | None = None
     rows: Sequence[int] | None = None  # of the last side
@@ -34,7 +35,7 @@ class Part(NamedTuple):
 
 @dataclass(eq=False)
 class JudgedLayer:
-    """One layer call: its steps, and the contributions of the tokens that entered it; or why there are none."""
+    """One layer call: its steps, and the contributions of the tokens that entered it; or the reason for having none."""
 
     x: Tensor
     y: Tensor
@@ -48,13 +49,13 @@ class JudgedLayer:
 
 @dataclass
 class Verdict:
-    """What the judge found; `error` is that of the output with eager attention."""
+    """The judge's findings; `error` is the error of the output with eager attention."""
 
     layers: dict[str, list[JudgedLayer]]
     error: float
     keep: dict[str, Tensor]
     output: Tensor | None = None  # of the model as given
-    encoder_tail: tuple[Norm | None, Tensor] | None = None  # the norm behind the encoder, and what it put out
+    encoder_tail: tuple[Norm | None, Tensor] | None = None  # the norm after the encoder, and its output
 
     def asked(self, numbers: Sequence[int] | None) -> list[JudgedLayer]:
         """The layers with these numbers, on every side."""
@@ -66,7 +67,7 @@ class Verdict:
         ]
 
     def error_in(self, part: Part = Part()) -> float:  # noqa: B008  (it is frozen)
-        """By how much anything misses what it should equal, in what is asked for."""
+        """The largest error in the requested part."""
         last = list(self.layers.values())[-1]
         worst = self.error
         for layer in self.asked(part.layers):
@@ -83,7 +84,7 @@ class Verdict:
 
 
 def needed(layer: JudgedLayer, scopes: Sequence[str] | None) -> list[str]:
-    """The sums that must close where these scopes are asked for: theirs, and those of all before them."""
+    """The sums that must close for these scopes: their own, and those of all scopes before them."""
     known = [scope for scope in layer.errors if scope]
     if scopes is None:
         return [*known, ""]
@@ -105,9 +106,9 @@ def plain(model: Any, encoding: Mapping[str, Any], **options: Any) -> Tensor:
 def judge(
     model: Any, name: str, encoding: Mapping[str, Any], expected: Tensor | None, remainder: bool = False, **options: Any
 ) -> Verdict:
-    """Of a copy of the attacked model, which is used up, and an input (batch 1).
+    """The verdict on a copy of the attacked model, which is used up, and one input (batch 1).
 
-    `expected` is what the model as given puts out; `remainder`: value biases belong to no token.
+    `expected` is the output of the model as given; `remainder`: value biases belong to no token.
     """
     inside = huggingface(model)
     eager(model)
@@ -152,11 +153,11 @@ def same_columns(layers: list[JudgedLayer]) -> None:
 
 
 def output_error(found: Tensor, expected: Tensor | None, keep: Mapping[str, Tensor]) -> float:
-    """How far eager attention is from what the model as given puts out, at the real tokens."""
+    """How far the output with eager attention is from that of the model as given, at the real tokens."""
     if expected is None:
         return 0.0
     if found.shape != expected.shape:
-        raise NoAnswer("eager attention puts out another shape")
+        raise NoAnswer("eager attention gives an output of another shape")
     last = keep.get("decoder", keep.get("encoder"))
     if found.dim() == 3 and last is not None and found.shape[1] == len(last):
         found, expected = found[:, last], expected[:, last]
@@ -164,7 +165,7 @@ def output_error(found: Tensor, expected: Tensor | None, keep: Mapping[str, Tens
 
 
 def encoder_norm(inside: PreTrainedModel, name: str) -> Any:
-    """The norm behind the last layer of an encoder that a decoder reads."""
+    """The norm after the last layer of an encoder that a decoder reads."""
     encoder: Any = getattr(inside.base_model, "encoder", None)
     if name not in ("t5", "t5-gated", "whisper") or encoder is None:
         return None
@@ -172,7 +173,7 @@ def encoder_norm(inside: PreTrainedModel, name: str) -> Any:
 
 
 def eager(model: nn.Module) -> None:
-    """Eager attention everywhere, also in a layer that has a config of its own."""
+    """Eager attention everywhere, also in a layer that has its own config."""
     for module in model.modules():
         config = vars(module).get("config")
         if getattr(config, "_attn_implementation", None) is not None:
@@ -213,7 +214,7 @@ def kept(inside: PreTrainedModel, calls: Sequence[Call], encoding: Mapping[str, 
 
 
 def missing(own: OracleLayer) -> dict[str, Tensor]:
-    """scope -> (n,): by how much the sums miss the model's own vectors."""
+    """scope -> (n,): the distance of the sums from the model's own vectors."""
     found = {}
     for scope, actual in own.actual.items():
         error = (own.vectors[scope].sum(1) + own.bias[scope] - actual).norm(dim=-1)
@@ -244,7 +245,7 @@ def judged_call(call: Call, keep: Mapping[str, Tensor], remainder: bool) -> Judg
         read = Reading(call, keep)
         x, y = (one.reshape(-1, one.shape[-1])[read.keep].double() for one in (call.x, first(call.output)))
     except FORM as error:
-        raise NoAnswer(f"a layer does not put out vectors: {type(error).__name__}") from error
+        raise NoAnswer(f"a layer does not output vectors: {type(error).__name__}") from error
     judged = JudgedLayer(x, y)
     with reasoned(judged):
         for step in steps_of(read, y):  # as far as the layer is what it should be
@@ -260,7 +261,7 @@ def judged_call(call: Call, keep: Mapping[str, Tensor], remainder: bool) -> Judg
 
 @contextlib.contextmanager
 def reasoned(judged: JudgedLayer) -> Iterator[None]:
-    """Why a layer has no answer, or none from some scope on."""
+    """The reason why a layer has no answer, or none from some scope on."""
     try:
         yield
     except NoAnswer as error:

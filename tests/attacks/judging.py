@@ -1,4 +1,4 @@
-"""The judge's word on a case: what the model as given, called as its user would call it, is made of."""
+"""The judge's verdict on a case: the contributions in the model as given, called as its user would call it."""
 
 import copy
 from typing import Any
@@ -45,7 +45,7 @@ def judged(subject: Subject, question: Question) -> tuple[list[Verdict], str]:
 
 
 def ways(subject: Subject) -> list[tuple[dict[str, Any], bool]]:
-    """How the user may call the model: as it is, or without the cache, which an analysis has no use for. One in half
+    """The ways to call the model: unchanged, or without the cache, which an analysis does not need. One in half
     precision is also judged as a copy in float32 (True), which is what is analysed."""
     options: list[dict[str, Any]] = [{}]
     if hasattr(subject.inside.config, "use_cache"):
@@ -76,7 +76,7 @@ def half(model: Any) -> bool:
 def own_output(
     model: Any, encoding: dict[str, Any], contexts: list[Any], options: dict[str, Any]
 ) -> tuple[Any, Tensor]:
-    """What the model as given puts out, and the model: without its head where only that fails."""
+    """The output of the model as given, and the model: without its head if only the head fails."""
     try:
         with around(contexts):
             try:
@@ -98,6 +98,6 @@ def floating(value: Any) -> bool:
 
 
 def limit(subject: Subject) -> float:
-    """What rounding may add up to."""
+    """The limit for rounding errors."""
     exact = all(p.dtype == torch.float64 for p in subject.model.parameters() if p.is_floating_point())
     return 1e-5 if exact else 1e-4

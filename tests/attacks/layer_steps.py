@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.attacks.algebra import Norm, Values
 from tests.attacks.modules_read import checked, close, linear, norm, zeros
 from tests.attacks.recording import Call, NoAnswer, dense_layer, part
-from tests.layer_oracle import Attention, FeedForward, Unit, clamped_expert, expert, first, product
+from tests.helpers.layer_oracle import Attention, FeedForward, Unit, clamped_expert, expert, first, product
 
 
 @dataclass
@@ -87,7 +87,7 @@ def steps_of(read: Reading, y: Tensor) -> Iterator[Step]:
             readable = True
             if branch.pre is not None:
                 name += "" if second else "LN"
-                starts = number == 0 and isinstance(op, Attention)  # whatever it does, it is in the values
+                starts = number == 0 and isinstance(op, Attention)  # its effect is part of the values
                 try:
                     found, actual = read.norm(branch.pre)
                 except NoAnswer:
@@ -129,7 +129,7 @@ def scaling(read: Reading, path: str) -> Tensor:
     checked(found, read.rows(path, False), read.rows(path, True), read.tolerance, path)
     factors = found.weight.diagonal()
     if float((found.weight - torch.diag(factors)).abs().max()) > 0 or float(found.bias.abs().max()) > 0:
-        raise NoAnswer(f"{path} is no factor")
+        raise NoAnswer(f"{path} is not a factor")
     return factors
 
 
@@ -196,7 +196,7 @@ def attention_step(read: Reading, op: Attention, pre: str | None, readable: bool
 
 
 def values_of(flat: Tensor, layout: str, heads: int, width: int, size: int) -> Tensor:
-    """(rows, H_kv * width): the values among what their projection puts out."""
+    """(rows, H_kv * width): the values in the output of their projection."""
     if layout == "tail":
         return flat[:, -((flat.shape[1] - size) // 2) :]
     if layout == "heads":
@@ -237,7 +237,7 @@ def local(read: Reading, op: Attention, pre: str | None, given: Tensor, keys: Te
 
 
 class Seen(Exception):  # noqa: N818
-    """Enough was seen."""
+    """Stops the pass: enough was seen."""
 
 
 def again(read: Reading, op: Attention, moved: int, rest: Tensor) -> None:
@@ -272,7 +272,7 @@ def again(read: Reading, op: Attention, moved: int, rest: Tensor) -> None:
 
 
 def double(value: Any) -> Any:
-    """Everything that is a number in float64."""
+    """Everything numeric in float64."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if isinstance(value, tuple):

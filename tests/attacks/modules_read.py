@@ -1,4 +1,4 @@
-"""Reading modules by what they do: linear maps as m(I) - m(0), norms by how they scale, whatever class they are of."""
+"""Reading modules by what they do: linear maps as m(I) - m(0), norms by how they scale, independent of their class."""
 
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ class Linear(NamedTuple):
 
 
 def untouched(module: nn.Module) -> bool:
-    """No hook and no forward of its own."""
+    """No hook and no replaced forward."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
@@ -34,7 +34,7 @@ def linear(module: Any, shape: torch.Size) -> Linear:
     width = shape[-1]
     constants = module(torch.zeros(shape, dtype=torch.float64))
     if not isinstance(constants, Tensor) or constants.shape[:-1] != shape[:-1]:
-        raise NoAnswer(f"{type(module).__name__} is no linear map of tokens")
+        raise NoAnswer(f"{type(module).__name__} is not a linear map of tokens")
     constants = constants.reshape(-1, constants.shape[-1])
     count = len(constants)
     rows = []
@@ -76,12 +76,12 @@ RMS = ("RMSNorm", "T5LayerNorm")
 
 
 def fitted(module: Any, shape: torch.Size, x: Tensor, y: Tensor, keep: Tensor) -> Norm:
-    """By how it scales large vectors: their own statistic, whatever it is, divides out; that of x is read off y."""
+    """By how it scales large vectors: their statistic divides out, and that of x is read off y."""
     generator = torch.Generator().manual_seed(0)
     given = [1e4 * torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)]
     results = [module(one) for one in (torch.zeros_like(given[0]), *given)]
     if not all(isinstance(one, Tensor) and one.shape == shape for one in results):
-        raise NoAnswer(f"{type(module).__name__} is no norm")
+        raise NoAnswer(f"{type(module).__name__} is not a norm")
     beta, *others = (one.reshape(-1, shape[-1]) for one in results)
     made = torch.stack(others) - beta  # (calls, n, d)
     probes = torch.stack([one.reshape(-1, shape[-1]) for one in given])
@@ -94,7 +94,7 @@ def fitted(module: Any, shape: torch.Size, x: Tensor, y: Tensor, keep: Tensor) -
                 own = gamma * (x - x.mean(-1, keepdim=True) if centred else x)
                 inverse = ((y - beta) * own).sum(-1) / own.square().sum(-1)
                 return Norm(gamma, beta, inverse, centred)
-    raise NoAnswer(f"{type(module).__name__} is no norm")
+    raise NoAnswer(f"{type(module).__name__} is not a norm")
 
 
 def shared(rows: Tensor) -> Tensor:

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.attacks.families import family_stacks, layer_classes
-from tests.layer_oracle import Attention, FeedForward, Stack
+from tests.helpers.layer_oracle import Attention, FeedForward, Stack
 
 
-class NoAnswer(Exception):  # noqa: N818  (it is no error: the model is no longer made of the family's layers)
+class NoAnswer(Exception):  # noqa: N818  (not an error: the model no longer consists of the family's layers)
     """The model is not of a form that can be decomposed, for a reason that is given."""
 
 
 @dataclass
 class Call:
-    """One call of one layer: what its parts read and put out, in order."""
+    """One call of one layer: the inputs and outputs of its parts, in order."""
 
     side: str
     layer: nn.Module
@@ -44,7 +44,7 @@ def input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def huggingface(model: Any) -> PreTrainedModel:
-    """The Hugging Face model in whatever was wrapped around it."""
+    """The Hugging Face model inside its wrappers."""
     if isinstance(model, PreTrainedModel):
         return model
     for module in model.modules():

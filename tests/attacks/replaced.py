@@ -1,4 +1,4 @@
-"""Attacks that put another module in the place of one: norms, linear modules, activations, wrappers, patches."""
+"""Attacks that replace a module by another: norms, linear modules, activations, wrappers, patches."""
 
 import random
 import types
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from tests.attacks.changes import Change, changed, draw
-from tests.attacks.families import GATED
 from tests.attacks.subject import Inapplicable, Subject, a_layer, a_part, attack, holder
+from tests.helpers.tiny import GATED
 
 
 class Wrapper(nn.Module):
-    """Calls the module inside, and perhaps changes what it puts out or gets."""
+    """Calls the module inside, and perhaps changes its input or output."""
 
     def __init__(self, inner: nn.Module, change: Change, before: bool, open_: bool) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def wrap_outside(rng: random.Random, subject: Subject) -> str:
 
 
 class Tanh(nn.Module):
-    """DyT, which some put in the place of a norm."""
+    """DyT, which some models have instead of a norm."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(0.5 * x)
@@ -108,7 +108,7 @@ class Same(nn.LayerNorm):
 
 
 class Upcast(nn.LayerNorm):
-    """In float32, whatever comes in."""
+    """In float32, for input of any dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         made = nn.functional.layer_norm(
@@ -139,8 +139,8 @@ def norm(rng: random.Random, subject: Subject) -> str:
         "tanh": Tanh,
         "length": Length,
         "mean": Half,
-        "a class of its own": lambda: Own(width),
-        "the same in a class of its own": lambda: Same(width),
+        "another class": lambda: Own(width),
+        "the same in another class": lambda: Same(width),
         "upcast": lambda: Upcast(width),
         "linear": lambda: nn.Linear(width, width),
     }
@@ -257,7 +257,7 @@ class Clipped(nn.Module):
 
 @attack()
 def activation(rng: random.Random, subject: Subject) -> str:
-    """The feed-forward's activation replaced, the config as it was."""
+    """The feed-forward's activation replaced, the config unchanged."""
     number, layer = a_layer(rng, subject)
     for path in ("intermediate.intermediate_act_fn", "activation_fn", "activation", "mlp.act", "mlp.act_fn",
                  "ffn.activation", "mlp.activation_fn"):  # fmt: skip
@@ -267,7 +267,7 @@ def activation(rng: random.Random, subject: Subject) -> str:
         except AttributeError:
             continue
         if name in parent._modules:
-            plain = subject.name not in GATED  # the judge's quadrature has its panels at integers
+            plain = subject.name not in (*GATED, "gpt_oss")  # the judge's quadrature has its panels at integers
             kind = rng.choice([nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Identity, nn.ELU, *([Clipped] if plain else [])])
             setattr(parent, name, kind())
             return f"layer {number} {path} replaced by {kind.__name__}"

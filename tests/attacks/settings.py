@@ -130,7 +130,7 @@ class Around(nn.Module):
 @attack(late=False, weight=0.7)
 def own_class(rng: random.Random, subject: Subject) -> str:
     subject.model = Around(subject.model, rng.choice([1.0, 2.0]))
-    return "in a class of one's own"
+    return "in a new class"
 
 
 @attack(weight=0.7)

@@ -1,4 +1,4 @@
-"""What an attack gets its hands on, and the list of all attacks."""
+"""The object of an attack, and the list of all attacks."""
 
 import contextlib
 import random

@@ -25,7 +25,7 @@ def holding(subject: Subject, layers: nn.ModuleList) -> tuple[nn.Module, str]:
 
 @attack(weight=2)
 def cut(rng: random.Random, subject: Subject) -> str:
-    """`model.encoder.layer = model.encoder.layer[:k]`, the config as it was."""
+    """`model.encoder.layer = model.encoder.layer[:k]`, the config unchanged."""
     layers = a_list(rng, subject)
     if len(layers) < 2:
         raise Inapplicable("one layer only")
@@ -102,7 +102,7 @@ def append_copy(rng: random.Random, subject: Subject) -> str:
 
 
 def lengthened(rng: random.Random, subject: Subject, layers: nn.ModuleList) -> str:
-    """Half of the time the config knows of the layer that was put in: some models run that many layers only."""
+    """Half of the time the config counts the new layer: some models run only that many layers."""
     config: Any = subject.inside.config
     if rng.random() < 0.5:
         return ""
@@ -160,7 +160,7 @@ def identity_layer(rng: random.Random, subject: Subject) -> str:
 
 
 class Passing(nn.Module):
-    """Puts out what it gets."""
+    """Returns its input."""
 
     def __init__(self, wrapped: bool) -> None:
         super().__init__()

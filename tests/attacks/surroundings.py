@@ -18,7 +18,7 @@ from tests.attacks.subject import Inapplicable, Subject, a_layer, attack
 
 @contextmanager
 def for_all_modules(kind: type[nn.Module], change: Change) -> Iterator[None]:
-    """A forward hook of every module of a class, whatever model it is in."""
+    """A forward hook on every module of a class, in all models."""
 
     def hook(module: nn.Module, args: Any, made: Any) -> Any:
         return changed(made, change) if type(module) is kind else None
@@ -41,7 +41,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def a_class(rng: random.Random, subject: Subject) -> type[nn.Module]:
-    """Of a part of a layer, and transformers' own: torch's are also those of the judge."""
+    """The class of a part of a layer, from transformers only: the judge uses torch's classes too."""
     _, layer = a_layer(rng, subject)
     classes = {type(layer)}
     for path in subject.parts(layer):

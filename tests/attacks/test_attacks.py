@@ -1,7 +1,7 @@
 """Random attacks on every family: the library is right, as an independent judge sees it, or refuses.
 
 The seeds are those of `python -m tests.attacks`, which runs any number of them, or a single one by its seed. A table of
-what came of all of them stands at the end of the tests' output.
+all outcomes is printed at the end of the tests' output.
 """
 
 from collections.abc import Callable

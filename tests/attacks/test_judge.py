@@ -1,5 +1,4 @@
-"""The judge itself: it is the naive oracle of a model that nobody has attacked, and it sees an attack where there is
-one."""
+"""The judge itself: it agrees with the naive oracle on a model that nobody has attacked, and it sees an attack."""
 
 import copy
 from collections.abc import Callable
@@ -9,15 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests import layer_oracle, oracle, tiny
 from tests.attacks import attending  # noqa: F401  (registers its functions)
 from tests.attacks.changes import Change
 from tests.attacks.comparing import maps_of
-from tests.attacks.families import FAMILIES, KIN, build, family_stacks, heads, inputs, scope_names
+from tests.attacks.families import build, family_stacks, heads, inputs, scope_names
 from tests.attacks.flowing import flow_maps
 from tests.attacks.hooked import After, Before
 from tests.attacks.judge import Part, Verdict, judge, plain
-from tests.flow.detached import Detached
+from tests.helpers import bert_oracle, layer_oracle, oracle_parts
+from tests.helpers.detached import Detached
+from tests.helpers.tiny import BERT_FAMILIES, FAMILIES, tiny
 
 
 def judged(name: str, model: Any, encoding: dict[str, Any]) -> Verdict:
@@ -25,8 +25,8 @@ def judged(name: str, model: Any, encoding: dict[str, Any]) -> Verdict:
 
 
 def naive(name: str, model: Any, encoding: dict[str, Any]) -> dict[str, list[Any]]:
-    if name in KIN:
-        return {"encoder": list(oracle.oracle(model, encoding))}
+    if name in BERT_FAMILIES:
+        return {"encoder": list(bert_oracle.oracle(model, encoding))}
     return {side: list(layers) for side, layers in layer_oracle.oracle(model, encoding).items()}
 
 
@@ -37,16 +37,15 @@ def test_the_naive_oracle_without_its_loops(name: str) -> None:
     expected = naive(name, model, encoding)
     verdict = judged(name, model, encoding)
     assert verdict.error_in() < 1e-6
-    reference = oracle if name in KIN else layer_oracle
     for side, layers in expected.items():
         for found, layer in zip(verdict.layers[side], layers, strict=True):
             assert found.own is not None
             assert found.prefix == 0
             torch.testing.assert_close(found.own.vectors, layer.vectors, rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(found.own.bias, layer.bias, rtol=1e-9, atol=1e-12)
-            torch.testing.assert_close(maps_of(found.own, 0), reference.maps(layer), rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(maps_of(found.own, 0), oracle_parts.maps(layer), rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(
-                layer_oracle.head_maps(found.own), reference.head_maps(layer), rtol=1e-9, atol=1e-12
+                oracle_parts.head_maps(found.own), oracle_parts.head_maps(layer), rtol=1e-9, atol=1e-12
             )
 
 
@@ -71,12 +70,12 @@ def test_scope_names(name: str) -> None:
 
 
 def bert(**options: Any) -> tuple[Any, dict[str, Any]]:
-    model = tiny.tiny("bert", num_hidden_layers=3, **options)
+    model = tiny("bert", num_hidden_layers=3, **options)
     return model, inputs("bert", model, None, 5, 3, 0)
 
 
 def attacked(change: Callable[[Any], Any]) -> Verdict:
-    """Of BERT's base model, after a change."""
+    """The verdict on BERT's base model after a change."""
     model, encoding = bert()
     change(model)
     output = plain(model, encoding)
@@ -99,7 +98,7 @@ def test_layers_are_the_calls_that_happen() -> None:
 @pytest.mark.parametrize("path", ["", "attention", "attention.output", "intermediate", "output"])
 @pytest.mark.parametrize("before", [False, True])
 def test_a_hook_that_changes_values_inside_a_layer_leaves_no_answer(path: str, before: bool) -> None:
-    """But before the layer: what it gets is what it gets."""
+    """Before the layer it does no harm: the layer's input is taken as given."""
 
     def hook(model: Any) -> None:
         module = model.encoder.layer[1].get_submodule(path)
@@ -133,7 +132,7 @@ def test_linear_modules_are_read_by_what_they_do() -> None:
 
 @pytest.mark.parametrize("path", ["attention.self.value", "attention.self"])
 def test_values_of_other_tokens(path: str) -> None:
-    """Sums close, but the vectors would be said to be of the wrong tokens."""
+    """Sums close, but vectors would be attributed to the wrong tokens."""
 
     def roll(model: Any) -> None:
         model.encoder.layer[1].get_submodule(path).register_forward_pre_hook(Before(Change("roll")), with_kwargs=True)

@@ -8,8 +8,7 @@ import pytest
 
 from normscope import NormscopeError
 from normscope.corpus import read
-from tests.corpus.files import bad, good, real_file
-from tests.corpus.test_text import write
+from tests.helpers.files import bad, good, real_file, write
 
 
 def sentences(folder: Path, source: str = "a b c\nd e\n", target: str = "x y\nz\n") -> dict[str, Path]:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from normscope import NormscopeError
 from normscope.corpus import Entity, read
 from normscope.corpus.readers.iob import entities_from_tags, guess_iob_scheme
-from tests.corpus.files import bad, good, real_file
-from tests.corpus.test_text import write
+from tests.helpers.files import bad, good, real_file, write
 
 
 def sentences(*tags: str) -> str:
@@ -84,8 +83,8 @@ def test_documents_byte_order_mark_crlf_and_damage(tmp_path: Path) -> None:
     assert good(next(read(path))).words == ("c\u00a0d",)
 
 
-def test_only_documents_is_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(NormscopeError, match="contains no entries"):
+def test_document_marks_alone_are_not_a_corpus(tmp_path: Path) -> None:
+    with pytest.raises(NormscopeError, match="no entry in it"):
         read(write(tmp_path, "-DOCSTART- O\n\n", "x.conll"))
 
 
@@ -114,7 +113,7 @@ def test_schemes_round_trip(parts: list[tuple[str, int]]) -> None:
 
 
 def rows(*cells: str) -> str:
-    """CoNLL-U lines from "id form" each; a comment as it is."""
+    """CoNLL-U lines, each from "id form"; comments are kept."""
     return "".join(c + "\n" if c.startswith("#") else "\t".join(c.split(" ") + ["_"] * 8) + "\n" for c in cells)
 
 

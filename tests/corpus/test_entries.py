@@ -8,7 +8,7 @@ import pytest
 
 from normscope import NormscopeError
 from normscope.corpus import Entity, Entry, Fault, TokenSpan, strict, subword_spans
-from tests.corpus.files import letters_tokenizer
+from tests.helpers.toys import letters_tokenizer
 
 
 @pytest.mark.parametrize(

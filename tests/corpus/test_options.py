@@ -1,4 +1,4 @@
-"""Options of readers and of runs: as typed, checked, one or several."""
+"""Options of readers and of runs: parsed, checked, single and repeated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 from normscope import Analyzer, NormscopeError, cli, corpus
 from normscope.cli.options import reader_options
 from normscope.corpus import read
-from tests.corpus.files import good
-from tests.corpus.test_text import write
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
+from tests.helpers.files import good, write
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import toy_tokenizer
 
 
 @cache

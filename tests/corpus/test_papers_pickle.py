@@ -1,4 +1,4 @@
-"""Pickles of plain values, and what else a pickle may try."""
+"""Pickles of plain values, and pickles that try to run code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from normscope import NormscopeError
 from normscope.corpus import read
 from normscope.corpus.readers.plain_pickle import ABSENT, load_plain_pickle
-from tests.corpus.files import bad, good
-from tests.corpus.test_text import write
+from tests.helpers.files import bad, good, write
 
 TOKENS = ["[CLS]", "caf", "##é", "[SEP]", "b", "[SEP]"]
 KEYS = st.one_of(st.text(), st.integers(), st.booleans(), st.floats(allow_nan=False))

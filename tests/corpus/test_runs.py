@@ -20,9 +20,8 @@ import normscope
 from normscope import Analyzer, NormscopeError, corpus, default_model
 from normscope.corpus import engines, measure_registry, store
 from normscope.corpus.plan import Plan
-from tests.test_inputs import WORDS as VOCABULARY
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
+from tests.helpers.toys import WORDS as VOCABULARY
+from tests.helpers.toys import save_model
 
 WORDS = [word for word in VOCABULARY if word.isalpha()]
 
@@ -30,10 +29,7 @@ WORDS = [word for word in VOCABULARY if word.isalpha()]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with a tokenizer."""
-    place = tmp_path_factory.mktemp("model")
-    tiny("bert", dtype=torch.float32, max_position_embeddings=24).save_pretrained(place)
-    toy_tokenizer().save_pretrained(place)
-    return place
+    return save_model(tmp_path_factory.mktemp("model"), max_position_embeddings=24)
 
 
 @pytest.fixture
@@ -46,7 +42,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def tables(folder: Path) -> dict[str, bytes]:
-    """Every table and map of a run, as bytes; what a killed process left half-written has a dot before its name."""
+    """Every table and map of a run, as bytes; half-written files of a killed process begin with a dot."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.glob("*/[!.]*"))
@@ -274,7 +270,7 @@ corpus.run(sys.argv[1], sys.argv[2], sys.argv[3], shard_size=4, batch_size=3, me
 
 
 def test_kill_at_any_moment(data: Path, folder: Path, tmp_path: Path) -> None:
-    """kill -9, again and again in the middle of writing, then once to the end: the same bytes as an unbroken run."""
+    """kill -9 again and again in the middle of writing, then one complete run: the same bytes as uninterrupted."""
 
     def begun(left: int) -> int:
         arguments = [sys.executable, "-c", COMMAND, str(data), str(folder), str(tmp_path / "run"), str(left)]
@@ -424,7 +420,7 @@ def test_masking_needs_a_mask_token(data: Path, folder: Path, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_killed_process_left_half_written_is_no_part_of_the_run(
+def test_half_written_files_of_a_killed_process_are_not_part_of_the_run(
     data: Path, folder: Path, tmp_path: Path
 ) -> None:
     whole, torn = tmp_path / "whole", tmp_path / "torn"

@@ -13,8 +13,7 @@ import pytest
 
 from normscope import NormscopeError
 from normscope.corpus import read
-from tests.corpus.files import bad, good, real_file
-from tests.corpus.test_text import write
+from tests.helpers.files import bad, good, real_file, write
 
 JSONL = b"""\xef\xbb\xbf{"text": "one", "label": 1, "id": "a"}\r
 \r

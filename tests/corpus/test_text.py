@@ -1,4 +1,4 @@
-"""Plain text: encodings, lines, paragraphs, paragraph pairs; how `read` finds and refuses."""
+"""Plain text: encodings, lines, paragraphs, paragraph pairs; how `read` chooses a format and refuses files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,8 @@ from hypothesis import strategies as st
 from normscope import NormscopeError
 from normscope.corpus import FORMATS, Entry, Fault, read, strict
 from normscope.corpus.readers.paragraph_pairs import cut_pair, heading_level
-from tests.corpus.files import bad, good, letters_tokenizer, real_file
-
-
-def write(folder: Path, content: str | bytes, name: str = "x.txt") -> Path:
-    path = folder / name
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
+from tests.helpers.files import bad, good, real_file, write
+from tests.helpers.toys import letters_tokenizer
 
 
 def texts(path: Path, *args: Any, **options: Any) -> list[str]:
@@ -115,7 +110,7 @@ def test_read_names_the_options_of_a_format(tmp_path: Path, format: str, known: 
     ],
 )
 def test_readers_take_no_more_than_asked(tmp_path: Path, format: str, line: str, most: int) -> None:
-    """From a pipe that never ends: what was written is what was read and what fits into buffers."""
+    """From an endless pipe: no more is written than was read and fits into buffers."""
     path = tmp_path / "endless"
     os.mkfifo(path)
     written = 0
@@ -175,7 +170,7 @@ def test_pairs_of_plain_paragraphs(tmp_path: Path) -> None:
     assert entry.id == "x.txt:1"
 
 
-def test_a_damaged_paragraph_is_no_neighbour(tmp_path: Path) -> None:
+def test_a_damaged_paragraph_is_not_a_neighbour(tmp_path: Path) -> None:
     first, second = read(write(tmp_path, b"a\n\n\xff\n\nb\n\nc\n"), "pairs")
     assert bad(first).reason.startswith("The byte 0xff")
     assert good(second).pair == ("b", "c")

@@ -1,4 +1,4 @@
-"""Measures of a whole sample, measures that are added up over a shard, and the first entries only."""
+"""Measures of a whole sample, measures summed over a shard, and runs on the first entries only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXTS = ("A short one.", "A second one that is a little longer.", "Three words o
 
 @pytest.fixture
 def own() -> Any:
-    """Measures that are forgotten again."""
+    """Registered measures, removed after the test."""
     before = dict(_measures)
     yield
     _measures.clear()
@@ -110,7 +110,7 @@ def test_the_first_entries_only(tmp_path: Path) -> None:
 
 def test_no_mixing_ratio_of_cross_attention_alone(tmp_path: Path) -> None:
     """It reads the encoder's tokens only: its ratio would be 1 everywhere."""
-    from tests.test_generation import SOURCE, TARGET, translator
+    from tests.helpers.toys import SOURCE, TARGET, translator
 
     data = tmp_path / "pairs.jsonl"
     data.write_text(json.dumps({"source": SOURCE, "target": TARGET}))
@@ -126,7 +126,7 @@ def test_no_mixing_ratio_of_cross_attention_alone(tmp_path: Path) -> None:
 
 
 def test_tables_without_rows(tmp_path: Path) -> None:
-    """One scope has no other to compare with, and weights are no norms."""
+    """One scope has no other to compare with, and weights are not norms."""
     opened = run(tmp_path, measures=["similarity", "vector_norms"])
     for table in ("similarity", "vector_norms"):
         found = opened.scan(table).collect()
@@ -135,7 +135,7 @@ def test_tables_without_rows(tmp_path: Path) -> None:
 
 def test_cells_that_a_causal_model_can_reach() -> None:
     from normscope import Analyzer
-    from tests.tiny_layers import inputs, tiny
+    from tests.helpers.tiny import inputs, tiny
 
     lens = Analyzer(tiny("llama"))
     result = lens.analyze(inputs("llama", lens.model, 5))

@@ -71,7 +71,7 @@ def test_closed_forms_of_a_gate(name: str, share: float) -> None:
     ],
 )
 def test_other_activations(name: str, limit: float) -> None:
-    """Also of a wide distribution, where a rule alone is coarse."""
+    """Also for a wide distribution, for which a single rule is coarse."""
     m, v = table()
     plain = gaussian_means.gaussian_mean(name, ACT2FN[name])(m, v)
     gated = gaussian_means.gated_gaussian_mean(name, ACT2FN[name])(m, torch.full_like(m, 0.7), v, 0.9 * v.sqrt())

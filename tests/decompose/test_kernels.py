@@ -1,4 +1,4 @@
-"""Products with a packed matrix are the plain products, whichever kernel makes them."""
+"""Products with a packed matrix are the plain products, with every kernel."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from normscope import Analyzer
 from normscope.decompose import kernels
 from normscope.decompose.kernels import has_kernel, multiply_packed, pack_matrix
-from tests import tiny_layers
-from tests.oracle import oracle
-from tests.test_oracle import assert_close_to_oracle, encoding
-from tests.tiny import FAMILIES, tiny
+from tests.helpers.bert_oracle import oracle
+from tests.helpers.compare import assert_close_to_oracle
+from tests.helpers.tiny import BERT_FAMILIES, inputs, tiny
+from tests.helpers.toys import some_encoding
 
 
 @pytest.fixture(params=["kernel", "usual"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """However small a matrix is, it is packed; or none is. Where there is no kernel both are the same."""
+    """Every matrix is packed, however small, or none is. Without a kernel both are the same."""
     monkeypatch.setattr(kernels, "MANY", 0 if request.param == "kernel" else 2**62)
     return str(request.param)
 
@@ -49,7 +49,7 @@ def test_what_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another PyTorch may not have them, or have others by their names."""
+    """Another PyTorch may lack them, or use the names for something else."""
 
     def other(*args: object) -> torch.Tensor:
         raise TypeError("unexpected argument")
@@ -61,19 +61,19 @@ def test_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_kernel.__wrapped__()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_feed_forward_against_the_oracle(way: str, family: str) -> None:
     model = tiny(family, dtype=torch.float32)
-    assert_close_to_oracle(Analyzer(model).analyze(encoding(13)), oracle(model, encoding(13)))
+    assert_close_to_oracle(Analyzer(model).analyze(some_encoding(13)), oracle(model, some_encoding(13)))
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss", "gpt2", "marian"])
 def test_other_feed_forwards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_layers.tiny(name, dtype=torch.float32)
-    lens, inputs = Analyzer(model), tiny_layers.inputs(name, model)
-    usual = lens.analyze(inputs)
+    model = tiny(name, dtype=torch.float32)
+    lens, given = Analyzer(model), inputs(name, model)
+    usual = lens.analyze(given)
     monkeypatch.setattr(kernels, "MANY", 0)
-    found = lens.analyze(inputs)
+    found = lens.analyze(given)
     if name == "marian":
         found, usual = found.decoder, usual.decoder
     for scope in found.scopes:

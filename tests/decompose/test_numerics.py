@@ -59,7 +59,7 @@ def test_near_cancelling_heads(cancel: float) -> None:
 
 @pytest.mark.parametrize("cancel", [1e-3, 1e-5, 1e-7])
 def test_others_survive_any_cancellation(cancel: float) -> None:
-    """Off the diagonal the columns in doubt are done again in float64, from the same values."""
+    """Off the diagonal, inaccurate columns are computed again in float64, from the same values."""
     given = record(cancel=cancel)
     error = (found(given).double() - exact(given)).abs() / exact(given)
     assert float(error.fill_diagonal_(0).max()) < 1e-6
@@ -68,7 +68,7 @@ def test_others_survive_any_cancellation(cancel: float) -> None:
 @pytest.mark.parametrize("cancel", [0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7])
 @pytest.mark.parametrize("heads", [2, 4, 12])
 def test_columns_that_are_not_in_doubt_are_sound(cancel: float, heads: int) -> None:
-    """On both sides of the threshold of doubt."""
+    """On both sides of the threshold for float64."""
     given = record(tokens=40, heads=heads, width=96, cancel=cancel)
     expected = exact(given)
     error = (found(given).double() - expected).abs() / expected.amax(1, keepdim=True)
@@ -77,7 +77,7 @@ def test_columns_that_are_not_in_doubt_are_sound(cancel: float, heads: int) -> N
 
 @pytest.mark.parametrize("heads", [14, 15, 16, 31])
 def test_many_heads(heads: int) -> None:
-    """Gram matrices are made some rows at a time."""
+    """Gram matrices are computed a few rows at a time."""
     given = record(heads=heads, width=8 * heads)
     expected = exact(given)
     assert float(((found(given).double() - expected).abs() / expected).max()) < 2e-6
@@ -85,7 +85,7 @@ def test_many_heads(heads: int) -> None:
 
 @pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-4, 1e4, 1e9])
 def test_vectors_of_any_size(size: float) -> None:
-    """Squares are scaled to the range of float32, by a factor which must not leave it."""
+    """Squares are scaled to the range of float32, by a factor that must itself be in that range."""
     given = record(heads=4, width=96)
     given = replace(given, values=given.values * size, bias=None, output=(given.output - given.bias) * size)
     expected = exact(given)
@@ -93,7 +93,7 @@ def test_vectors_of_any_size(size: float) -> None:
 
 
 def normed_error(given: AttentionRecord, both: bool) -> torch.Tensor:
-    """Relative errors of the cells behind a norm, where the scope before it is asked for too (`both`) or not."""
+    """Relative errors of the cells after a norm, with the scope before it requested too (`both`) or not."""
     scratch, gain = Scratch(), torch.rand(given.matrix.shape[2], generator=torch.Generator().manual_seed(3)) + 0.5
     norm = NormRecord("layer", torch.ones(1, given.values.shape[2]), gain, None, given.output)
     state = decompose_attention(replace(given, weights=given.weights.clone()), None, "token", scratch)
@@ -117,7 +117,7 @@ def test_a_large_common_offset_costs_nothing(both: bool) -> None:
 @pytest.mark.parametrize("offset", [0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0])
 @pytest.mark.parametrize("both", [True, False])
 def test_the_mean_is_taken_out_of_the_squares(offset: float, both: bool) -> None:
-    """On both sides of the threshold of doubt."""
+    """On both sides of the threshold for float64."""
     given = record(tokens=40, heads=12, width=96)
     given.matrix.add_(offset)
     assert float(normed_error(given, both).max()) < 2e-6
@@ -137,7 +137,7 @@ def test_a_float32_gram_would_fail_there() -> None:
 def test_tiny_weights_keep_their_relative_accuracy(heads: int) -> None:
     given = record(heads=heads, sharp=25.0)
     expected = exact(given)
-    assert float(expected.min()) < 1e-18  # their squares are no float32 numbers
+    assert float(expected.min()) < 1e-18  # their squares underflow in float32
     seen = expected > 1e-30
     assert float(((found(given).double() - expected).abs()[seen] / expected[seen]).max()) < 1e-4
 
@@ -169,7 +169,7 @@ def feed_forward_record(state_width: int, hidden: int, rows: int, gated: bool) -
 @pytest.mark.parametrize("sharp", [1.0, 25.0])
 @pytest.mark.parametrize("gated", [False, True])
 def test_feed_forward_blocks(block_bytes: int, sharp: float, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any block size gives the vectors of the direct computation, also where weights are tiny."""
+    """Any block size gives the vectors of the direct computation, also for tiny weights."""
     monkeypatch.setattr(feed_forward, "HIDDEN", 7)
     given = record(sharp=sharp)
     tokens, width = given.values.shape[2], given.matrix.shape[2]

@@ -66,7 +66,7 @@ def test_coalitions_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_by_hand() -> None:
-    """ReLU of 3 - 2: joining first the 3 gains 3, after the -2 it gains 1; the -2 loses 2 after it and 0 before it."""
+    """ReLU(3 - 2): the 3 gains 3 if it joins first and 1 after the -2; the -2 loses 2 if it joins last and 0 first."""
     z = torch.tensor([[3.0], [-2.0]], dtype=torch.float64)
     assert values.exact_shapley(torch.relu, z).flatten().tolist() == [2.0, -1.0]
 
@@ -77,7 +77,7 @@ def test_of_a_linear_game_it_is_the_summand() -> None:
     torch.testing.assert_close(values.gaussian_shapley(lambda m, v: 3 * m, z, apart=2), 3 * z, rtol=1e-7, atol=1e-8)
 
 
-def test_who_adds_nothing_is_no_player() -> None:
+def test_a_zero_summand_is_not_a_player() -> None:
     z = draw(4)
     more = torch.cat([z[:1], torch.zeros(20, 30, dtype=torch.float64), z[1:]])
     found = values.exact_shapley(ACT2FN["gelu"], more)
@@ -92,7 +92,7 @@ def test_who_adds_nothing_is_no_player() -> None:
 
 
 def test_small_players_keep_their_digits() -> None:
-    """A player of 1e-9 gains what the slope says, on the average over the coalitions of the others."""
+    """A player of 1e-9 gains its value times the slope, averaged over the coalitions of the others."""
     z = draw(5)
     z[2] = 1e-9 * z[2].sign()
     found = values.exact_shapley(ACT2FN["gelu"], z) / z
@@ -134,7 +134,7 @@ def test_sampled_is_fixed_by_its_seed() -> None:
 
 
 def test_pairs_of_orders_cancel_what_is_even() -> None:
-    """Of a square, an order and its reverse give the exact value: the antithetic pair has no error at all."""
+    """For a square, an order and its reverse give the exact value: the antithetic pair has no error at all."""
     found = values.sampled_shapley(torch.square, draw(9), permutations=8)
     torch.testing.assert_close(found.values, values.exact_shapley(torch.square, draw(9)), rtol=1e-12, atol=1e-13)
     assert float(found.error.max()) < 1e-7
@@ -143,7 +143,7 @@ def test_pairs_of_orders_cancel_what_is_even() -> None:
 @pytest.mark.parametrize(("name", "limit"), [("gelu", 0.005), ("silu", 0.005), ("relu", 0.04)])
 @pytest.mark.parametrize("gated", [False, True])
 def test_gaussian(name: str, limit: float, gated: bool) -> None:
-    """Twelve players, of which the first two are large, as the own token and the biases are. A kink costs accuracy."""
+    """Twelve players, the first two large, like the own token and the biases. A kink costs accuracy."""
     z = [draw(12, 300, scale=0.3), draw(12, 300, seed=1, scale=0.3)][: 1 + gated]
     for one in z:
         one[0] *= 6
@@ -180,7 +180,7 @@ def test_units_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["gelu", "silu"])
 def test_many_small_players_come_to_integrated_gradients(name: str) -> None:
-    """Aumann and Shapley (1974): when each player is a drop in the sea, values are gradients along the diagonal."""
+    """Aumann and Shapley (1974): with infinitesimal players, values are gradients along the diagonal."""
     a = torch.linspace(-4, 4, 41, dtype=torch.float64)
     drops = (a / 5000).expand(5000, -1).clone()
     found = values.gaussian_shapley(gaussian_means.gaussian_mean(name, ACT2FN[name]), drops)

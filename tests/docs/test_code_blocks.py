@@ -1,8 +1,8 @@
 """The code of the README and of every page of docs/ runs, block after block in one namespace, and prints what the page
 says it prints; every command line is executed, in the same folder.
 
-A model of the hub is stood in for by one that is at hand. Commands run in this process where they are normscope's; of
-`make` and `pip`, which would set up an environment, it is checked here that they can run (tests/release runs them).
+A local model replaces each model of the hub. The commands of normscope run in this process; `make` and `pip`, which
+would set up an environment, are only checked here (tests/release runs them).
 """
 
 from __future__ import annotations
@@ -30,29 +30,11 @@ from normscope import NormscopeError, default_model
 from normscope.cli import app
 from normscope.corpus import measure_registry
 from normscope.models import loading, registry
-from tests.docs.pages import DOCS, ROOT, SHOWN, Block, blocks, commands, pages
+from tests.helpers.pages import DOCS, ROOT, SAMPLES, SHOWN, TRAINED, Block, blocks, commands, pages
 
 SLOW = ("flow.md", "guides/ray.md", "guides/papers.md")
 FINDINGS = DOCS / "findings"  # reports, each with the command that it was made by
-TRAINED = {  # models of the hub that pages name, and what stands in for them: the default model, or test data
-    "bert-base-uncased": None,
-    "gpt2": "stories15M",
-    "meta-llama/Llama-3.2-1B": "stories15M",
-    "Helsinki-NLP/opus-mt-en-fr": "opus-mt-en-fr",
-}
-PARAGRAPHS = [
-    "The old harbour of Barnsley has no ships. It never had any, because the town is far from the sea.",
-    "A canal was built in 1799, and boats carried coal and glass along it for more than a century.",
-    "Colin Fleming played tennis there as a boy. He later moved to another town with his family.",
-    "The soap opera was filmed near the market. Visitors still ask where the tiny houses are.",
-]
 _done: set[tuple[str, ...]] = set()
-SAMPLES = {  # files that pages name without making them
-    "texts.txt": "Lily had a red ball.\nTom went to the park.\n",
-    "sst2.tsv": "text\tlabel\nA warm, funny film.\tpositive\nIt never ends.\tnegative\n",
-    "wiki.txt": "\n\n".join(PARAGRAPHS * 3) + "\n",
-    "conll.iob": "Colin NNP B-NP B-PER\nFleming NNP I-NP I-PER\nplays VBZ B-VP O\n. . O O\n\n" * 3,
-}
 
 
 def runnable() -> list[Any]:
@@ -67,7 +49,7 @@ def runnable() -> list[Any]:
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of the hub come from this machine; a page that needs one that is not here stops with a skip."""
+    """Local models replace those of the hub; a page that needs a missing one is skipped."""
     load = loading.load_pretrained
 
     def load_here(name: str, *options: Any) -> Any:
@@ -84,7 +66,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a page runs: empty but for the samples. What it registers is forgotten again."""
+    """The folder in which a page runs: it holds the samples only. Registrations are undone afterwards."""
     try:
         default_model.find()
     except NormscopeError:
@@ -93,14 +75,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text, encoding="utf-8")
     classifier(tmp_path / "classifier")
     monkeypatch.setattr(registry, "_registered", [])
-    measure_registry.find_measures(["flow"])  # loads them all: one first loaded by a page would be lost after it
+    measure_registry.find_measures(
+        ["flow"]
+    )  # loads every measure: one that a page loads first would be forgotten after it
     monkeypatch.setattr(measure_registry, "_measures", dict(measure_registry._measures))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def classifier(folder: Path) -> None:
-    """A tiny model of two classes, as pages assume that their reader has one."""
+    """A tiny model of two classes, which some pages assume their reader has."""
     config = transformers.BertConfig(
         hidden_size=16,
         num_hidden_layers=2,
@@ -115,7 +99,7 @@ def classifier(folder: Path) -> None:
 @pytest.mark.parametrize("page", runnable())
 @pytest.mark.usefixtures("stand_ins", "folder")
 def test_the_code_of_a_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A module of its own: transformers and normscope look up what is beside a class.
+    # A new module: transformers and normscope look up names in the module of a class.
     module = ModuleType(f"docs_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     run(page, module)
@@ -138,7 +122,7 @@ def run(page: Path, module: ModuleType) -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """In a copy of the folder, so that what a command writes is not there for the next."""
+    """In a copy of the folder, so that the next command does not see the files of this one."""
     with TemporaryDirectory() as copy:
         shutil.copytree(".", copy, dirs_exist_ok=True)
         with chdir(copy):
@@ -146,7 +130,7 @@ def alone() -> Iterator[None]:
 
 
 def execute(words: list[str]) -> None:
-    """Run a command line of a page, or show that it can be run. Some change nothing, and are run once."""
+    """Run a command line of a page, or check that it can run. Commands that change nothing run once."""
     if words[0] != "normscope" or words[1] in ("check", "models", "serve"):
         if tuple(words) in _done:
             return
@@ -177,12 +161,12 @@ def execute(words: list[str]) -> None:
                 done = subprocess.run([sys.executable, "-m", *what], cwd=ROOT, capture_output=True, text=True)
                 assert done.returncode == 0, done.stderr
         case _:
-            raise AssertionError(f"{words} is no command that is known here: teach it to tests/docs")
+            raise AssertionError(f"{words} is not a command that tests/docs knows: add it there")
 
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """A Ray cluster that is there already."""
+    """A running Ray cluster."""
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
@@ -192,7 +176,7 @@ def cluster() -> Iterator[None]:
 
 
 def serve(options: list[str]) -> None:
-    """Start the server as it stands there, but on a free port and without a browser; then stop it as people do."""
+    """Start the server with the page's options, but on a free port and without a browser; then stop it with Ctrl-C."""
     command = [sys.executable, "-m", "normscope", "serve", *options, "--no-open", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         assert server.stdout is not None

@@ -1,4 +1,4 @@
-"""docs/families.md is what docs/make_families.py makes of the families as they are."""
+"""docs/families.md is the current output of docs/make_families.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of docs/figures are those that their script draws, and pages show."""
+"""The figures of docs/figures are those that their script draws, and every one is shown on a page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from docs.make_figures import DRAWINGS, FOLDER, main
 from normscope import NormscopeError, default_model
-from tests.docs.pages import pages
+from tests.helpers.pages import pages
 
 BY_HAND = {"architecture"}
 

@@ -1,4 +1,4 @@
-"""Workflows, hooks, forms and package metadata parse, name what exists, and agree with one another."""
+"""Workflows, hooks, forms and package metadata parse, name existing files, and agree with one another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.helpers.pages import ROOT
 
 yaml = pytest.importorskip("yaml")
 GITHUB = ROOT / ".github"
@@ -58,7 +58,7 @@ def expand(text: str, job: dict[str, Any]) -> list[str]:
 
 
 def steps(key: str) -> Iterator[tuple[str, str]]:
-    """What the steps of all jobs have under a key (`run`, `uses`), by job."""
+    """The values of a key (`run`, `uses`) in the steps of all jobs, by job."""
     for name, job in jobs():
         for step in job.get("steps", []):
             if key in step:

@@ -8,7 +8,7 @@ pytest.importorskip("mkdocs")
 pytest.importorskip("latex2mathml")
 
 from docs.site_hooks import MODULES, module_table
-from tests.docs.pages import DOCS, ROOT
+from tests.helpers.pages import DOCS, ROOT
 
 
 def test_every_module_is_in_the_reference() -> None:

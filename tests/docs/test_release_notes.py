@@ -10,7 +10,7 @@ import pytest
 
 from docs.release_notes import check_tag, release_notes
 from normscope import __version__
-from tests.docs.pages import ROOT
+from tests.helpers.pages import ROOT
 
 CHANGELOG = """# Changelog
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from normscope.models.registry import FAMILIES
-from tests.docs.pages import DOCS, ROOT, links, pages
+from tests.helpers.pages import DOCS, ROOT, links, pages
 
 pytest.importorskip("mkdocs")
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "use": "href"}
@@ -132,7 +132,7 @@ def relative() -> Iterator[tuple[Path, str]]:
 
 
 def test_links_between_the_files_themselves() -> None:
-    """As a forge shows them: README, CONTRIBUTING and docs/ without the site."""
+    """As shown on GitHub: README, CONTRIBUTING and docs/ without the site."""
     generated = {f"tutorials/{path.stem}.md" for path in (DOCS / "tutorials").glob("*.ipynb")}
     broken = []
     for page, link in relative():

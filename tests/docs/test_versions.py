@@ -1,4 +1,4 @@
-"""The versions that normscope says it is tested with are the same everywhere, and any other is warned of."""
+"""The versions that normscope says it is tested with are the same everywhere, and any other raises a warning."""
 
 from __future__ import annotations
 

@@ -9,18 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.flow.cases import ONE_SIDED, POST_NORM, heads, naive, opened, place, relative, tolerance
-from tests.flow.test_alti import inputs_of_layers, layer_map
-from tests.layer_oracle import norm_of
+from tests.helpers.compare import relative
+from tests.helpers.flow_cases import ONE_SIDED, POST_NORM, heads, open_case, place, tolerance
+from tests.helpers.layer_oracle import norm_of
+from tests.helpers.naive_flow import inputs_of_layers, layer_map, naive
 
 PRE_NORM = tuple(name for name in ONE_SIDED if name not in POST_NORM)
 FINAL = {"gpt2": "transformer.ln_f", "llama": "model.norm", "gemma2": "model.norm"}
-ADDED = {"gemma2": ("LNATTNLN-N", "LNATTNLNRESLNFFLN-N")}  # what the two blocks add, after their norms
+ADDED = {"gemma2": ("LNATTNLN-N", "LNATTNLNRESLNFFLN-N")}  # what the two blocks add, each after its norm
 
 
 @pytest.mark.parametrize("name", FINAL)
 def test_against_its_definition(name: str) -> None:
-    lens, given, _, _ = opened(name, "CausalLM")
+    lens, given, _, _ = open_case(name, "CausalLM")
     layers = naive(name, "CausalLM")["decoder"]
     entered = inputs_of_layers(name)
     model: Any = lens.model
@@ -34,7 +35,7 @@ def test_against_its_definition(name: str) -> None:
     s = (((last - centre) ** 2).mean() + norm.eps).sqrt()
 
     def logit(update: Tensor) -> float:
-        """What an update of the last token's state adds to the logit, with the final norm's deviation frozen."""
+        """The share of an update of the last token's state in the logit, with the final norm's deviation frozen."""
         scaled = norm.gamma * (update - update.mean() if norm.centred else update) / s  # type: ignore[union-attr]
         return float(scaled.detach() @ unembedding[word])
 
@@ -62,9 +63,9 @@ def test_against_its_definition(name: str) -> None:
 @pytest.mark.parametrize("option", ["", ":all", ":attention"])
 @pytest.mark.parametrize("name", PRE_NORM)
 def test_scores_and_remainder_sum_to_the_logit(name: str, option: str) -> None:
-    """With every head: the sum over layers telescopes, and what ALTI moves between tokens is not lost."""
+    """With every head: the sum over layers telescopes, and ALTI only moves shares between tokens."""
     for head in heads(name):
-        lens, given, _, frozen = opened(name, head)
+        lens, given, _, frozen = open_case(name, head)
         found = lens.flow(given, method=f"alti_logit{option}", target=1, position=place(frozen))
         assert found.to is not None
         assert found.to.completeness <= tolerance(name)
@@ -72,7 +73,7 @@ def test_scores_and_remainder_sum_to_the_logit(name: str, option: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_of_one_token(name: str) -> None:
-    lens, given, _, _ = opened(name, "CausalLM")
+    lens, given, _, _ = open_case(name, "CausalLM")
     one = {key: value[:, :1] for key, value in given.items()}
     found = lens.flow(one, method="alti_logit", target=3)
     assert float(found.scores[0]) + found.remainder == pytest.approx(found.value, rel=1e-6)

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from normscope import Analyzer
 from normscope.flow import attention_blocks, decompx
-from tests.flow.cases import CASES, LANGUAGE, build, encoding, opened, place, relative, tolerance
-from tests.oracle import deviation, normalise, trace
+from tests.helpers.bert_oracle import trace
+from tests.helpers.compare import relative
+from tests.helpers.flow_cases import CASES, LANGUAGE, encoding, open_case, place, tolerance
+from tests.helpers.oracle_parts import deviation, normalise
+from tests.helpers.tiny import tiny
 
 SPLITS = ("absdot", "abssim", "norm", "equal")
 
@@ -34,7 +37,7 @@ def split(vectors: Tensor, b: Tensor, kind: str) -> Tensor:
 
 @torch.no_grad()
 def published(model: Any, given: dict[str, Tensor], kind: str) -> tuple[list[Tensor], Tensor]:
-    """(n, n, d) after every layer of a BERT classifier, and (n, classes) its logits by token, as the paper has it."""
+    """(n, n, d) after every layer of a BERT classifier, and (n, classes) its logits by token, as in the paper."""
     traces = trace(model, given)
     n, d = traces[0].x.shape
     X = torch.zeros(n, n, d, dtype=torch.float64)
@@ -74,7 +77,7 @@ def published(model: Any, given: dict[str, Tensor], kind: str) -> tuple[list[Ten
 
 @pytest.mark.parametrize("kind", SPLITS)
 def test_against_the_published_algorithm(kind: str) -> None:
-    lens, given, _, _ = opened("bert", "SequenceClassification")
+    lens, given, _, _ = open_case("bert", "SequenceClassification")
     states, logits = published(lens.model, given, kind)
     found = lens.flow(given, method=f"decompx:{kind}", target=1)
     for ours, theirs in zip(found.maps, states, strict=True):
@@ -86,7 +89,7 @@ def test_against_the_published_algorithm(kind: str) -> None:
 
 
 def test_a_difference_of_two_classes() -> None:
-    lens, given, _, _ = opened("bert", "SequenceClassification")
+    lens, given, _, _ = open_case("bert", "SequenceClassification")
     _, logits = published(lens.model, given, "absdot")
     found = lens.flow(given, method="decompx", target=(0, 1))
     assert relative(found.scores, logits[:, 0] - logits[:, 1]) <= 1e-9
@@ -95,7 +98,7 @@ def test_a_difference_of_two_classes() -> None:
 @pytest.mark.parametrize("kind", SPLITS)
 @pytest.mark.parametrize(("name", "head"), CASES)
 def test_scores_sum_to_the_logit_and_vectors_to_the_states(name: str, head: str, kind: str) -> None:
-    lens, given, _, frozen = opened(name, head)
+    lens, given, _, frozen = open_case(name, head)
     found = lens.flow(given, method=f"decompx:{kind}", target=1, position=place(frozen))
     assert found.remainder == 0
     assert found.to is not None
@@ -106,7 +109,7 @@ def test_scores_sum_to_the_logit_and_vectors_to_the_states(name: str, head: str,
 
 @pytest.mark.parametrize(("name", "head"), LANGUAGE)
 def test_without_biases_it_is_the_exact_flow(name: str, head: str) -> None:
-    model = build(name, head)
+    model = tiny(name, head)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith(("bias", "beta")) or "bias_" in key:
@@ -121,7 +124,7 @@ def test_without_biases_it_is_the_exact_flow(name: str, head: str) -> None:
 
 
 def test_bias_kept_apart_is_the_exact_flow() -> None:
-    lens, given, _, _ = opened("bert", "MaskedLM")
+    lens, given, _, _ = open_case("bert", "MaskedLM")
     ours, exact = (lens.flow(given, method=method, target=1, position=3) for method in ("decompx:none", "exact"))
     torch.testing.assert_close(ours.maps, exact.maps)
     torch.testing.assert_close(ours.scores, exact.scores)
@@ -132,7 +135,7 @@ def test_bias_kept_apart_is_the_exact_flow() -> None:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gptj", "bart", "t5-gated", "gpt_oss", "dinov2"])
 def test_rows_in_blocks_of_any_size(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head = dict(LANGUAGE)[name]
-    _, _, _, frozen = opened(name, head)
+    _, _, _, frozen = open_case(name, head)
     whole, _ = decompx.decompx_maps(frozen, kind)  # type: ignore[arg-type]
     for size in (1, 3 * 8 * 7 * 36):
         monkeypatch.setattr(attention_blocks, "ROW_BYTES", size)
@@ -141,11 +144,11 @@ def test_rows_in_blocks_of_any_size(name: str, kind: str, monkeypatch: pytest.Mo
 
 
 def test_a_bias_goes_to_no_token_that_has_not_come_yet() -> None:
-    """In a causal model zeros stay zero with every split, and masked tokens get no share."""
-    lens, given, _, _ = opened("gpt2", "CausalLM")
+    """A causal model: zeros stay zero with every split, and masked tokens get no share."""
+    lens, given, _, _ = open_case("gpt2", "CausalLM")
     for kind in SPLITS:
         assert float(lens.flow(given, method=f"decompx:{kind}").maps.triu(1).abs().max()) == 0
-    lens, given, _, _ = opened("bert", "MaskedLM")
+    lens, given, _, _ = open_case("bert", "MaskedLM")
     given = {key: value.clone() for key, value in given.items()}
     given["attention_mask"][0, [2, 4]] = 0
     for kind in SPLITS:

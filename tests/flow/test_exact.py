@@ -1,4 +1,4 @@
-"""The exact flow: complete, the same forwards and backwards, and what autograd finds in the frozen model."""
+"""The exact flow: complete, the same forwards and backwards, and equal to autograd in the frozen model."""
 
 from __future__ import annotations
 
@@ -15,28 +15,15 @@ from normscope import Analyzer, NormscopeError
 from normscope.flow import exact
 from normscope.flow.maps import FrozenModel, forward_block, forward_layer, forward_map
 from normscope.flow.output_head import freeze_with_output_head
-from tests import tiny as kin
-from tests import tiny_layers as layers
-from tests.flow.cases import (
-    CASES,
-    ENCODER_DECODER,
-    GATED,
-    IMAGES,
-    LANGUAGE,
-    build,
-    encoding,
-    opened,
-    place,
-    relative,
-    tolerance,
-)
-from tests.flow.detached import Detached, integrated
-from tests.test_errors import state_of
+from tests.helpers.compare import relative, state_of
+from tests.helpers.detached import Detached, integrated
+from tests.helpers.flow_cases import CASES, LANGUAGE, encoding, open_case, place, tolerance
+from tests.helpers.tiny import CONFIGS, ENCODER_DECODER, GATED, IMAGES, tiny
 
 
 @pytest.mark.parametrize(("name", "head"), CASES)
 def test_sums_to_the_models_own_logits_and_states(name: str, head: str) -> None:
-    lens, given, _, frozen = opened(name, head)
+    lens, given, _, frozen = open_case(name, head)
     with torch.no_grad():
         plain = lens.model(**given).logits[0]
     assert frozen.logits is not None
@@ -57,7 +44,7 @@ def test_sums_to_the_models_own_logits_and_states(name: str, head: str) -> None:
 @pytest.mark.parametrize(("name", "head"), CASES)
 def test_backwards_equals_forwards(name: str, head: str) -> None:
     """One adjoint pass for each of some targets, against all sources carried through the model and its head."""
-    lens, given, _, frozen = opened(name, head)
+    lens, given, _, frozen = open_case(name, head)
     logits = forwards(frozen)  # (rows, sources and the remainder, classes)
     for row, index in [(0, 0), (place(frozen), 1), (len(logits) - 1, -1)]:
         found = lens.flow(given, target=index, position=row)
@@ -89,7 +76,7 @@ def forwards(frozen: FrozenModel) -> Tensor:
 
 @pytest.mark.parametrize(("name", "head"), LANGUAGE)
 def test_blocks_of_sources_of_any_size(name: str, head: str) -> None:
-    _, _, _, frozen = opened(name, head)
+    _, _, _, frozen = open_case(name, head)
     whole, _ = exact.exact_maps(frozen)
     size = whole.element_size() * 24 * max(len(stack.states[0]) for stack in frozen.stacks) * 6
     for some in (1, 2, 3):
@@ -100,7 +87,7 @@ def test_blocks_of_sources_of_any_size(name: str, head: str) -> None:
 
 @pytest.mark.parametrize(("name", "head"), [case for case in CASES if case[0] != "gpt_oss"])
 def test_scores_against_autograd(name: str, head: str) -> None:
-    lens, given, _, frozen = opened(name, head)
+    lens, given, _, frozen = open_case(name, head)
     row = place(frozen)
     found = lens.flow(given, target=1, position=row, gate="frozen" if name in GATED else "ig")
     expected = Detached(lens.model, given, name in GATED).scores(row, 1)
@@ -116,8 +103,8 @@ def assert_scores(found: Any, expected: dict[str, Tensor], accuracy: float) -> N
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_integrated_gates_against_autograd(name: str) -> None:
-    """The two that split a gate in two: the product g(a) u, and gpt-oss' own function of both."""
-    lens, given, _, _ = opened(name, "CausalLM")
+    """Both kinds of gates: the product g(a) u, and gpt-oss' function of a and u."""
+    lens, given, _, _ = open_case(name, "CausalLM")
     with integrated_gates(name, lens.model):
         reference = Detached(lens.model, given)
     assert_scores(lens.flow(given, target=3, position=4), reference.scores(4, 3), 1e-5)
@@ -150,7 +137,7 @@ def integrated_gates(name: str, model: Any) -> Iterator[None]:
 @pytest.mark.parametrize(("name", "head"), [case for case in LANGUAGE if case[0] != "gpt_oss"])
 def test_maps_against_autograd(name: str, head: str) -> None:
     """||x_i<-k|| from the whole Jacobian of the frozen model, row by row."""
-    lens, given, _, _ = opened(name, head)
+    lens, given, _, _ = open_case(name, head)
     found = lens.flow(given, gate="frozen" if name in GATED else "ig")
     reference = Detached(lens.model, given, name in GATED)
     order = [side for side in ("decoder", "encoder") if side in reference.states]
@@ -165,9 +152,9 @@ DEPTHS = ("num_hidden_layers", "n_layer", "num_decoder_layers", "decoder_layers"
 
 @pytest.mark.parametrize(("name", "head"), LANGUAGE)
 def test_of_one_layer_it_is_the_layer_scope(name: str, head: str) -> None:
-    """Where the value bias goes to the remainder. The encoder's columns go on through the encoder."""
-    options = layers.CONFIGS.get(name, kin.DEFAULTS)
-    model = build(name, head, **{key: 1 for key in DEPTHS if key in options})
+    """With the value bias in the remainder. The encoder's columns are carried through the encoder too."""
+    options = CONFIGS[name]
+    model = tiny(name, head, **{key: 1 for key in DEPTHS if key in options})
     lens, given = Analyzer(model), encoding(name, model)
     scope = lens.analyze(given, value_bias="remainder", scopes=["layer"])
     if lens.two_sided:
@@ -181,7 +168,7 @@ def test_of_one_layer_it_is_the_layer_scope(name: str, head: str) -> None:
     ("name", "head"), [("bert", "SequenceClassification"), ("gpt2", "CausalLM"), ("bart", "Seq2SeqLM")]
 )
 def test_holes_in_the_mask(name: str, head: str) -> None:
-    lens, given, _, _ = opened(name, head)
+    lens, given, _, _ = open_case(name, head)
     given = {key: value.clone() for key, value in given.items()}
     given["attention_mask"][0, [2, 4]] = 0
     row = 0 if head == "SequenceClassification" else 3
@@ -204,7 +191,7 @@ def test_holes_in_the_mask(name: str, head: str) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_head_that_pools(pooling: str) -> None:
-    model = build("modernbert", "SequenceClassification", classifier_pooling=pooling)
+    model = tiny("modernbert", "SequenceClassification", classifier_pooling=pooling)
     lens, given = Analyzer(model), encoding("modernbert", model)
     for masked in ([], [2, 4]):
         given["attention_mask"][0, masked] = 0
@@ -215,7 +202,7 @@ def test_a_head_that_pools(pooling: str) -> None:
 
 @pytest.mark.parametrize(("name", "head"), [("bert", "MaskedLM"), ("llama", "CausalLM")])
 def test_a_difference_of_two_logits(name: str, head: str) -> None:
-    lens, given, _, _ = opened(name, head)
+    lens, given, _, _ = open_case(name, head)
     one, other, both = (lens.flow(given, target=target, position=2) for target in (7, 9, (7, 9)))
     torch.testing.assert_close(both.scores, one.scores - other.scores, rtol=1e-9, atol=1e-12)
     assert both.value == pytest.approx(one.value - other.value)
@@ -225,7 +212,7 @@ def test_a_difference_of_two_logits(name: str, head: str) -> None:
 @pytest.mark.parametrize("length", [1, 2])
 @pytest.mark.parametrize(("name", "head"), [case for case in LANGUAGE if case[0] not in (*IMAGES, "whisper")])
 def test_short_inputs(name: str, head: str, length: int) -> None:
-    lens, _, _, _ = opened(name, head)
+    lens, _, _, _ = open_case(name, head)
     found = lens.flow(encoding(name, lens.model, head, length), target=3, position=-1)
     assert found.to is not None
     assert found.to.completeness <= tolerance(name)
@@ -236,7 +223,7 @@ def test_short_inputs(name: str, head: str, length: int) -> None:
 @pytest.mark.parametrize(("name", "head"), [("bert", "MaskedLM"), ("gpt2", "CausalLM"), ("llama", "CausalLM")])
 def test_single_precision_over_twelve_layers(name: str, head: str) -> None:
     depth = {"n_layer": 12} if name == "gpt2" else {"num_hidden_layers": 12}
-    model = build(name, head, dtype=torch.float32, **depth)
+    model = tiny(name, head, dtype=torch.float32, **depth)
     lens, given = Analyzer(model), encoding(name, model, length=20)
     found = lens.flow(given, target=3, position=-1)
     assert found.to is not None
@@ -246,7 +233,7 @@ def test_single_precision_over_twelve_layers(name: str, head: str) -> None:
 
 
 def test_a_tangent_gate_is_not_complete_and_says_so() -> None:
-    lens, given, _, _ = opened("bert", "MaskedLM")
+    lens, given, _, _ = open_case("bert", "MaskedLM")
     found = lens.flow(given, target=3, position=2, gate="tangent")
     assert found.to is not None
     assert found.to.completeness > 1e-3
@@ -254,7 +241,7 @@ def test_a_tangent_gate_is_not_complete_and_says_so() -> None:
 
 @pytest.mark.parametrize(("name", "head"), CASES)
 def test_the_model_is_left_as_it_was(name: str, head: str) -> None:
-    lens, given, _, frozen = opened(name, head)
+    lens, given, _, frozen = open_case(name, head)
     before = state_of(lens.model)
     lens.flow(given, target=0, position=place(frozen)).maps  # noqa: B018
     assert state_of(lens.model) == before
@@ -262,26 +249,26 @@ def test_the_model_is_left_as_it_was(name: str, head: str) -> None:
 
 def test_frozen_states_are_the_models_own() -> None:
     for name, head in (("bert", "MaskedLM"), ("gpt2", "CausalLM"), ("bart", "Seq2SeqLM")):
-        lens, given, item, frozen = opened(name, head)
+        lens, given, item, frozen = open_case(name, head)
         with torch.no_grad():
             made = lens.model(**given, output_hidden_states=True)
         for stack in frozen.stacks:
             key = f"{stack.side}_hidden_states" if name in ENCODER_DECODER else "hidden_states"
-            for ours, theirs in list(zip(stack.states, made[key], strict=True))[:-1]:  # the last is after a norm
+            for ours, theirs in list(zip(stack.states, made[key], strict=True))[:-1]:  # the last comes after a norm
                 torch.testing.assert_close(ours, theirs[0], rtol=1e-9, atol=1e-9)
         assert freeze_with_output_head(lens.loaded, item).logits is not None
 
 
 @pytest.mark.parametrize("options", [{"inner_group_num": 2}, {"num_hidden_groups": 2}], ids=str)
 def test_groups_of_shared_layers(options: dict[str, int]) -> None:
-    lens = Analyzer(kin.tiny("albert", dtype=torch.float64, **options))
+    lens = Analyzer(tiny("albert", **options))
     found = lens.flow({"input_ids": torch.arange(5, 12)[None]})
     assert found.completeness is not None
     assert float(found.completeness.max()) <= 1e-9
 
 
 def test_maps_that_do_not_add_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = Analyzer(kin.tiny("albert", dtype=torch.float64, inner_group_num=2))
+    lens = Analyzer(tiny("albert", inner_group_num=2))
     monkeypatch.setattr("normscope.flow.exact.relative_error", lambda found, actual: 0.1)
     with pytest.raises(NormscopeError, match="miss the model's own states"):
         _ = lens.flow({"input_ids": torch.arange(5, 12)[None]}).maps

@@ -1,4 +1,4 @@
-"""Layers that do not compute what their family says: a flow through them is refused, with the layer's name."""
+"""Layers that do not compute what their family describes: a flow through them is refused, with the layer's name."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from normscope.models.modules import layer_modules
 from normscope.models.scopes import layer_steps
 from normscope.models.spec import Attention, Experts, FeedForward, Norm
 from normscope.tracing import proof
-from tests.flow.cases import FAMILIES, GATED, LANGUAGE, build, encoding, opened, relative
-from tests.flow.detached import Detached
-from tests.odd_families import IDS, LATENT, bloom, bloom_family, latent, latent_family
-from tests.test_errors import refused, state_of
+from tests.helpers.compare import refused, relative, state_of
+from tests.helpers.detached import Detached
+from tests.helpers.flow_cases import LANGUAGE, encoding, open_case
+from tests.helpers.odd_families import IDS, LATENT, bloom, bloom_family, latent, latent_family
+from tests.helpers.tiny import FAMILIES, GATED, VALUE_PROJECTIONS, tiny
 
 
 @pytest.fixture(autouse=True)
 def the_door_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the proof with a short input: a flow must find by itself what only its own input shows."""
+    """Skip the proof on a short input: a flow must find on its own input what the proof could not see."""
     monkeypatch.setattr(proof, "CLOSE", float("inf"))
 
 
@@ -49,7 +50,7 @@ def ahead(module: nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def parts(lens: Analyzer, number: int) -> list[str]:
-    """The submodules of a layer that its description names for their output."""
+    """The submodules of a layer whose outputs its description uses."""
     found: list[str] = []
     for step in layer_steps(lens.loaded.stacks[number].blocks):
         part = step.part
@@ -71,7 +72,7 @@ def named(lens: Analyzer, module: nn.Module) -> str:
 
 @pytest.mark.parametrize(("name", "head"), LANGUAGE)
 def test_a_hook_on_any_part_of_a_layer(name: str, head: str) -> None:
-    lens, given, _, _ = opened(name, head)
+    lens, given, _, _ = open_case(name, head)
     for number, stack in enumerate(lens.loaded.stacks):
         layer = layer_modules(lens.loaded.base, stack)[-1]
         for path in parts(lens, number):
@@ -86,7 +87,7 @@ def test_a_hook_on_any_part_of_a_layer(name: str, head: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_between_two_layers(name: str) -> None:
-    lens, given, _, _ = opened(name)
+    lens, given, _, _ = open_case(name)
     for stack in lens.loaded.stacks:
         layers = layer_modules(lens.loaded.base, stack)
         handle = layers[-1].register_forward_pre_hook(ahead, with_kwargs=True)
@@ -99,8 +100,8 @@ def test_between_two_layers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gemma2", "bart", "dinov2"])
 def test_after_the_last_layer(name: str) -> None:
-    """Changes to the output of the layer module itself."""
-    lens, given, _, _ = opened(name)
+    """Changes of the output of the layer module itself."""
+    lens, given, _, _ = open_case(name)
     layer = layer_modules(lens.loaded.base, lens.loaded.stacks[-1])[-1]
     handle = layer.register_forward_hook(after)
     try:
@@ -111,7 +112,7 @@ def test_after_the_last_layer(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "bart", "vit"])
 def test_before_the_first_layer_all_is_allowed(name: str) -> None:
-    lens, given, _, _ = opened(name)
+    lens, given, _, _ = open_case(name)
     handles = [
         layer_modules(lens.loaded.base, stack)[0].register_forward_pre_hook(ahead, with_kwargs=True)
         for stack in lens.loaded.stacks
@@ -128,7 +129,7 @@ def test_before_the_first_layer_all_is_allowed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
 def test_between_encoder_and_decoder(name: str) -> None:
-    model: Any = build(name, "Seq2SeqLM")
+    model: Any = tiny(name, "Seq2SeqLM")
 
     def hook(module: nn.Module, args: Any, made: Any) -> Any:
         made = copy.copy(made)
@@ -140,16 +141,16 @@ def test_between_encoder_and_decoder(name: str) -> None:
     refused(lambda: lens.flow(given), "Layer 0", "of the decoder", "the values of")
 
 
-def test_a_hook_on_the_norm_behind_an_encoder() -> None:
-    model: Any = build("t5", "Seq2SeqLM")
+def test_a_hook_on_the_norm_after_an_encoder() -> None:
+    model: Any = tiny("t5", "Seq2SeqLM")
     model.encoder.final_layer_norm.register_forward_hook(after)
     lens, given = Analyzer(model), encoding("t5", model)
     refused(lambda: lens.flow(given), "encoder.final_layer_norm (T5LayerNorm) does not output")
 
 
 @pytest.mark.parametrize("gate", ["ig", "frozen", "tangent"])
-def test_whatever_the_gate(gate: str) -> None:
-    model: Any = build("llama", "CausalLM")
+def test_refused_with_every_gate(gate: str) -> None:
+    model: Any = tiny("llama", "CausalLM")
     lens, given = Analyzer(model), encoding("llama", model)
     lens.flow(given, gate=gate)
     model.model.layers[1].mlp.down_proj.register_forward_hook(after)
@@ -178,18 +179,9 @@ def test_values_that_are_made_in_two_steps(register: Any, value: str, packing: A
     assert state_of(model) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("bert", "encoder.layer.1.attention.self.value"),
-        ("gpt2", "h.1.attn.c_attn"),
-        ("gpt_neox", "layers.1.attention.query_key_value"),
-        ("llama", "layers.1.self_attn.v_proj"),
-        ("deberta-v2", "encoder.layer.1.attention.self.value_proj"),
-    ],
-)
+@pytest.mark.parametrize(("name", "path"), VALUE_PROJECTIONS)
 def test_value_zeroing_with_a_hook_on_the_values(name: str, path: str) -> None:
-    model = build(name, None)
+    model = tiny(name, None)
     model.get_submodule(path).register_forward_hook(after)
     lens, given = Analyzer(model), encoding(name, model)
     refused(lambda: lens.flow(given, method="value_zeroing"), "Layer 1", "the values of", "hook")

@@ -6,13 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.flow.cases import KIN, naive, naive_rollout, opened, relative, to_one
-from tests.oracle import LayerTrace, deviation, normalise, trace
+from tests.helpers.bert_oracle import LayerTrace, trace
+from tests.helpers.compare import relative
+from tests.helpers.flow_cases import open_case
+from tests.helpers.naive_flow import naive, naive_rollout, to_one
+from tests.helpers.oracle_parts import deviation, normalise
+from tests.helpers.tiny import BERT_FAMILIES
 
 
 def encoder_vectors(name: str) -> list[Tensor]:
-    """(n, n, d) of each layer: the vectors after the first norm, taken through the second with its actual deviation."""
-    lens, given, _, _ = opened(name, "MaskedLM")
+    """(n, n, d) of each layer: the vectors after the first norm, taken through the second with its real deviation."""
+    lens, given, _, _ = open_case(name, "MaskedLM")
     traces: list[LayerTrace] = trace(lens.model, given)
     found = []
     for layer, oracle in zip(traces, naive(name, "MaskedLM")["encoder"], strict=True):
@@ -26,9 +30,9 @@ def encoder_vectors(name: str) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", KIN)
+@pytest.mark.parametrize("name", BERT_FAMILIES)
 def test_encoder_norms(name: str) -> None:
-    lens, given, _, _ = opened(name, "MaskedLM")
+    lens, given, _, _ = open_case(name, "MaskedLM")
     expected = naive_rollout([e.norm(dim=-1) for e in encoder_vectors(name)])
     assert relative(lens.flow(given, method="globenc").map, expected) <= 1e-9
     assert relative(lens.flow(given, method="globenc:N_Enc").map, expected) <= 1e-9
@@ -51,7 +55,7 @@ def weights_with_residual(name: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["bert", "electra", "albert"])
 def test_variants(name: str) -> None:
-    lens, given, _, _ = opened(name, "MaskedLM")
+    lens, given, _, _ = open_case(name, "MaskedLM")
     layers = naive(name, "MaskedLM")["encoder"]
     eye = torch.eye(len(layers[0].weights[0]), dtype=torch.float64)
     norms = {scope: [one.vectors[scope].norm(dim=-1) for one in layers] for scope in layers[0].vectors}
@@ -70,7 +74,7 @@ def test_variants(name: str) -> None:
 
 
 def test_masked_tokens_are_left_out() -> None:
-    lens, given, _, _ = opened("bert", "MaskedLM")
+    lens, given, _, _ = open_case("bert", "MaskedLM")
     given = {key: value.clone() for key, value in given.items()}
     given["attention_mask"][0, [2, 4]] = 0
     for variant in ("n_enc", "w_res"):

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.flow.cases import opened, place, relative
-from tests.flow.detached import layer_names
+from tests.helpers.compare import relative
+from tests.helpers.detached import layer_names
+from tests.helpers.flow_cases import open_case, place
 
 
 def scaled(name: str, head: str, side: str, token: int, factor: float, row: int) -> float:
-    """A logit with one token's vector multiplied by a factor before the first layer of a side."""
-    lens, given, _, _ = opened(name, head)
+    """A logit with one token's input to the first layer of a side multiplied by a factor."""
+    lens, given, _, _ = open_case(name, head)
     first = lens.loaded.base.get_submodule(layer_names(lens.model)[side][0])
     done = False
 
@@ -42,7 +43,7 @@ def scaled(name: str, head: str, side: str, token: int, factor: float, row: int)
      ("dinov2", "ImageClassification")],
 )  # fmt: skip
 def test_gradient_x_input(name: str, head: str) -> None:
-    lens, given, _, frozen = opened(name, head)
+    lens, given, _, frozen = open_case(name, head)
     row = place(frozen)
     found = lens.flow(given, method="gradient_x_input", target=1, position=row)
     h = 1e-5
@@ -61,8 +62,8 @@ def test_gradient_x_input(name: str, head: str) -> None:
      ("dinov2", "ImageClassification", 1e-2), ("llama", "CausalLM", 5e-2)],
 )  # fmt: skip
 def test_integrated_gradients_are_complete(name: str, head: str, error: float) -> None:
-    """As far as the steps resolve the path: a norm of a nearly vanishing vector turns sharply."""
-    lens, given, _, frozen = opened(name, head)
+    """Up to the resolution of the steps: the norm of a vector near zero changes sharply."""
+    lens, given, _, frozen = open_case(name, head)
     found = lens.flow(given, method="integrated_gradients", target=1, position=place(frozen))
     assert found.to is not None
     assert found.to.completeness <= error
@@ -74,7 +75,7 @@ def test_integrated_gradients_are_complete(name: str, head: str, error: float) -
 
 def test_integrated_gradients_by_a_plain_sum() -> None:
     """Against the middle of 400 equal steps of the path."""
-    lens, given, _, _ = opened("bert", "MaskedLM")
+    lens, given, _, _ = open_case("bert", "MaskedLM")
     found = lens.flow(given, method="integrated_gradients", target=1, position=3)
     ((_, names),) = layer_names(lens.model).items()
     first = lens.loaded.base.get_submodule(names[0])

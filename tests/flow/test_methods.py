@@ -1,4 +1,4 @@
-"""The registry of methods: names and options, refusals with their reasons, and a model that is left unchanged."""
+"""The registry of methods: names and options, refused models and the reasons, and the model left unchanged."""
 
 from __future__ import annotations
 
@@ -9,19 +9,9 @@ import torch
 
 from normscope import Analyzer
 from normscope.flow.methods import METHODS
-from tests.flow.cases import (
-    ENCODER_DECODER,
-    FAMILIES,
-    IMAGES,
-    POST_NORM,
-    build,
-    encoding,
-    heads,
-    opened,
-    place,
-    relative,
-)
-from tests.test_errors import refused, state_of
+from tests.helpers.compare import refused, relative, state_of
+from tests.helpers.flow_cases import POST_NORM, encoding, heads, open_case, place
+from tests.helpers.tiny import ENCODER_DECODER, FAMILIES, IMAGES, tiny
 
 REASONS = {
     "cross": "cross-attention is not in its definition",
@@ -48,8 +38,8 @@ def refusal(method: str, name: str) -> str | None:
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "rollout-raw"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_method_on_every_family(name: str, method: str) -> None:
-    """It works or is refused with its reason, and the model is unchanged."""
-    lens, given, _, frozen = opened(name, heads(name)[0])
+    """It works, or is refused with a reason; the model is unchanged."""
+    lens, given, _, frozen = open_case(name, heads(name)[0])
     before = state_of(lens.model)
     reason = refusal(method, name)
     given_method = "integrated_gradients:3" if method == "integrated_gradients" else method
@@ -88,28 +78,28 @@ def test_every_method_on_every_family(name: str, method: str) -> None:
     ],
 )
 def test_names_that_are_not_known(method: str, parts: tuple[str, ...]) -> None:
-    lens, given, _, _ = opened("gpt2", "CausalLM")
+    lens, given, _, _ = open_case("gpt2", "CausalLM")
     refused(lambda: lens.flow(given, method=method, target=1), *parts)
 
 
 @pytest.mark.parametrize("method", ["alti_logit", "gradient_x_input", "integrated_gradients"])
 def test_methods_that_need_a_target(method: str) -> None:
-    lens, given, _, _ = opened("gpt2", "CausalLM")
+    lens, given, _, _ = open_case("gpt2", "CausalLM")
     refused(lambda: lens.flow(given, method=method), "give a target")
-    headless, given, _, _ = opened("gpt2")
+    headless, given, _, _ = open_case("gpt2")
     refused(lambda: headless.flow(given, method=method, target=1), "no head")
 
 
 @pytest.mark.parametrize("method", ["rollout", "alti", "value_zeroing"])
 def test_scores_of_a_map_are_the_row_where_the_target_is_read(method: str) -> None:
-    lens, given, _, _ = opened("gpt2", "CausalLM")
+    lens, given, _, _ = open_case("gpt2", "CausalLM")
     found = lens.flow(given, method=method, target=5, position=4)
     torch.testing.assert_close(found.scores, found.map[4])
     assert found.remainder != found.remainder  # nan
-    first, given, _, _ = opened("bert", "SequenceClassification")
+    first, given, _, _ = open_case("bert", "SequenceClassification")
     found = first.flow(given, method=method, target=1)
     torch.testing.assert_close(found.scores, found.map[0])
-    model = build("modernbert", "SequenceClassification", classifier_pooling="mean")
+    model = tiny("modernbert", "SequenceClassification", classifier_pooling="mean")
     given = encoding("modernbert", model)
     given["attention_mask"][0, [2, 4]] = 0
     found = Analyzer(model).flow(given, method=method, target=1)
@@ -117,7 +107,7 @@ def test_scores_of_a_map_are_the_row_where_the_target_is_read(method: str) -> No
 
 
 def test_a_masked_token_has_no_row() -> None:
-    lens, given, _, _ = opened("gpt2", "CausalLM")
+    lens, given, _, _ = open_case("gpt2", "CausalLM")
     given = {key: value.clone() for key, value in given.items()}
     given["attention_mask"][0, 2] = 0
     refused(lambda: lens.flow(given, method="alti", target=1, position=2), "masked")
@@ -127,8 +117,8 @@ def test_a_masked_token_has_no_row() -> None:
 
 @pytest.mark.parametrize("method", ["exact", "value_zeroing", "gradient_x_input"])
 def test_a_plain_pass_in_another_thread(method: str) -> None:
-    """Neither disturbs the other: hooks act on the pass of one thread."""
-    lens, given, _, _ = opened("gpt2", "CausalLM")
+    """Neither disturbs the other: hooks act on the pass of one thread only."""
+    lens, given, _, _ = open_case("gpt2", "CausalLM")
     with torch.no_grad():
         logits = lens.model(**given).logits
     scores = lens.flow(given, method=method, target=1).scores
@@ -153,9 +143,9 @@ def test_a_plain_pass_in_another_thread(method: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", *IMAGES])
 def test_single_precision(name: str) -> None:
-    model = build(name, heads(name)[0], dtype=torch.float32)
+    model = tiny(name, heads(name)[0], dtype=torch.float32)
     lens, given = Analyzer(model), encoding(name, model)
-    wide, wide_given, _, frozen = opened(name, heads(name)[0])
+    wide, wide_given, _, frozen = open_case(name, heads(name)[0])
     for method in ("exact", "decompx", "rollout", "alti", "alti_logit", "value_zeroing", "gradient_x_input"):
         single = lens.flow(given, method=method, target=1, position=place(frozen)).scores.double()
         double = wide.flow(wide_given, method=method, target=1, position=place(frozen)).scores

@@ -1,4 +1,4 @@
-"""Modified heads: the scores equal those of autograd in the frozen model, or the head is refused."""
+"""Changed heads: scores equal those of autograd in the frozen model, or the head is refused."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from normscope import Analyzer, NormscopeError
 from normscope.flow.maps import FrozenNorm, FrozenPool, FrozenScale
 from normscope.flow.output_head import freeze_with_output_head
 from normscope.inputs.encode import encode
-from tests.flow.cases import GATED, build, encoding, relative, tolerance
-from tests.flow.detached import Detached
-from tests.test_errors import refused, state_of
+from tests.helpers.compare import refused, relative, state_of
+from tests.helpers.detached import Detached
+from tests.helpers.flow_cases import encoding, tolerance
+from tests.helpers.tiny import GATED, tiny
 
 Change = Callable[[Tensor], Tensor]
 
@@ -41,7 +42,7 @@ def twice_in_one(z: Tensor) -> Tensor:
 
 
 def held_sigmoid(z: Tensor) -> Tensor:
-    """As autograd is to see it: ``(g(a) - g(0)) / a`` does not move."""
+    """The sigmoid for autograd, with ``(g(a) - g(0)) / a`` frozen."""
     a = z.detach()
     return z * ((torch.sigmoid(a) - 0.5) / a) + 0.5
 
@@ -155,12 +156,12 @@ FORMS = ("constant", "constant in one", "constant in place", "temperature", "tan
 
 
 def is_known(name: str, head: str, way: str, change: str) -> bool:
-    """Whether the change can be recognised there and must not be refused."""
+    """True if the form of the change can be recognised, so that it must not be refused."""
     if change == "clamp that does nothing":
         return True
     if way == "in_two_layers":  # one row does not tell a constant from anything else
         return change in FORMS[3:]
-    if name == "bart":  # its logits already have a constant before the change
+    if name == "bart":  # its logits include a constant even before the change
         return way == "in_a_row" and change in FORMS
     return head.endswith("LM") and way in ("in_a_row", "by_subclass", "before") and change in FORMS
 
@@ -168,7 +169,7 @@ def is_known(name: str, head: str, way: str, change: str) -> bool:
 @pytest.mark.parametrize(("name", "head", "path", "options", "way"), CASES)
 def test_right_or_refused(name: str, head: str, path: str, options: dict[str, Any], way: str) -> None:
     for change, function in CHANGES.items():
-        model = build(name, head, **options)
+        model = tiny(name, head, **options)
         given = encoding(name, model, head)
         WAYS[way](model, path, function)
         gate = "frozen" if name in GATED else "ig"
@@ -208,7 +209,7 @@ def test_right_or_refused(name: str, head: str, path: str, options: dict[str, An
     ],
 )
 def test_where_the_unknown_begins(way: str, change: str, words: str) -> None:
-    model = build("gpt2", "CausalLM")
+    model = tiny("gpt2", "CausalLM")
     WAYS[way](model, "lm_head", CHANGES[change])
     lens, given = Analyzer(model), encoding("gpt2", model)
     before = str(state_of(model))
@@ -219,7 +220,7 @@ def test_where_the_unknown_begins(way: str, change: str, words: str) -> None:
 
 def test_without_a_target_no_head_is_looked_at() -> None:
     """A hook before the base model makes the whole model run."""
-    model = build("gpt2", "CausalLM")
+    model = tiny("gpt2", "CausalLM")
     given = encoding("gpt2", model)
     expected = Analyzer(model).flow(given).maps
     by_subclass(model, "", CHANGES["log softmax"])
@@ -228,7 +229,7 @@ def test_without_a_target_no_head_is_looked_at() -> None:
 
 
 def test_a_norm_with_a_hook() -> None:
-    model: Any = build("llama", "CausalLM")
+    model: Any = tiny("llama", "CausalLM")
     model.model.norm.register_forward_hook(lambda module, args, made: made + 1)
     lens, given = Analyzer(model), encoding("llama", model)
     refused(lambda: lens.flow(given, target=1), "model.norm (LlamaRMSNorm) does not output")
@@ -236,10 +237,10 @@ def test_a_norm_with_a_hook() -> None:
 
 
 def test_a_constant_of_one_logit_goes_to_the_remainder() -> None:
-    plain = build("gpt2", "CausalLM")
+    plain = tiny("gpt2", "CausalLM")
     given = encoding("gpt2", plain)
     expected = Analyzer(plain).flow(given, target=-1)
-    model = build("gpt2", "CausalLM")
+    model = tiny("gpt2", "CausalLM")
     by_subclass(model, "", more_in_one)
     found = Analyzer(model).flow(given, target=-1)
     torch.testing.assert_close(found.scores, expected.scores)
@@ -252,11 +253,11 @@ class Plus(nn.Linear):
         return super().forward(x) + 50
 
 
-def test_a_constant_in_a_linear_module_of_its_own_class() -> None:
-    plain = build("bert", "SequenceClassification")
+def test_a_constant_in_a_subclass_of_linear() -> None:
+    plain = tiny("bert", "SequenceClassification")
     given = encoding("bert", plain)
     expected = Analyzer(plain).flow(given, target=1)
-    model: Any = build("bert", "SequenceClassification")
+    model: Any = tiny("bert", "SequenceClassification")
     model.classifier.__class__ = Plus
     found = Analyzer(model).flow(given, target=1)
     torch.testing.assert_close(found.scores, expected.scores)
@@ -265,8 +266,8 @@ def test_a_constant_in_a_linear_module_of_its_own_class() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_a_constant_that_the_model_names(length: int) -> None:
-    """Marian adds a constant to its logits, which one row is not enough to recognise."""
-    model: Any = build("marian", "Seq2SeqLM")
+    """Marian's logits include a constant, which cannot be identified from one row."""
+    model: Any = tiny("marian", "Seq2SeqLM")
     given = encoding("marian", model)
     given["decoder_input_ids"] = given["decoder_input_ids"][:, :length]
     given["decoder_attention_mask"] = given["decoder_attention_mask"][:, :length]
@@ -281,7 +282,7 @@ def test_a_constant_that_the_model_names(length: int) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_a_text_of_equal_tokens(name: str) -> None:
     """Their vectors are equal at every position, and the last one is read."""
-    model = build(name, "SequenceClassification")
+    model = tiny(name, "SequenceClassification")
     given = encoding(name, model)
     given["input_ids"][:] = 7
     lens = Analyzer(model)
@@ -296,8 +297,8 @@ def test_a_text_of_equal_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", ["bert", "albert"])
 def test_pretraining_heads_are_read_at_their_tokens(name: str) -> None:
     """There, the sentence head's pooler runs before the head that is explained."""
-    model = build(name, "PreTraining")
-    plain = build(name, "MaskedLM")
+    model = tiny(name, "PreTraining")
+    plain = tiny(name, "MaskedLM")
     plain.load_state_dict(model.state_dict(), strict=False)
     given = encoding(name, model)
     found, expected = (Analyzer(one).flow(given, target=3, position=2) for one in (model, plain))
@@ -308,7 +309,7 @@ def test_pretraining_heads_are_read_at_their_tokens(name: str) -> None:
 
 def test_one_number_for_each_token() -> None:
     """ELECTRA's discriminator."""
-    model = build("electra", "PreTraining")
+    model = tiny("electra", "PreTraining")
     given = encoding("electra", model)
     with torch.no_grad():
         logits = model(**given).logits[0]
@@ -327,7 +328,7 @@ METHODS = ("exact", "decompx", "rollout", "gradient_x_input", "integrated_gradie
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification", "MaskedLM"])
 def test_a_model_that_returns_tuples(head: str, method: str) -> None:
-    model = build("bert", head)
+    model = tiny("bert", head)
     given = encoding("bert", model, head)
     position = None if head == "SequenceClassification" else 2
     expected = Analyzer(model).flow(given, target=1, position=position, method=method)
@@ -339,7 +340,7 @@ def test_a_model_that_returns_tuples(head: str, method: str) -> None:
 
 
 def test_a_model_that_cannot_return_tuples() -> None:
-    model = build("gpt2", "SequenceClassification")
+    model = tiny("gpt2", "SequenceClassification")
     given = encoding("gpt2", model)
     model.config.return_dict = False
     with pytest.raises(AttributeError):  # by itself too
@@ -349,13 +350,13 @@ def test_a_model_that_cannot_return_tuples() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "llama", "bart"])
 def test_two_logits_at_once(name: str) -> None:
-    model = build(name, "QuestionAnswering")
+    model = tiny(name, "QuestionAnswering")
     given = encoding(name, model)
     refused(lambda: Analyzer(model).flow(given, target=1), "start_logits and end_logits", "AutoModelFor")
 
 
 def test_a_softcap_that_is_not_applied_is_not_mentioned() -> None:
-    model = build("gemma2", "SequenceClassification", final_logit_softcapping=0.5)
+    model = tiny("gemma2", "SequenceClassification", final_logit_softcapping=0.5)
     found = Analyzer(model).flow(encoding("gemma2", model), target=1)
     assert found.to is not None
     assert "softcap" not in found.to.target
@@ -364,7 +365,7 @@ def test_a_softcap_that_is_not_applied_is_not_mentioned() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_decomposition_in_another_type(dtype: torch.dtype) -> None:
     for name, head in (("bert", "MaskedLM"), ("t5", "Seq2SeqLM"), ("modernbert", "SequenceClassification")):
-        model = build(name, head, dtype=torch.float32)
+        model = tiny(name, head, dtype=torch.float32)
         given = encoding(name, model, head)
         found = Analyzer(model, dtype=dtype).flow(given, target=1, position=0)
         assert found.to is not None
@@ -372,7 +373,7 @@ def test_a_decomposition_in_another_type(dtype: torch.dtype) -> None:
 
 
 def test_the_maps_of_a_head() -> None:
-    model = build("bert", "MaskedLM")
+    model = tiny("bert", "MaskedLM")
     lens = Analyzer(model)
     (item,) = encode(lens.loaded, encoding("bert", model))
     _, activation, norm, _ = freeze_with_output_head(lens.loaded, item).head

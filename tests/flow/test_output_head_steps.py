@@ -17,14 +17,14 @@ from normscope.flow.output_head_steps import (
     find_head_steps,
     step_candidates,
 )
-from tests.flow.cases import build
+from tests.helpers.tiny import tiny
 
 DTYPES = (torch.float32, torch.float64)
 NAMED = torch.linspace(-2, 3, 12, dtype=torch.float64)
 
 
 def known(dtype: torch.dtype, **options: Any) -> StepCandidates:
-    model = build("bert", "MaskedLM", dtype=dtype, **options)
+    model = tiny("bert", "MaskedLM", dtype=dtype, **options)
     model.register_buffer("shift", NAMED.to(dtype))
     return step_candidates(model, torch.tensor([True, True, False, True, True]), dtype)
 
@@ -109,7 +109,7 @@ ROW: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("width", [1, 2, 3, 12])
 @pytest.mark.parametrize("name", [*ROW, "x |x|", "square", "softplus", "clamp"])
-def test_one_row_is_no_proof_of_a_constant(name: str, width: int) -> None:
+def test_one_row_does_not_prove_a_constant(name: str, width: int) -> None:
     s = 1.5 + vectors(1, width).abs()
     step = (UNKNOWN | ROW)[name]
     assert find_head_steps(s, step(s), torch.float64, known(torch.float64)) == [] or torch.equal(step(s), s)
@@ -123,17 +123,17 @@ def test_one_row_and_a_constant_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_few_numbers_are_no_proof_of_a_factor(count: int) -> None:
+def test_a_few_numbers_do_not_prove_a_factor(count: int) -> None:
     s = vectors(1, count)
     assert find_head_steps(s, 0.3 * s, torch.float64, known(torch.float64)) == []
 
 
-def test_equal_numbers_are_no_proof_of_a_factor() -> None:
+def test_equal_numbers_do_not_prove_a_factor() -> None:
     s = torch.full((5, 12), 3.0, dtype=torch.float64)
     assert find_head_steps(s, s + 1, torch.float64, known(torch.float64)) == []
 
 
-def test_equal_rows_are_no_proof_of_a_constant() -> None:
+def test_equal_rows_do_not_prove_a_constant() -> None:
     s = vectors(1).expand(5, 12)
     assert find_head_steps(s, s + torch.arange(12), torch.float64, known(torch.float64)) == []
 
@@ -171,7 +171,7 @@ def test_a_factor_that_the_config_names() -> None:
 def test_a_softcap() -> None:
     s = 10 * vectors()
     capped = step_candidates(
-        build("gemma2", "CausalLM", final_logit_softcapping=7.0), torch.ones(5).bool(), torch.float64
+        tiny("gemma2", "CausalLM", final_logit_softcapping=7.0), torch.ones(5).bool(), torch.float64
     )
     (link,) = find_head_steps(s, 7 * torch.tanh(s / 7), torch.float64, capped)
     assert link.note == "softcap 7 held at its ratio"

@@ -7,19 +7,10 @@ import torch
 from torch import Tensor
 
 from normscope.flow.rollout import half_residual, rollout
-from tests.flow.cases import (
-    ENCODER_DECODER,
-    ONE_SIDED,
-    heads,
-    naive,
-    naive_joint_rollout,
-    naive_rollout,
-    opened,
-    relative,
-    to_one,
-    tolerance,
-)
-from tests.test_errors import refused
+from tests.helpers.compare import refused, relative
+from tests.helpers.flow_cases import ONE_SIDED, heads, open_case, tolerance
+from tests.helpers.naive_flow import naive, naive_joint_rollout, naive_rollout, to_one
+from tests.helpers.tiny import ENCODER_DECODER
 
 
 def test_by_hand() -> None:
@@ -34,7 +25,7 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("name", ONE_SIDED)
 def test_attention_rollout(name: str) -> None:
     """Abnar & Zuidema (2020): 0.5 A + 0.5 I, A the mean of the heads, multiplied."""
-    lens, given, _, _ = opened(name, heads(name)[0])
+    lens, given, _, _ = open_case(name, heads(name)[0])
     (layers,) = naive(name, heads(name)[0]).values()
     mixed = [0.5 * one.weights.mean(0) + 0.5 * torch.eye(len(one.weights[0]), dtype=torch.float64) for one in layers]
     found = lens.flow(given, method="rollout")
@@ -47,7 +38,7 @@ def test_attention_rollout(name: str) -> None:
 @pytest.mark.parametrize("scope", ["layer", "attention-block", "attention"])
 @pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "gptj", "llama", "gemma2", "vit"])
 def test_rollout_of_a_scope(name: str, scope: str, raw: bool) -> None:
-    lens, given, _, _ = opened(name, heads(name)[0])
+    lens, given, _, _ = open_case(name, heads(name)[0])
     full = lens.analyze(given, scopes=[scope]).scopes[0]
     (layers,) = naive(name, heads(name)[0]).values()
     maps = [one.vectors[full].norm(dim=-1) for one in layers]
@@ -62,7 +53,7 @@ def test_rollout_of_a_scope(name: str, scope: str, raw: bool) -> None:
 @pytest.mark.parametrize("scope", ["layer", "attention-block"])
 @pytest.mark.parametrize("name", ENCODER_DECODER)
 def test_rollout_across_two_sides(name: str, scope: str, raw: bool) -> None:
-    lens, given, _, _ = opened(name, "Seq2SeqLM")
+    lens, given, _, _ = open_case(name, "Seq2SeqLM")
     names = lens.analyze(given, scopes=[scope])
     maps: dict[str, list[Tensor]] = {}
     for side, found in (("encoder", names.encoder), ("decoder", names.decoder)):
@@ -73,7 +64,7 @@ def test_rollout_across_two_sides(name: str, scope: str, raw: bool) -> None:
 
 
 def test_masked_tokens_have_no_row_and_no_column() -> None:
-    lens, given, _, _ = opened("bert", "MaskedLM")
+    lens, given, _, _ = open_case("bert", "MaskedLM")
     given = {key: value.clone() for key, value in given.items()}
     given["attention_mask"][0, [2, 4]] = 0
     for method in ("rollout", "rollout:layer"):
@@ -83,10 +74,10 @@ def test_masked_tokens_have_no_row_and_no_column() -> None:
 
 
 def test_scopes_that_cannot_be_rolled_out() -> None:
-    bert, given, _, _ = opened("bert", "MaskedLM")
+    bert, given, _, _ = open_case("bert", "MaskedLM")
     refused(lambda: bert.flow(given, method="rollout:LNATTN-N"), "Unknown scope", "ATTNRESLN-N")
-    refused(lambda: bert.flow(given, method="rollout-raw"), "needs a scope")
-    bart, given, _, _ = opened("bart", "Seq2SeqLM")
+    refused(lambda: bert.flow(given, method="rollout-raw"), "Which scope")
+    bart, given, _, _ = open_case("bart", "Seq2SeqLM")
     refused(lambda: bart.flow(given, method="rollout"), "BART", "cross-attention is not in its definition")
     for scope in ("ATTNRESLN-N", "attention", "XATTN-N", "ATTNRESLNXATTNRESLN-N"):
         refused(lambda scope=scope: bart.flow(given, method=f"rollout:{scope}"), "both sides", "rollout:layer")

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from normscope import Flow, NormscopeError
 from normscope.engine.saving import tensor_checksum
-from tests.test_generation import speaker, translator
-from tests.test_inputs import toy_lens
+from tests.helpers.toys import speaker, toy_lens, translator
 
 KINDS: dict[str, Any] = {
     "map": lambda: speaker().flow("the cat sat"),
@@ -90,7 +89,7 @@ def test_text_is_escaped(tmp_path: Path) -> None:
 
 
 def rewritten(path: Path, change: Any, whole: bool = True) -> Path:
-    """The file with something changed in it; `whole`: with a checksum that fits."""
+    """The file with a change; `whole`: with a matching checksum."""
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata())
     tensors, meta = load_file(path), json.loads(metadata["normscope"])

@@ -1,8 +1,7 @@
-"""Targets of a flow, and the refusal of targets that a model does not have."""
+"""Targets of a flow, and targets that a model does not have."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -11,28 +10,16 @@ from torch import Tensor, nn
 
 from normscope import Analyzer
 from normscope.inputs.encode import encode
-from tests.flow.cases import build, encoding, opened
-from tests.test_errors import refused, state_of
-from tests.test_generation import speaker, translator
-from tests.test_inputs import toy_tokenizer
+from tests.helpers.compare import refused, state_of
+from tests.helpers.flow_cases import encoding, open_case
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import masked, named_classifier, speaker, translator
 
 TEXT = "the cat sat on a"
 
 
-@cache
-def masked() -> Analyzer:
-    return Analyzer(build("bert", "MaskedLM"), toy_tokenizer())
-
-
-@cache
-def classifier() -> Analyzer:
-    labels = {0: "bad", 1: "good", 2: "so-so"}
-    model = build("bert", "SequenceClassification", num_labels=3, id2label=labels, label2id={"bad": 0})
-    return Analyzer(model, toy_tokenizer())
-
-
 def test_the_same_target_in_several_words() -> None:
-    lens = classifier()
+    lens = named_classifier()
     texts = [lens.flow("the cat", target=target) for target in (1, -2, "good", "GOOD", "1")]
     for found in texts:
         assert found.value == texts[0].value
@@ -69,8 +56,8 @@ def test_an_encoder_decoder_takes_a_pair() -> None:
 
 
 def test_a_softcap_is_held() -> None:
-    """Gemma 2's logits are ``c tanh(a / c)``: the shares of a, all scaled alike, sum to the capped logit."""
-    model = build("gemma2", "CausalLM", final_logit_softcapping=0.5)  # so low that it acts
+    """Gemma 2's logits are ``c tanh(a / c)``: the shares of a, scaled by one factor, sum to the capped logit."""
+    model = tiny("gemma2", "CausalLM", final_logit_softcapping=0.5)  # so low that it acts
     lens, given = Analyzer(model), encoding("gemma2", model)
     capped = lens.flow(given, target=3)
     model.config.final_logit_softcapping = None
@@ -98,7 +85,7 @@ def test_a_softcap_is_held() -> None:
     ],
 )
 def test_a_class_that_is_not_there(target: Any, parts: tuple[str, ...]) -> None:
-    refused(lambda: classifier().flow("the cat", target=target), *parts)
+    refused(lambda: named_classifier().flow("the cat", target=target), *parts)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +106,7 @@ def test_a_position_past_the_end(position: int) -> None:
 
 
 @pytest.mark.parametrize("position", [1.0, "1", True])
-def test_a_position_that_is_no_integer(position: Any) -> None:
+def test_a_position_that_is_not_an_integer(position: Any) -> None:
     refused(lambda: speaker().flow(TEXT, target=3, position=position), "A position is an integer")
 
 
@@ -129,25 +116,25 @@ def test_a_position_without_a_target() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "llama", "bart"])
 def test_a_model_without_a_head(name: str) -> None:
-    lens, given, _, _ = opened(name)
+    lens, given, _, _ = open_case(name)
     refused(lambda: lens.flow(given, target=1), "has no head", "AutoModelFor")
     assert lens.flow(given).maps.isfinite().all()
 
 
 def test_a_word_without_a_tokenizer() -> None:
-    lens, given, _, _ = opened("llama", "CausalLM")
+    lens, given, _, _ = open_case("llama", "CausalLM")
     refused(lambda: lens.flow(given, target="cat"), "no tokenizer")
 
 
 class Odd(nn.Module):
-    """No linear map, no norm, no activation."""
+    """Neither a linear map, nor a norm, nor an activation."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flip(-1)[..., :2]
 
 
 def test_a_head_that_is_not_understood() -> None:
-    model: Any = build("bert", "SequenceClassification")
+    model: Any = tiny("bert", "SequenceClassification")
     model.classifier = Odd().eval()
     lens, given = Analyzer(model), encoding("bert", model)
     before = state_of(model)
@@ -157,7 +144,7 @@ def test_a_head_that_is_not_understood() -> None:
 
 
 def test_a_flow_without_a_target_has_no_scores() -> None:
-    lens, given, _, _ = opened("bert", "MaskedLM")
+    lens, given, _, _ = open_case("bert", "MaskedLM")
     found = lens.flow(given)
     refused(lambda: found.scores, "no target")
     refused(lambda: found.value, "no target")
@@ -166,7 +153,7 @@ def test_a_flow_without_a_target_has_no_scores() -> None:
 
 
 def test_training_mode_and_gates_are_refused_as_elsewhere() -> None:
-    model = build("bert", "MaskedLM")
+    model = tiny("bert", "MaskedLM")
     lens, given = Analyzer(model), encoding("bert", model)
     refused(lambda: lens.flow(given, gate="shap"), "Unknown gate")
     model.train()

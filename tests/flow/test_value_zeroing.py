@@ -1,4 +1,4 @@
-"""Value Zeroing against a layer written out, and against the model's own attention with a value removed."""
+"""Value Zeroing against a hand-written layer, and against the model's own attention with one value zeroed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.flow.cases import ONE_SIDED, heads, naive_rollout, opened, relative, to_one
-from tests.flow.detached import layer_names
-from tests.oracle import LayerTrace, normalise, trace
+from tests.helpers.bert_oracle import LayerTrace, trace
+from tests.helpers.compare import relative
+from tests.helpers.detached import layer_names
+from tests.helpers.flow_cases import ONE_SIDED, heads, open_case
+from tests.helpers.naive_flow import naive_rollout, to_one
+from tests.helpers.oracle_parts import normalise
 
 OUTSIDE = ("mpnet", "deberta-v2", "gptj")  # have their own attention code
 
 
 def layer_without(layer: LayerTrace, gone: int) -> Tensor:
-    """A post-LN layer, its feed-forward and its norms computed anew, without the value vector of one token."""
+    """The output of a post-LN layer without the value vector of one token, computed by hand."""
     heads, n, _ = layer.weights.shape
     width = layer.values.shape[1] // heads
     out = torch.empty_like(layer.x)
@@ -48,7 +51,7 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["bert", "distilbert", "albert", "mpnet"])
 def test_against_a_layer_written_out(name: str) -> None:
-    lens, given, _, _ = opened(name, "MaskedLM")
+    lens, given, _, _ = open_case(name, "MaskedLM")
     maps = []
     for layer in trace(lens.model, given):
         n = len(layer.x)
@@ -62,8 +65,8 @@ def test_against_a_layer_written_out(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in ONE_SIDED if name not in OUTSIDE])
 def test_against_the_models_own_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole model is run, and one layer's attention function finds a value gone."""
-    lens, given, _, _ = opened(name, heads(name)[0])
+    """The whole model runs, and one value is zero in one layer's attention function."""
+    lens, given, _, _ = open_case(name, heads(name)[0])
     model = copy.deepcopy(lens.model)
     model.set_attn_implementation("eager")
     ((_, names),) = layer_names(model).items()
@@ -113,7 +116,7 @@ def test_against_the_models_own_attention(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_masked_tokens_are_left_out() -> None:
-    lens, given, _, _ = opened("bert", "MaskedLM")
+    lens, given, _, _ = open_case("bert", "MaskedLM")
     given = {key: value.clone() for key, value in given.items()}
     given["attention_mask"][0, [2, 4]] = 0
     found = lens.flow(given, method="value_zeroing")

@@ -10,7 +10,7 @@ from normscope import NormscopeError
 from normscope.corpus import strict
 from normscope.corpus.readers.formats import read
 from normscope.measures.alignment import Hits, argmax_links, count_gold_hits, word_maps
-from tests.corpus.files import real_file
+from tests.helpers.files import real_file
 
 # Three source tokens (two of one word, then the end), decoder inputs: start, y_1 (two subwords), y_2.
 MAP = torch.tensor(
@@ -48,7 +48,7 @@ def test_every_special_token_of_the_source_is_a_column_after_the_words() -> None
 
 
 def test_two_special_decoder_inputs() -> None:
-    """A tokenizer may begin a text with a token of its own, which follows the start token."""
+    """A tokenizer may put another special token after the start token."""
     maps = torch.tensor([[1.0], [2.0], [3.0]])
     assert word_maps(maps, (0,), (None, None, 0), "AWO").tolist() == [[2.0]]
     assert word_maps(maps, (0,), (None, None, 0), "AWI").tolist() == [[3.0]]
@@ -111,7 +111,7 @@ def test_counts_against_sets() -> None:
 
 
 def test_the_gold_links_of_a_real_corpus() -> None:
-    """One sure link for each target word that has any: all right, so that recall alone makes the error rate."""
+    """One sure link for each target word that has any: all are right, so the error rate depends on recall alone."""
     path = real_file("rwth.alignment.talp")
     entries = list(strict(read(path, source=real_file("rwth.de"), target=real_file("rwth.en"))))
     assert len(entries) == 508

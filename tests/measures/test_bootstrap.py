@@ -123,7 +123,7 @@ def test_seed_decides() -> None:
 
 
 class Counted:
-    """A generator of random numbers that knows how many it has drawn."""
+    """A random generator that counts its draws."""
 
     def __init__(self) -> None:
         self.inner, self.drawn = np.random.default_rng(1), 0

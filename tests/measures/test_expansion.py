@@ -1,4 +1,4 @@
-"""The expansion rate of an affine map, against matrices that are written out and against random vectors."""
+"""The expansion rate of an affine map, against explicit matrices and random vectors."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_intervals() -> None:
 
 
 def test_intervals_cover_what_they_say() -> None:
-    """Of 200 samples of a known mean, about 95 % of the intervals hold it."""
+    """For 200 samples with a known mean, about 95 % of the intervals contain it."""
     generator = np.random.default_rng(0)
     hits = 0
     for _ in range(200):

@@ -5,7 +5,7 @@ import torch
 
 from normscope import Analyzer, NormscopeError
 from normscope.measures.first_token import first_token_share, without_first
-from tests.tiny_layers import inputs, tiny
+from tests.helpers.tiny import inputs, tiny
 
 MAP = torch.tensor([[[4.0, 0.0, 0.0], [1.0, 3.0, 0.0], [0.0, 0.0, 0.0], [2.0, 1.0, 1.0]]])
 

@@ -38,7 +38,7 @@ def test_all_targets_are_kept_where_there_are_enough_others() -> None:
 
 
 def test_draws_are_even() -> None:
-    """Every other pair of a distance has the same chance, and so has every target where some must go."""
+    """Every other pair of a distance has the same chance, and so has every target when some must be dropped."""
     targets, others = np.array([1, 1, 2, 2, 2, 2]), np.array([1, 1, 1, 1, 2, 2])
     seen, kept = np.zeros(6), np.zeros(6)
     for seed in range(2000):

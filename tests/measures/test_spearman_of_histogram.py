@@ -1,4 +1,4 @@
-"""Spearman's correlation of a joint histogram: exact for the values as grouped, and near for those before."""
+"""Spearman's correlation of a joint histogram: exact for the grouped values, and close for the original ones."""
 
 from itertools import islice
 from math import isnan
@@ -12,7 +12,7 @@ from normscope.corpus import strict
 from normscope.corpus.readers.formats import read
 from normscope.measures.correlation import OCTAVES, log_bins, rank_resolution, spearman_of_histogram
 from normscope.papers.emnlp2020.measures import NORM_BINS, WEIGHT_BINS, kind
-from tests.corpus.files import real_file
+from tests.helpers.files import real_file
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -40,7 +40,7 @@ def test_many_pairs_nearly() -> None:
 
 
 def test_chance_is_called_so() -> None:
-    """Of null data about 5 % are at or below 0.05: of six pairs somewhat fewer, as p goes in steps."""
+    """On null data about 5 % of p-values are at most 0.05; somewhat fewer with six pairs, as p is discrete."""
     generator = np.random.default_rng(1)
     found = [spearman_p_value(*generator.standard_normal((2, 6))) for _ in range(600)]
     assert 0.01 < np.mean(np.array(found) <= 0.05) < 0.065

@@ -6,7 +6,7 @@ import pytest
 
 from normscope import NormscopeError
 from normscope.measures.tokens import is_punctuation_token, number_words
-from tests.test_inputs import toy_tokenizer
+from tests.helpers.toys import toy_tokenizer
 
 SPACE, BYTES = "\u2581", "\u0120"  # marks of sentencepiece and of byte-level BPE
 
@@ -65,7 +65,7 @@ def test_byte_level() -> None:
     assert number_words(["Hel", "lo"], [False] * 2, [0, 0]) == [0, 0]
 
 
-def test_punctuation_inside_a_given_word_is_a_word_of_its_own() -> None:
+def test_punctuation_inside_a_given_word_is_a_separate_word() -> None:
     tokens = ["[CLS]", "u", ".", "s", ".", "lamb", "-", "bas", "##ed", "[SEP]"]
     ids = [None, 0, 0, 0, 0, 1, 1, 1, 1, None]
     special = [id is None for id in ids]

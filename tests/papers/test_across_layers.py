@@ -16,8 +16,7 @@ from normscope.papers.across_layers import PAPER
 from normscope.papers.across_layers.measures import effective
 from normscope.papers.study import reproduce
 from normscope.reports.report import Report
-from tests.test_generation import speaker, translator
-from tests.test_inputs import toy_lens
+from tests.helpers.toys import speaker, toy_lens, translator
 
 TEXTS = ("the cat sat on a mat", "the cat sat", "a mat on the cat sat on the mat")
 

@@ -1,4 +1,4 @@
-"""EMNLP 2020 end to end: every number of a report on a small corpus against a computation of its own."""
+"""EMNLP 2020 end to end: every number of a report on a small corpus against an independent computation."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ from normscope.papers.emnlp2020.measures import KINDS, kind, weight_norm_counts
 from normscope.papers.emnlp2020.shared import norm_moments
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Picture, Report, Section, Table
-from tests.corpus.files import letters_tokenizer
-from tests.tiny import tiny
-from tests.tiny_layers import tiny as tiny_layers
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import letters_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["cat", "dog", "sat", "ran", "on", "mat", "and", "big", "red", "bird", "the"]
@@ -69,7 +68,7 @@ def lens() -> Analyzer:
 
 @pytest.fixture(scope="module")
 def alone(lens: Analyzer, data: Path) -> list[Any]:
-    """Each line by itself."""
+    """The analysis of each line alone."""
     return [lens.analyze(line, heads=True) for line in data.read_text().splitlines()]
 
 
@@ -95,7 +94,7 @@ def setting_of(lens: Analyzer, data: Path, reader: dict[str, Any] | None = None,
 
 
 def section_of(name: str, out: Path, setting: Setting) -> Section:
-    """A section made anew from the tables of a report's runs."""
+    """A section computed again from the tables of a report's runs."""
     experiment = EXPERIMENTS[name]
     return experiment.section(
         setting, {plan.name: corpus.open(out / "runs" / plan.name) for plan in experiment.runs(setting)}
@@ -292,7 +291,7 @@ def test_kinds_of_tokens() -> None:
 
 
 def test_pairs_that_a_causal_model_masks_do_not_count() -> None:
-    model = tiny_layers("gpt2")
+    model = tiny("gpt2")
     result = Analyzer(model).analyze({"input_ids": [5, 6, 7, 8, 9]}, heads=True)
     found = weight_norm_counts(result)
     assert found["count"].sum() == 2 * 4 * 15
@@ -301,7 +300,7 @@ def test_pairs_that_a_causal_model_masks_do_not_count() -> None:
 
 def test_a_causal_model(data: Path, tmp_path: Path) -> None:
     """Its first tokens are seen by more outputs than the last: attention received is the mean over these."""
-    lens = Analyzer(tiny_layers("gpt2"), marks_tokenizer())
+    lens = Analyzer(tiny("gpt2"), marks_tokenizer())
     corpus.run(data, lens, tmp_path / "run", measures=["token_means"], limit=3)
     rows = corpus.open(tmp_path / "run").scan("token_means").collect().sort("id", "position")
     for line, (_, found) in zip(data.read_text().splitlines(), rows.group_by("id", maintain_order=True), strict=False):
@@ -355,7 +354,7 @@ def pairs_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def translator() -> Analyzer:
-    return Analyzer(tiny_layers("marian", "Seq2SeqLM", vocab_size=64), letters_tokenizer())
+    return Analyzer(tiny("marian", "Seq2SeqLM", vocab_size=64), letters_tokenizer())
 
 
 READER = {"possible": "maybe"}
@@ -509,7 +508,7 @@ def test_what_alignment_needs(
 
 
 def faults(translator: Analyzer, path: Path, out: Path) -> dict[str, str]:
-    """Why entries were left out of the run; the others are in its tables."""
+    """The reasons for which entries were left out of the run; the others are in its tables."""
     measures = ["alignment_hits", "cross_norms"]
     corpus.run(path, translator, out, measures=measures, format="alignments", reader=READER)
     run = corpus.open(out)
@@ -528,8 +527,8 @@ def test_a_pair_that_does_not_fit_its_links_is_a_fault(translator: Analyzer, pai
     assert "joins word 1 to target word 2" in said[1]
 
 
-def test_words_that_cannot_be_told_apart_are_a_fault(translator: Analyzer, pairs_file: Path, tmp_path: Path) -> None:
-    """The model was given other tokens than the words make: here one less, since the text was cut."""
+def test_words_that_cannot_be_distinguished_are_a_fault(translator: Analyzer, pairs_file: Path, tmp_path: Path) -> None:
+    """The model read other tokens than those of the words: here one fewer, since the text was truncated."""
     lines = pairs_file.read_text().splitlines()
     lines[4] = json.dumps({"src_words": ["a", "\u0301"], "tgt_words": ["b"], "alignment": [[0, 0]], "maybe": []})
     path = tmp_path / "pairs.jsonl"
@@ -539,7 +538,7 @@ def test_words_that_cannot_be_told_apart_are_a_fault(translator: Analyzer, pairs
 
 
 def _dropping(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The tokenizer, deaf to accents."""
+    """A tokenizer that drops accents."""
     found = copy.deepcopy(tokenizer)
     found.backend_tokenizer.normalizer = normalizers.StripAccents()
     return found

@@ -1,4 +1,4 @@
-"""EMNLP 2021: every table against a computation of its own, straight from analyze() or from the model."""
+"""EMNLP 2021: every table against an independent computation, straight from analyze() or from the model."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ from normscope.papers.emnlp2021.shared import claim_over_layers
 from normscope.papers.readings import describe, parse
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Picture, Section, Table
-from tests.test_inputs import WORDS as VOCABULARY
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
-from tests.tiny_layers import tiny as tiny_layers
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import WORDS as VOCABULARY
+from tests.helpers.toys import toy_tokenizer
 
 WORDS = [word for word in VOCABULARY if word.isalpha()]
 METHODS = ("ATTN-W", "ATTN-N", "ATTNRES-W", "ATTNRES-N", "ATTNRESLN-N")
@@ -42,7 +41,7 @@ SECTIONS = {experiment.name: experiment for experiment in PAPER.experiments}
 
 @dataclass
 class Case:
-    """A setting and the runs that the experiments read, made when they are first asked for."""
+    """A setting and the runs that the experiments read, made on first use."""
 
     setting: Setting
     folder: Path
@@ -100,8 +99,8 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """A tiny causal one of three, whose tokenizer even knows a mask token."""
-    model = tiny_layers("llama", "CausalLM", num_hidden_layers=3)
+    """A tiny causal language model of three layers, whose tokenizer has a mask token."""
+    model = tiny("llama", "CausalLM", num_hidden_layers=3)
     tokenizer = copy.deepcopy(toy_tokenizer())
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     return case(Analyzer(model, tokenizer), tmp_path_factory.mktemp("llama"))
@@ -229,7 +228,7 @@ def test_a_claim_over_layers(bert: Case) -> None:
 
 
 def test_published_depth_is_that_of_the_last_method() -> None:
-    """The layers are published in whole percents. What they allow, with ties broken either way, tells the method."""
+    """The layers are published in whole percents; the values they allow identify the method, with any ties."""
     reference = published.reference("emnlp2021")
     fits = []
     for scope in METHODS:
@@ -342,7 +341,7 @@ def test_what_is_missing(bert: Case) -> None:
     assert comparison.missing(replace(without, example="a cat")) is None
     assert "tokenizer" in (comparison.missing(replace(without, lens=Analyzer(tiny("bert")), example="a cat")) or "")
     assert [name for name, one in SECTIONS.items() if not one.runs(without)] == ["comparison", "expansion"]
-    vision = replace(bert.setting, lens=Analyzer(tiny_layers("vit"), object()), example="a cat")
+    vision = replace(bert.setting, lens=Analyzer(tiny("vit"), object()), example="a cat")
     for name in ("comparison", "frequency"):
         assert "this model reads no text" in (SECTIONS[name].missing(vision) or "")
 
@@ -442,7 +441,7 @@ def test_a_pre_ln_model_has_its_own_names(llama: Case) -> None:
     section = llama.section("mixing")
     for scope in names:
         joined = np.concatenate([one.ravel() for one in percents(llama, "plain", scope)])
-        # Llama's norms are in float32 whatever the model is in, so that padding in a batch moves the last digits.
+        # Llama's norms are always computed in float32, so padding in a batch changes the last digits.
         assert section.numbers[f"mixing.{scope}.mean"] == pytest.approx(joined.mean(), rel=1e-6)
         assert section.numbers[f"mixing.{scope}.min"] == pytest.approx(0, abs=1e-12)  # the first token sees itself only
     assert "no masked tokens" in section.text
@@ -459,7 +458,7 @@ def test_a_pre_ln_model_has_its_own_names(llama: Case) -> None:
 
 def test_methods_of_other_architectures() -> None:
     def names(family: str, head: str | None = None) -> tuple[str, ...]:
-        return methods(Analyzer(tiny_layers(family, head)))
+        return methods(Analyzer(tiny(family, head)))
 
     assert names("gpt_neox") == ("ATTN-W", "LNATTN-N", "LNATTNFFRES-N")
     assert names("gemma2") == ("ATTN-W", "LNATTN-N", "LNATTNLN-N", "LNATTNLNRES-W", "LNATTNLNRES-N")
@@ -471,7 +470,7 @@ def test_methods_of_other_architectures() -> None:
 def test_a_parallel_layer_and_an_encoder_decoder(family: str, tmp_path: Path) -> None:
     tokenizer = copy.deepcopy(toy_tokenizer())
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    one = case(Analyzer(tiny_layers(family, "Seq2SeqLM" if family == "bart" else None), tokenizer), tmp_path, 4)
+    one = case(Analyzer(tiny(family, "Seq2SeqLM" if family == "bart" else None), tokenizer), tmp_path, 4)
     for experiment in PAPER.experiments:
         section = one.section(experiment.name)
         assert section.parts

@@ -1,4 +1,4 @@
-"""The feed-forward paper on tiny models: every number against one made directly from analyze()."""
+"""The feed-forward paper on tiny models: every number against one computed directly from analyze()."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, removal_co
 from normscope.papers.feed_forward.shared import Layout, layout
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Report, Section
-from tests import tiny_layers
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import toy_tokenizer
 
 NOUNS, OTHERS = ("cat", "dog", "mat", "bird"), ("a", "the", "sat", "ran", "on", "and", "big", "red", "saw", "it")
 SCOPES = (
@@ -81,7 +80,7 @@ def lens() -> Analyzer:
 
 @pytest.fixture(scope="module")
 def causal() -> Analyzer:
-    return Analyzer(tiny_layers.tiny("gpt2"), toy_tokenizer())
+    return Analyzer(tiny("gpt2"), toy_tokenizer())
 
 
 def run_paper(lens: Analyzer, data: Path, out: Path, **options: Any) -> Report:
@@ -102,7 +101,7 @@ def made_causal(causal: Analyzer, data: Path, tmp_path_factory: pytest.TempPathF
 
 
 def section(lens: Analyzer, out: Path, name: str, **readings: Any) -> Section:
-    """One experiment's section of a finished run, read otherwise."""
+    """One experiment's section of a finished run, with other readings."""
     setting = Setting(lens, "data", None, {}, Readings(**{"resamples": 300} | readings), None, None, (), None)
     (experiment,) = [one for one in PAPER.experiments if one.name == name]
     return experiment.section(setting, {path.name: corpus.open(path) for path in (out / "runs").iterdir()})
@@ -411,7 +410,7 @@ def test_nothing_to_compare(lens: Analyzer, tmp_path: Path) -> None:
 
 
 def test_what_cannot_run(data: Path, tmp_path: Path) -> None:
-    parallel = Analyzer(tiny_layers.tiny("gpt_neox"), toy_tokenizer())
+    parallel = Analyzer(tiny("gpt_neox"), toy_tokenizer())
     assert layout(parallel) is None
     with pytest.raises(NormscopeError, match="beside the attention"):
         run_paper(parallel, data, tmp_path / "out")
@@ -435,7 +434,7 @@ def test_what_cannot_run(data: Path, tmp_path: Path) -> None:
 
 
 def test_gemma_has_a_norm_after_its_feed_forward() -> None:
-    found = scopes_of(Analyzer(tiny_layers.tiny("gemma2")))
+    found = scopes_of(Analyzer(tiny("gemma2")))
     assert found.added != found.ff
     assert found.chain[found.chain.index(found.ff) + 1] == found.added
     assert found.component(found.ff) == "FF"

@@ -13,8 +13,8 @@ from normscope import NormscopeError, default_model
 from normscope.corpus import Entry, strict
 from normscope.corpus.readers.formats import read as read_corpus
 from normscope.papers.frequencies import Frequencies, count, fit, read, refuse_misfit, token_ids
-from tests.corpus.files import real_file
-from tests.test_inputs import WORDS, toy_tokenizer
+from tests.helpers.files import real_file
+from tests.helpers.toys import WORDS, toy_tokenizer
 
 
 def written(path: Path, text: str) -> Path:
@@ -39,7 +39,7 @@ def test_tokens_and_counts(tmp_path: Path, header: str, suffix: str, mark: str) 
 
 
 def test_marks_that_are_tokens(tmp_path: Path) -> None:
-    """A comma, a quotation mark: with tabs as they are, in CSV quoted."""
+    """A comma and a quotation mark: unchanged in TSV, quoted in CSV."""
     tokenizer = AutoTokenizer.from_pretrained(default_model.find())
     vocabulary = tokenizer.get_vocab()
     expected = {vocabulary[","]: 5, vocabulary['"']: 4, vocabulary["the"]: 9}

@@ -1,4 +1,4 @@
-"""Published numbers: those that the papers are known by, and which model and corpus they are for."""
+"""Published numbers: the papers' main results, with the model and corpus of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from normscope import Analyzer
 from normscope.papers import published
-from tests.tiny import tiny
+from tests.helpers.tiny import tiny
 
 
 def lens(name: str, layers: int, width: int, kind: str = "bert") -> Any:
@@ -50,7 +50,7 @@ def test_figures_of_another_corpus_or_model_are_left_out() -> None:
     }
     assert published.figures("emnlp2020", None, "wikipedia") == {}
     assert published.figures("emnlp2020", "bert-large", "wikipedia") == {}
-    assert published.figures("a paper of one's own", "bert-base", "wikipedia") == {}
+    assert published.figures("another paper", "bert-base", "wikipedia") == {}
 
 
 def test_shares_of_attention_sum_to_one() -> None:

@@ -1,4 +1,4 @@
-"""Readings: values from KEY=VALUE, and what is refused."""
+"""Readings: values from KEY=VALUE, and refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a paper: what can run, merged runs that resume, the report, and the command. The paper here is made up."""
+"""Running a made-up paper: available experiments, merged runs that resume, the report, and the command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-import torch
 import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
@@ -28,9 +27,8 @@ from normscope.papers.runs import RunPlan, StoppedError, merge
 from normscope.papers.study import PAPERS, Experiment, Paper, Setting, find, reproduce
 from normscope.reports import facts
 from normscope.reports.report import Claim, Report, Section, Table
-from tests.test_inputs import WORDS as VOCABULARY
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
+from tests.helpers.toys import WORDS as VOCABULARY
+from tests.helpers.toys import save_model
 
 WORDS = [word for word in VOCABULARY if word.isalpha()]
 
@@ -105,20 +103,14 @@ MADE_UP = Paper(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a tokenizer, of the name of one of the papers', but not of its shape."""
-    place = tmp_path_factory.mktemp("model") / "bert-tiny"
-    tiny("bert", dtype=torch.float32, max_position_embeddings=24).save_pretrained(place)
-    toy_tokenizer().save_pretrained(place)
-    return place
+    """A tiny model with a tokenizer, with the name of one of the papers' models but another shape."""
+    return save_model(tmp_path_factory.mktemp("model") / "bert-tiny", max_position_embeddings=24)
 
 
 @pytest.fixture(scope="module")
 def papers_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of the name and the shape of one of the papers'."""
-    place = tmp_path_factory.mktemp("papers") / "bert-tiny"
-    tiny("bert", dtype=torch.float32, hidden_size=128).save_pretrained(place)
-    toy_tokenizer().save_pretrained(place)
-    return place
+    """A tiny model with the name and the shape of one of the papers' models."""
+    return save_model(tmp_path_factory.mktemp("papers") / "bert-tiny", hidden_size=128)
 
 
 @pytest.fixture
@@ -177,7 +169,7 @@ def test_what_is_done_is_not_done_again(data: Path, folder: Path, tmp_path: Path
     assert made(data, folder, tmp_path / "out").numbers == first.numbers
     assert times(tmp_path / "out") == before
     assert (tmp_path / "out/report.html").read_bytes() == page
-    # A part of what is there needs no run of its own, and another reading of the same tables neither.
+    # Neither a part of the finished experiments nor another reading of the same tables needs a new run.
     again = made(data, folder, tmp_path / "out", experiments=["mixing"], readings=["percent=false"])
     assert times(tmp_path / "out") == before
     assert again.numbers["mixing.ATTNRESLN-N.mean"] == pytest.approx(first.numbers["mixing.ATTNRESLN-N.mean"] / 100)

@@ -1,4 +1,4 @@
-"""Published numbers beside ours: what passes, what does not, and what does not count."""
+"""Published numbers beside ours: passed, failed, and not counted."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_published_numbers_pass_against_themselves() -> None:
                 assert failures(check_numbers(below, figures)) == 0
 
 
-def test_every_published_number_has_a_rule_of_its_own() -> None:
+def test_every_published_number_has_its_own_rule() -> None:
     for paper in PAPERS:
         for key in published.reference(paper):
             assert rule_of(key) is not RULES[-1], key

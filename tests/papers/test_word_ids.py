@@ -14,7 +14,8 @@ from normscope import NormscopeError
 from normscope.corpus import strict
 from normscope.corpus.readers.formats import read
 from normscope.papers.emnlp2020.word_ids import word_ids
-from tests.corpus.files import letters_tokenizer, real_file
+from tests.helpers.files import real_file
+from tests.helpers.toys import letters_tokenizer
 
 
 class Slow:
@@ -31,7 +32,7 @@ class Slow:
         given = f" {text or text_target}"
         pieces = []
         for word in given.replace(" of the", " of_the" if self.merges else " of the").split(" ")[1:]:
-            marked = f"_{word}" if text else f"^{word}"  # the two sides have pieces of their own
+            marked = f"_{word}" if text else f"^{word}"  # the two sides have different pieces
             pieces += [marked] if "_" in word else [marked[n : n + 2] for n in range(0, len(marked), 2)]
         ids = [self.known.setdefault(piece, 3 + len(self.known)) for piece in pieces]
         return {"input_ids": [*ids, 2] if add_special_tokens else ids}

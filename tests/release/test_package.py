@@ -1,4 +1,4 @@
-"""The wheel and the source archive: what is in them, and that the wheel alone is enough in an empty environment."""
+"""The wheel and the source archive: their contents, and the wheel alone in an empty environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from normscope import __version__
-from tests.release.fresh import ROOT, copied, environment, run
+from tests.helpers.fresh import ROOT, copy_project, environment, run
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dist(place: Path) -> Path:
     """Both archives, the wheel built from the source archive."""
-    clone = copied(place / "clone")
+    clone = copy_project(place / "clone")
     out = place / "dist"
     run([sys.executable, "-m", "build", "--outdir", out], clone, environment(place / "home"))
     return out
@@ -70,7 +70,13 @@ def test_what_the_source_archive_holds(dist: Path) -> None:
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
-    for name in ("src/normscope/__init__.py", "tests/oracle.py", "docs/concepts.md", "Makefile", "constraints.txt"):
+    for name in (
+        "src/normscope/__init__.py",
+        "tests/helpers/layer_oracle.py",
+        "docs/concepts.md",
+        "Makefile",
+        "constraints.txt",
+    ):
         assert name in names
     assert not [name for name in names if "node_modules" in name or name.startswith((".venv", "site/", "dist/"))]
 

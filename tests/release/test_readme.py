@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import blocks, commands
-from tests.docs.test_code_blocks import SAMPLES, TRAINED
-from tests.release.fresh import copied, environment, run
+from tests.helpers.fresh import copy_project, environment, run
+from tests.helpers.pages import SAMPLES, TRAINED, blocks, commands
 
 pytestmark = pytest.mark.slow
 LEFT_OUT = ["make", "test"]  # which runs this test
 
 
 def test_the_readme_word_for_word(tmp_path: Path) -> None:
-    clone = copied(tmp_path / "clone")
+    clone = copy_project(tmp_path / "clone")
     env = environment(tmp_path / "home", clone / ".venv" / "bin")  # what `make demo` makes, and people then activate
     for name, text in SAMPLES.items():
         (clone / name).write_text(text, encoding="utf-8")
@@ -39,7 +38,7 @@ def test_the_readme_word_for_word(tmp_path: Path) -> None:
 
 
 def serve(words: list[str], cwd: Path, env: Mapping[str, str]) -> None:
-    """Started, seen to be up, stopped with Ctrl-C."""
+    """Start the server, wait until it answers, stop it with Ctrl-C."""
     found = False
     with subprocess.Popen(
         [*words, "--port", "0"], cwd=cwd, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

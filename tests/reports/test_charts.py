@@ -1,4 +1,4 @@
-"""Charts: what is drawn, text that is not mathematics, and the same file for the same chart."""
+"""Charts: their contents, text that is not parsed as mathematics, and identical files for identical charts."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_large_maps_and_many_points_are_images() -> None:
     assert "<image" not in charts.svg(ALL["scatter"](), "a")
 
 
-def test_labels_are_thinned_where_there_is_no_room() -> None:
+def test_labels_are_thinned_for_lack_of_room() -> None:
     (axes, _) = ALL["long map"]().axes
     assert len(axes.get_xticks()) < 40
     assert [label.get_text() for label in axes.get_xticklabels()][:2] == ["0", str(int(axes.get_xticks()[1]))]

@@ -1,4 +1,4 @@
-"""The files of a report: complete, standing alone, and closed to whatever tokens hold."""
+"""The files of a report: complete, self-contained, and safe with any token."""
 
 from __future__ import annotations
 

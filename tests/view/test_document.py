@@ -1,4 +1,4 @@
-"""Header and arrays: whole, for every kind of model, and in the order that the format says."""
+"""Header and arrays: complete, for every kind of model, and in the order of the format."""
 
 import json
 import zlib
@@ -15,10 +15,10 @@ from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.view.document import as_json, cells, header, packed, sides_of, size_of
 from normscope.view.labels import visible
 from normscope.view.log16 import Range, decode
-from tests.test_generation import picture, speaker
-from tests.tiny_layers import inputs, tiny
-from tests.view.fake import NASTY, SCOPES, fake, fake_picture, fake_translation
-from tests.view.models import KINDS, LENSES, result_of
+from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
+from tests.helpers.kinds import KINDS, LENSES, result_of
+from tests.helpers.tiny import inputs, tiny
+from tests.helpers.toys import SCOPES, picture, speaker
 
 KEYS = {"format", "title", "text", "warnings", "model", "encoding", "precision", "sides", "image", "flow"}
 SIDE = {

@@ -1,4 +1,4 @@
-"""Files: what they hold, and what is refused before anything is computed."""
+"""Files: their contents, and requests that are refused before anything is computed."""
 
 import json
 import math
@@ -16,8 +16,9 @@ from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
 from normscope.view.export import as_dict, export
 from normscope.view.formats import SUFFIXES, check_path
-from tests.view.fake import NASTY, SCOPES, fake, fake_translation
-from tests.view.models import result_of
+from tests.helpers.fakes import NASTY, fake, fake_translation
+from tests.helpers.kinds import result_of
+from tests.helpers.toys import SCOPES
 
 
 @pytest.mark.parametrize("suffix", [*SUFFIXES, ".PNG", ".Html"])

@@ -1,4 +1,4 @@
-"""Figures: what is drawn, that it is literal, and that nothing global changes."""
+"""Figures: their contents, tokens drawn literally, and no change of global state."""
 
 import sys
 import warnings
@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
 from normscope.view.figure import figure_of, save
-from tests.view.fake import NASTY, SCOPES, SENTENCE, fake, fake_picture
+from tests.helpers.fakes import NASTY, SENTENCE, fake, fake_picture
+from tests.helpers.toys import SCOPES
 
 
 def draw(analysis: Analysis, scope: str | None = None, layer: int | None = None) -> Figure:
@@ -52,7 +53,7 @@ def test_weights_are_named_as_such() -> None:
     assert draw(fake(), "ATTN-W", 0).axes[1].get_ylabel() == "attention weight"
 
 
-def test_a_diagonal_beyond_the_scale_is_said() -> None:
+def test_a_diagonal_beyond_the_scale_is_mentioned() -> None:
     figure = draw(fake(), "layer", 5)
     assert "(the token itself: up to 8.51, beyond the scale)" in figure.axes[1].get_ylabel()
 

@@ -1,4 +1,4 @@
-"""The 16-bit code: zero is exact, all else within the precision that is stated."""
+"""The 16-bit code: zero is exact, everything else within the stated precision."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The page: complete, self-contained, and closed to what tokens may hold."""
+"""The page: complete, self-contained, and safe with any token."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ from normscope.view import bundle
 from normscope.view.document import packed
 from normscope.view.labels import visible
 from normscope.view.page import page, served_page, write
-from tests.view.fake import NASTY, fake, fake_picture, fake_translation
+from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
 
 NAME = "</title><script>alert(1)</script>{policy}{title}{style}{without}"
 
@@ -97,7 +97,7 @@ def test_language_and_charset_come_first() -> None:
     assert page(fake()).startswith('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
 
 
-def test_readers_without_scripts_are_told_the_strongest_cells() -> None:
+def test_readers_without_scripts_see_the_strongest_cells() -> None:
     source = page(fake_translation())
     without = source.partition("<noscript>")[2].partition("</noscript>")[0]
     assert "some/model: decoder 3 tokens, 6 layers; encoder 2 tokens, 6 layers" in without

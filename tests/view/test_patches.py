@@ -12,7 +12,7 @@ from rich.console import Console
 from normscope.errors import NormscopeError
 from normscope.view import patches, terminal
 from normscope.view.export import export
-from tests.view.fake import fake, fake_picture
+from tests.helpers.fakes import fake, fake_picture
 
 PIXELS = np.arange(20 * 40 * 3, dtype=np.uint8).reshape(20, 40, 3)
 
@@ -42,7 +42,7 @@ def test_another_output(token: str | int) -> None:
     assert frame.get_xy() == (-0.5, 0.5)
 
 
-def test_own_patch_beyond_the_scale_is_said() -> None:
+def test_own_patch_beyond_the_scale_is_mentioned() -> None:
     made = fake_picture().plot("layer", 0, token="1,2").figure
     assert "Its own patch (framed): " in made.get_supxlabel().replace("\n", " ")
 
@@ -83,7 +83,7 @@ def test_over_a_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "given", ["missing.png", __file__, 5, [[["a"]]], np.zeros((3, 4, 5)), np.zeros(3), {}], ids=str
 )
-def test_what_is_no_picture_is_refused(given: Any) -> None:
+def test_anything_but_a_picture_is_refused(given: Any) -> None:
     with pytest.raises(NormscopeError, match=r"(?i)image|picture"):
         fake_picture().plot(image=given)
 

@@ -1,4 +1,4 @@
-"""The part of a document that tells of a target, and the files that carry it."""
+"""The part of a document about a target, and the files that contain it."""
 
 import json
 import math
@@ -8,33 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from normscope import NormscopeError
-from normscope.flow.result import Flow, Scores
 from normscope.view.document import as_json, header, packed
-from tests.view.fake import NASTY, fake, fake_translation
-from tests.view.models import INPUTS, LENSES, result_of
+from tests.helpers.fakes import NASTY, fake, fake_flow, fake_translation
+from tests.helpers.kinds import LENSES, flow_of, result_of
 
 SCORES = {
     *("method", "target", "position", "value", "remainder", "completeness", "columns", "scores", "layers"),
     "remainders",
 }
-
-
-def flow_of(kind: str, **options: Any) -> Flow:
-    given, more = INPUTS[kind]
-    text = (given(), more["text_target"]) if more else given()
-    return LENSES[kind]().flow(text, **{"target": "top", **options})
-
-
-def made_up(analysis: Any, target: str = "logit of 'x'", **changes: Any) -> Flow:
-    """A flow to the tokens of an analysis."""
-    count = len(analysis.columns)
-    scores = torch.linspace(-1, 2, count)
-    value = float(scores.sum()) + 0.25
-    to = replace(Scores(target, value, scores, 0.25, 1e-7), **changes)
-    return Flow("exact", analysis.rows, analysis.columns, analysis.layers, to)
 
 
 @pytest.mark.parametrize("kind", ["causal", "encoder-decoder"])
@@ -61,7 +44,7 @@ def test_a_flow_in_the_header(kind: str) -> None:
 
 
 def test_a_method_without_a_remainder() -> None:
-    """Its scores are no decomposition: what is not a number is null."""
+    """Its scores are not a decomposition: NaN becomes null."""
     found = header(result_of("causal"), flow=flow_of("causal", method="rollout"))["flow"]
     assert found["remainder"] is None
     assert found["completeness"] is None
@@ -102,20 +85,20 @@ def embedded(page: str) -> dict[str, Any]:
 
 def test_pages_carry_a_flow(tmp_path: Path) -> None:
     analysis = fake()
-    flow = made_up(analysis)
+    flow = fake_flow(analysis)
     page = analysis.to_html(tmp_path / "a.html", flow=flow).read_text()
     assert embedded(page)["flow"]["value"] == pytest.approx(flow.value)
     assert "Scores of the tokens for the <bdi>logit of &#x27;x&#x27;</bdi>" in page  # also without scripts
     assert embedded(analysis.to_html(tmp_path / "c.html").read_text())["flow"] is None
     two = fake_translation()
-    path = two.to_html(tmp_path / "d.html", flow=made_up(two.decoder))
+    path = two.to_html(tmp_path / "d.html", flow=fake_flow(two.decoder))
     assert len(embedded(path.read_text())["flow"]["scores"]) == 5
 
 
 def test_targets_and_tokens_that_would_like_to_be_tags(tmp_path: Path) -> None:
     analysis = fake(NASTY)
     hack = "</script><script>alert(1)</script>\u202e\u2028"
-    page = analysis.to_html(tmp_path / "x.html", flow=made_up(analysis, f"logit of {hack}")).read_text()
+    page = analysis.to_html(tmp_path / "x.html", flow=fake_flow(analysis, f"logit of {hack}")).read_text()
     assert "alert(1)</script>" not in page
     target = embedded(page)["flow"]["target"]
     assert target == "logit of </script><script>alert(1)</script>\\u202e\\u2028"
@@ -126,5 +109,5 @@ def test_a_widget_carries_a_flow() -> None:
     from normscope.view.widget import widget
 
     analysis = fake()
-    assert widget(analysis, made_up(analysis)).header["flow"]["method"] == "exact"
+    assert widget(analysis, fake_flow(analysis)).header["flow"]["method"] == "exact"
     assert widget(analysis).header["flow"] is None

@@ -13,7 +13,8 @@ from rich.console import Console, RenderableType
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
 from normscope.view import terminal
-from tests.view.fake import NASTY, SCOPES, SENTENCE, fake
+from tests.helpers.fakes import NASTY, SENTENCE, fake
+from tests.helpers.toys import SCOPES
 
 LONG = [f"t{k}" for k in range(70)]
 
@@ -170,7 +171,7 @@ def test_own_cells_follow_rows_and_sides() -> None:
     assert terminal.own_cells(fake(("a",), source=("x", "y"))).tolist() == [[True, False, False]]
 
 
-def test_sides_are_told_apart() -> None:
+def test_sides_are_distinguished() -> None:
     text = shown(terminal.heat_map(fake(("le", "chat"), source=("the", "cat"))))
     assert "columns: inputs (decoder | encoder tokens)" in text
 

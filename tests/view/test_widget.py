@@ -1,4 +1,4 @@
-"""A result in a notebook: the widget, a picture, a line of text, as far as the parts are installed."""
+"""A result in a notebook: the widget, a picture, a line of text, depending on the installed packages."""
 
 import gc
 import importlib.util
@@ -14,7 +14,7 @@ from normscope import NormscopeError
 from normscope.view import bundle
 from normscope.view.document import packed
 from normscope.view.widget import VIEW, mimebundle, plain, widget
-from tests.view.fake import NASTY, fake, fake_picture, fake_translation
+from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -63,7 +63,7 @@ def test_without_anywidget_and_matplotlib(monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_what_cannot_be_drawn_is_said_in_words() -> None:
+def test_results_that_cannot_be_drawn_are_described_in_words() -> None:
     broken = replace(fake().measured["ATTN-N"], map=torch.full((6, 11, 11), torch.nan))
     data, _ = mimebundle(replace(fake(), measured={"ATTN-N": broken}))
     assert VIEW not in data
@@ -89,7 +89,7 @@ def test_results_are_not_kept_alive() -> None:
 
 
 def test_ipython_shows_it() -> None:
-    """IPython's own formatter takes the bundle as it is."""
+    """IPython's own formatter accepts the bundle."""
     formatters = pytest.importorskip("IPython.core.formatters")
     data, _ = formatters.DisplayFormatter().format(fake())
     assert {VIEW, "image/png", "text/plain"} <= set(data)

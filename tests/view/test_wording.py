@@ -52,7 +52,7 @@ def test_the_viewer_leaves_out_what_it_cannot_do() -> None:
 
 @pytest.mark.parametrize("wording", [COMMAND_LINE, VIEWER], ids=["command line", "viewer"])
 def test_phrases_are_those_of_the_library(wording: Wording) -> None:
-    """A message that is changed takes its wording here with it."""
+    """A changed message needs a changed wording here."""
     files = [path for path in Path(normscope.__file__).parent.rglob("*.py") if path.name != "wording.py"]
     source = "\n".join(path.read_text(encoding="utf-8") for path in files)
     joined = re.sub(r"\"\s*\n\s*f?\"", "", source)  # strings over several lines

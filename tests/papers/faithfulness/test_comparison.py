@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
@@ -16,9 +15,9 @@ from normscope.cli.faithfulness import faithfulness
 from normscope.corpus import shards
 from normscope.papers.faithfulness.comparison import compare
 from normscope.papers.faithfulness.settings import Settings
-from tests.papers.faithfulness.cases import causal, classifier, corpus_file
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
+from tests.helpers.files import labelled_file
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import causal, classifier, save_model, toy_tokenizer
 
 READER = {"text": "text", "label": "label"}
 
@@ -29,7 +28,7 @@ def numbers(folder: Path) -> dict[str, float]:
 
 
 def test_a_classifier(tmp_path: Path) -> None:
-    report, path = compare(classifier(), corpus_file(tmp_path), tmp_path / "out", reader=READER)
+    report, path = compare(classifier(), labelled_file(tmp_path), tmp_path / "out", reader=READER)
     assert path == tmp_path / "out" / "report.html"
     assert [section.name for section in report.sections] == ["aopc", "accuracy", "curves", "agreement"]
     assert {name for name, _ in report.skipped} >= {"alti+", "alti_logit"}
@@ -51,7 +50,7 @@ def test_a_classifier(tmp_path: Path) -> None:
 
 def test_a_causal_model(tmp_path: Path) -> None:
     settings = Settings(methods=("exact", "alti_logit", "leave_one_out"), positions=2, target="given")
-    report, _ = compare(causal(), corpus_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
+    report, _ = compare(causal(), labelled_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
     facts = dict(report.facts)
     assert "2 positions drawn at random" in facts["prediction"]
     assert "really there" in facts["target"]
@@ -65,12 +64,12 @@ def test_a_causal_model(tmp_path: Path) -> None:
 
 def test_one_erasure_only(tmp_path: Path) -> None:
     settings = Settings(methods=("exact",), erasures=("delete",))
-    compare(classifier(), corpus_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
+    compare(classifier(), labelled_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
     assert not any(".mask." in key for key in numbers(tmp_path / "out"))
 
 
 def test_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, settings = corpus_file(tmp_path), Settings(methods=("exact",))
+    data, settings = labelled_file(tmp_path), Settings(methods=("exact",))
     compare(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
     before = numbers(tmp_path / "out")
 
@@ -89,7 +88,7 @@ def test_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    data = corpus_file(tmp_path)
+    data = labelled_file(tmp_path)
     for settings, reason in (
         (Settings(methods=("alti_logit",)), "alti_logit.*is not for BERT"),
         (Settings(methods=("nope",)), "Unknown method 'nope'"),
@@ -109,12 +108,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    tiny("bert", "SequenceClassification", num_labels=3, dtype=torch.float32).save_pretrained(folder)
-    toy_tokenizer().save_pretrained(folder)
+    folder = save_model(tmp_path / "model", "SequenceClassification", num_labels=3)
     app = typer.Typer()
     app.command()(faithfulness)
-    given = [str(corpus_file(tmp_path)), "--model", str(folder), "--reader", "text=text"]
+    given = [str(labelled_file(tmp_path)), "--model", str(folder), "--reader", "text=text"]
     given += ["--reader", "label=label", "--method", "exact", "--method", "alti", "--by", "mask", "--limit", "4"]
     result = CliRunner().invoke(app, [*given, "-o", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output

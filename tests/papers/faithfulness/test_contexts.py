@@ -1,4 +1,4 @@
-"""What is predicted from what, and what is refused."""
+"""Predictions and their contexts, and refused models."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.papers.faithfulness.contexts import contexts, random_generator, task_of
 from normscope.papers.faithfulness.settings import Settings, from_plain
-from tests.papers.faithfulness.cases import causal, classifier, masked
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
-from tests.tiny_layers import tiny as tiny_layers
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import causal, classifier, masked, toy_tokenizer
 
 TEXT = "the cats sat on the big red mat"  # [CLS] the cat ##s sat on the big red mat [SEP]
 
@@ -34,8 +32,8 @@ def test_models_that_predict_nothing_are_refused() -> None:
         (Analyzer(tiny("bert", "SequenceClassification")), "tokenizer"),
         (Analyzer(tiny("bert", "SequenceClassification", num_labels=1), toy_tokenizer()), "one output"),
         (Analyzer(tiny("bert", "TokenClassification"), toy_tokenizer()), "no head that predicts a class"),
-        (Analyzer(tiny_layers("marian", "Seq2SeqLM"), toy_tokenizer()), "one side"),
-        (Analyzer(tiny_layers("vit", "ImageClassification")), "read text"),
+        (Analyzer(tiny("marian", "Seq2SeqLM"), toy_tokenizer()), "one side"),
+        (Analyzer(tiny("vit", "ImageClassification")), "read text"),
     ):
         with pytest.raises(NormscopeError, match=reason):
             task_of(lens)

@@ -1,4 +1,4 @@
-"""The rows of a run: scores as the methods give them, probabilities as the model does."""
+"""The rows of a run: scores from the methods, probabilities from the model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from normscope.flow import methods as flow_methods
 from normscope.papers.faithfulness.measures import SHARES
 from normscope.papers.faithfulness.scores import methods_of
 from normscope.papers.faithfulness.settings import Settings
-from tests.papers.faithfulness.cases import causal, classifier, corpus_file, masked, texts
+from tests.helpers.files import labelled_file, labelled_texts
+from tests.helpers.toys import causal, classifier, masked
 
 CASES = {"class": classifier, "next": causal, "masked": masked}
 
 
 def run(lens: Analyzer, folder: Path, **settings: Any) -> pl.DataFrame:
-    data = corpus_file(folder)
+    data = labelled_file(folder)
     reader = {"text": "text", "label": "label"}
     corpus.run(
         data, lens, folder / "run", measures=["faithfulness"], reader=reader, settings=Settings(**settings).to_plain()
@@ -44,7 +45,7 @@ def test_rows_by_hand(task: str, tmp_path: Path) -> None:
     frame = run(lens, tmp_path, methods=("exact", "leave_one_out"))
     assert frame["method"].unique(maintain_order=True).to_list() == ["exact", "leave_one_out", "random"]
     neutral = 4 if task != "next" else 1
-    for number, (text, label) in enumerate(texts()):
+    for number, (text, label) in enumerate(labelled_texts()):
         ids = lens.tokenizer(text)["input_ids"]
         rows = frame.filter(pl.col("id") == frame["id"].unique(maintain_order=True)[number])
         at = None

@@ -14,9 +14,8 @@ from normscope.papers.faithfulness import predictions as predictions_module
 from normscope.papers.faithfulness.contexts import Context, contexts
 from normscope.papers.faithfulness.predictions import Erased, Replacement, logits_of, predictions, replacement_token
 from normscope.papers.faithfulness.settings import Settings
-from tests.papers.faithfulness.cases import causal, classifier, masked
-from tests.test_inputs import toy_tokenizer
-from tests.tiny_layers import tiny as tiny_layers
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import causal, classifier, masked, toy_tokenizer
 
 SETS = [frozenset(), frozenset([1]), frozenset([3, 9]), frozenset([9, 8, 2]), frozenset(range(1, 10))]
 UNKNOWN = Replacement(1, "[UNK]")
@@ -82,11 +81,11 @@ def test_nothing_left_is_one_neutral_token() -> None:
 
 
 def test_a_causal_model_that_classifies() -> None:
-    """It finds the end of a text by its padding token, [PAD] with the id 0: that must not stand for nothing."""
+    """It finds the end of a text by its padding token, [PAD] with the id 0: it must not stand for a removed token."""
     tokenizer = copy.deepcopy(toy_tokenizer())
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     for pad in (0, None):
-        lens = Analyzer(tiny_layers("gpt2", "SequenceClassification", pad_token_id=pad, num_labels=3), tokenizer)
+        lens = Analyzer(tiny("gpt2", "SequenceClassification", pad_token_id=pad, num_labels=3), tokenizer)
         one = context(lens)
         ids = one.item.tensors["input_ids"].tolist()
         sets = [some & set(one.removable) for some in SETS]
@@ -108,4 +107,4 @@ def test_the_token_that_stands_for_nothing() -> None:
     tokenizer = copy.deepcopy(toy_tokenizer())
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     tokenizer.eos_token = tokenizer.unk_token  # as GPT-2 has it
-    assert replacement_token(Analyzer(tiny_layers("gpt2", "CausalLM"), tokenizer)).token == "[PAD]"
+    assert replacement_token(Analyzer(tiny("gpt2", "CausalLM"), tokenizer)).token == "[PAD]"

@@ -1,11 +1,11 @@
-"""A browser for every file of tests: its driver leaves an event loop behind that other tests could not stand."""
+"""A browser for each test file: an event loop that its driver leaves running would disturb other tests."""
 
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser
 
-from tests.view.browser.tabs import chromium
+from tests.helpers.tabs import chromium
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from normscope.view.labels import visible
-from tests.test_generation import picture
-from tests.view.browser.tabs import SIZES, Tab, opened
-from tests.view.fake import NASTY, fake, fake_picture, fake_translation
-from tests.view.models import KINDS, result_of
+from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
+from tests.helpers.kinds import KINDS, result_of
+from tests.helpers.tabs import SIZES, Tab, open_tab
+from tests.helpers.toys import picture
 
 HACK = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
 
@@ -23,7 +23,7 @@ def look(tab: Tab, path: Path, fragment: str = "") -> None:
 
 
 def alone(tab: Tab) -> bool:
-    """Whether the page asked for nothing but itself."""
+    """True if the page requested only itself."""
     return [url.partition("#")[0] for url in tab.asked if not url.startswith(("data:", "blob:"))] == [
         tab.page.url.partition("#")[0]
     ]
@@ -34,7 +34,7 @@ def alone(tab: Tab) -> bool:
 def test_every_kind_of_model(browser: Browser, tmp_path: Path, kind: str, size: str) -> None:
     result: Any = result_of(kind, heads=True)
     path = result.to_html(tmp_path / "x.html", **({"image": picture()} if kind == "vision" else {}))
-    with opened(browser, size) as tab:
+    with open_tab(browser, size) as tab:
         look(tab, path)
         assert tab.colours() > 3
         assert alone(tab)
@@ -48,7 +48,7 @@ def test_cross_attention_alone_has_no_mixing_ratio(browser: Browser, tmp_path: P
     """It reads the encoder's tokens only: a ratio would be 100 % everywhere."""
     result: Any = result_of("encoder-decoder")
     path = result.to_html(tmp_path / "x.html")
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         for scope in (result.decoder.aliases["attention-residual"], "XATTN-N", "XATTN-W"):
             mixes = not scope.startswith("XATTN")
             look(tab, path, f"#side=decoder&scope={scope}")
@@ -66,14 +66,14 @@ def test_cross_attention_alone_has_no_mixing_ratio(browser: Browser, tmp_path: P
 
 
 def test_no_input_form_without_a_server(browser: Browser, tmp_path: Path) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         look(tab, fake().to_html(tmp_path / "x.html"))
         expect(tab.part("input")).to_have_count(0)
 
 
 def test_values_are_those_of_the_analysis(browser: Browser, tmp_path: Path) -> None:
     analysis = fake()
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         look(tab, analysis.to_html(tmp_path / "x.html"), "#layer=3&scope=ATTN-N")
         for row, column in ((4, 7), (0, 1), (10, 2)):
             tab.point(row, column)
@@ -87,7 +87,7 @@ def test_values_are_those_of_the_analysis(browser: Browser, tmp_path: Path) -> N
 def test_nasty_tokens_are_shown_and_never_executed(browser: Browser, tmp_path: Path) -> None:
     tokens = (HACK, *NASTY)
     analysis = fake(tokens, heads=2, info={"model": HACK, "family": HACK})
-    with opened(browser, "wide") as tab:
+    with open_tab(browser, "wide") as tab:
         look(tab, analysis.to_html(tmp_path / "x.html"))
         shown = tab.page.inner_text("body")
         assert "<script>window.hacked=1</script>" in shown  # the model's name
@@ -110,7 +110,7 @@ def test_nasty_tokens_are_shown_and_never_executed(browser: Browser, tmp_path: P
 
 @pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>.html", "a b&c'd.html", "שלום.html"])
 def test_names_of_files(browser: Browser, tmp_path: Path, name: str) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         look(tab, fake().to_html(tmp_path / name))
         tab.button("Share").click()
         expect(tab.page.get_by_label("Link to this view")).to_be_visible()
@@ -126,14 +126,14 @@ def test_names_of_files(browser: Browser, tmp_path: Path, name: str) -> None:
     ],
 )
 def test_nasty_addresses(browser: Browser, tmp_path: Path, fragment: str) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         look(tab, fake().to_html(tmp_path / "x.html"), fragment)
         assert tab.state["layer"] == 0
 
 
 def test_readers_without_scripts(browser: Browser, tmp_path: Path) -> None:
     path = fake_translation().to_html(tmp_path / "x.html")
-    with opened(browser, java_script_enabled=False) as tab:
+    with open_tab(browser, java_script_enabled=False) as tab:
         tab.page.goto(path.as_uri())
         assert "allow scripts to see them" in tab.page.locator("noscript").inner_text()
         expect(tab.page.locator("noscript ol")).to_have_count(2)
@@ -141,7 +141,7 @@ def test_readers_without_scripts(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_a_foreign_script_in_the_page_does_not_run(browser: Browser, tmp_path: Path) -> None:
-    """The policy lets the viewer run and nothing else, even where someone edits the file."""
+    """The policy lets the viewer run and nothing else, even if someone edits the file."""
     path = fake().to_html(tmp_path / "x.html")
     path.write_text(path.read_text().replace("</body>", "<script>window.hacked=1</script></body>"))
     width, height = SIZES["laptop"]
@@ -157,7 +157,7 @@ def test_a_large_page(browser: Browser, tmp_path: Path) -> None:
     """512 tokens: every map is drawn, and small multiples scroll. (How fast is for the benchmarks.)"""
     tokens = [f"token{k}" for k in range(512)]
     analysis = fake(tokens, layers=(0, 1), scopes=("ATTN-W", "ATTN-N", "ATTNRESLN-N"))
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         look(tab, analysis.to_html(tmp_path / "x.html"))
         for key in ("ArrowDown", "ArrowRight", "ArrowUp", "ArrowLeft", "ArrowDown", "ArrowRight"):
             before = tab.label()
@@ -170,7 +170,7 @@ def test_a_large_page(browser: Browser, tmp_path: Path) -> None:
 
 def test_right_to_left_tokens_stay_in_their_places(browser: Browser, tmp_path: Path) -> None:
     tokens = ("\u05e9\u05dc\u05d5\u05dd", "a", "\u0645\u0631\u062d\u0628\u0627", "b")
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         look(tab, fake(tokens).to_html(tmp_path / "x.html"))
         places = [
             tab.page.get_by_role("button", name=re.compile(f"^Token {n + 1}: ")).bounding_box()["x"]  # type: ignore[index]
@@ -181,7 +181,7 @@ def test_right_to_left_tokens_stay_in_their_places(browser: Browser, tmp_path: P
 
 def test_a_picture(browser: Browser, tmp_path: Path) -> None:
     path = fake_picture().to_html(tmp_path / "x.html", image=picture(400, 600))
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         look(tab, path)
         assert alone(tab)
         assert tab.colours() > 3

@@ -13,14 +13,12 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from normscope import Analyzer, NormscopeError, default_model
-from tests import tiny as kin
-from tests.test_generation import picture
-from tests.test_inputs import toy_tokenizer
-from tests.view.browser.tabs import SIZES, Tab, opened
-from tests.view.fake import NASTY, fake, fake_picture
-from tests.view.models import lenses, result_of
-from tests.view.server.live import Live, live
-from tests.view.test_scores import flow_of, made_up
+from tests.helpers.fakes import NASTY, fake, fake_flow, fake_picture
+from tests.helpers.kinds import flow_of, lenses, result_of
+from tests.helpers.live import Live, live
+from tests.helpers.tabs import SCHEMES, SIZES, Tab, open_tab
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import picture, toy_tokenizer
 
 DEFAULT = "all-MiniLM-L6-v2"
 TEXTS = {"tiny-causal": "the cat sat on a mat", DEFAULT: "Colin Fleming played the highway tiny soap opera."}
@@ -30,7 +28,7 @@ HACK = "</script><script>window.hacked=1</script><img src=x onerror='window.hack
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
     models = {name: lenses()[name] for name in ("tiny-causal", "tiny-encoder-decoder", "tiny-vision")}
-    classifier = kin.tiny("bert", "SequenceClassification", id2label={0: "bad", 1: HACK})
+    classifier = tiny("bert", "SequenceClassification", id2label={0: "bad", 1: HACK})
     models["classifier"] = Analyzer(classifier, toy_tokenizer())
     with contextlib.suppress(NormscopeError):
         models[DEFAULT] = Analyzer.from_pretrained(default_model.find())
@@ -57,7 +55,7 @@ def numbers(text: str) -> list[float]:
 
 @pytest.mark.parametrize("size", ["phone", "wide"])
 def test_scores_for_a_target(browser: Browser, server: Live, size: str) -> None:
-    with opened(browser, size) as tab:
+    with open_tab(browser, size) as tab:
         visit(tab, server, "tiny-causal")
         tab.page.get_by_label("Target", exact=True).check()
         tab.box("Target token").fill("cat")
@@ -87,7 +85,7 @@ def test_scores_for_a_target(browser: Browser, server: Live, size: str) -> None:
 
 
 def test_an_empty_target_is_the_largest_logit(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server, "tiny-causal")
         tab.page.get_by_label("Target", exact=True).check()
         tab.page.get_by_label("at token").fill("2")
@@ -97,8 +95,8 @@ def test_an_empty_target_is_the_largest_logit(browser: Browser, server: Live) ->
 
 
 def test_classes_are_chosen_from_a_list(browser: Browser, server: Live) -> None:
-    """Also one whose name would like to be a tag."""
-    with opened(browser) as tab:
+    """Also a class whose name looks like a tag."""
+    with open_tab(browser) as tab:
         visit(tab, server, "classifier")
         tab.page.get_by_label("Target", exact=True).check()
         expect(tab.page.get_by_label("at token")).to_have_count(0)
@@ -110,13 +108,13 @@ def test_classes_are_chosen_from_a_list(browser: Browser, server: Live) -> None:
 
 @pytest.mark.parametrize("model", [DEFAULT, "tiny-vision"])
 def test_no_target_without_a_head(browser: Browser, server: Live, model: str) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server, model)
         expect(tab.page.get_by_label("Target", exact=True)).to_have_count(0)
 
 
 def test_an_encoder_decoder_has_scores_of_both_sides(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server, "tiny-encoder-decoder")
         tab.box("Target text").fill("le chat sur un tapis")
         tab.page.get_by_label("Target", exact=True).check()
@@ -129,8 +127,8 @@ def test_an_encoder_decoder_has_scores_of_both_sides(browser: Browser, server: L
         expect(tab.page.locator("main")).to_contain_text("from the encoder")
 
 
-def test_a_bad_target_is_told_and_harmless(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+def test_a_bad_target_is_reported_and_harmless(browser: Browser, server: Live) -> None:
+    with open_tab(browser) as tab:
         visit(tab, server, "tiny-causal")
         tab.analyse("the cat")
         tab.page.get_by_label("Target", exact=True).check()
@@ -168,7 +166,7 @@ def edges_of(lens: Analyzer, text: str, row: int, least: float) -> set[tuple[int
     [("tiny-causal", "wide"), (DEFAULT, "phone"), pytest.param("tiny-causal", "phone", marks=pytest.mark.slow)],
 )
 def test_a_path(browser: Browser, server: Live, model: str, size: str) -> None:
-    with opened(browser, size) as tab:
+    with open_tab(browser, size) as tab:
         visit(tab, server, model)
         tab.analyse(TEXTS[model])
         tab.button("Path").click()
@@ -212,7 +210,7 @@ def test_a_path(browser: Browser, server: Live, model: str, size: str) -> None:
 
 
 def test_a_path_by_keys_and_pointer(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server, "tiny-causal")
         tab.analyse(TEXTS["tiny-causal"])
         tab.page.keyboard.press("p")
@@ -243,8 +241,8 @@ def test_a_path_by_keys_and_pointer(browser: Browser, server: Live) -> None:
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_a_picture_of_a_path(browser: Browser, tmp_path: Path, kind: str) -> None:
     analysis = fake((HACK, *NASTY))
-    with opened(browser) as tab:
-        tab.page.goto(f"{analysis.to_html(tmp_path / 'x.html', flow=made_up(analysis, HACK)).as_uri()}#path=1")
+    with open_tab(browser) as tab:
+        tab.page.goto(f"{analysis.to_html(tmp_path / 'x.html', flow=fake_flow(analysis, HACK)).as_uri()}#path=1")
         expect(tab.part("path")).to_be_visible()
         tab.button("Export").click()
         with tab.page.expect_download() as waiting:
@@ -260,7 +258,7 @@ def test_a_picture_of_a_path(browser: Browser, tmp_path: Path, kind: str) -> Non
 def test_files_with_a_flow(browser: Browser, tmp_path: Path, kind: str, size: str) -> None:
     result: Any = result_of(kind)
     path = result.to_html(tmp_path / "x.html", flow=flow_of(kind))
-    with opened(browser, size) as tab:
+    with open_tab(browser, size) as tab:
         tab.page.context.set_offline(True)
         tab.page.goto(path.as_uri())
         tab.wait_for_map()
@@ -277,8 +275,8 @@ def test_files_with_a_flow(browser: Browser, tmp_path: Path, kind: str, size: st
 @pytest.mark.parametrize("size", ["phone", "laptop"])
 def test_scores_over_a_picture(browser: Browser, tmp_path: Path, size: str) -> None:
     result: Any = result_of("vision")
-    path = result.to_html(tmp_path / "x.html", image=picture(), flow=made_up(result))
-    with opened(browser, size) as tab:
+    path = result.to_html(tmp_path / "x.html", image=picture(), flow=fake_flow(result))
+    with open_tab(browser, size) as tab:
         tab.page.goto(path.as_uri())
         drawn = tab.part("scores").get_by_role("img", name="Scores of 9 patches")
         expect(drawn).to_be_visible()
@@ -290,11 +288,11 @@ def test_scores_over_a_picture(browser: Browser, tmp_path: Path, size: str) -> N
 
 
 def test_many_tokens(browser: Browser, tmp_path: Path) -> None:
-    """More than can be read: tokens that carry nothing are left out, and bars lie on one line."""
+    """More than can be read: tokens that carry nothing are left out, and bars share one line."""
     tokens = [f"token{k}" for k in range(180)]
     analysis = fake(tokens, layers=(0, 1, 2), scopes=("ATTN-N", "ATTNRESLNFFRESLN-N"))
-    with opened(browser) as tab:
-        tab.page.goto(f"{analysis.to_html(tmp_path / 'x.html', flow=made_up(analysis)).as_uri()}#path=1")
+    with open_tab(browser) as tab:
+        tab.page.goto(f"{analysis.to_html(tmp_path / 'x.html', flow=fake_flow(analysis)).as_uri()}#path=1")
         expect(tab.page.locator("main")).to_contain_text("carry no such edge are left out")
         assert tab.part("path").locator(".nodes circle").count() < 4 * len(tokens)
         expect(tab.part("scores").get_by_role("img", name=re.compile("180 tokens"))).to_be_visible()
@@ -305,7 +303,7 @@ def test_many_tokens(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_where_no_path_is_offered(browser: Browser, tmp_path: Path) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         tab.page.goto(f"{fake_picture().to_html(tmp_path / 'a.html').as_uri()}#path=1")
         tab.wait_until_drawn()
         expect(tab.button("Path")).to_have_count(0)
@@ -316,18 +314,11 @@ def test_where_no_path_is_offered(browser: Browser, tmp_path: Path) -> None:
         assert tab.state["path"] is False
 
 
-@pytest.mark.parametrize(
-    ("size", "scheme"),
-    [
-        ("phone", "light"),
-        ("wide", "dark"),
-        *(pytest.param(*both, marks=pytest.mark.slow) for both in (("phone", "dark"), ("wide", "light"))),
-    ],
-)
+@pytest.mark.parametrize(("size", "scheme"), SCHEMES)
 def test_no_serious_problem_for_people_with_disabilities(
     browser: Browser, server: Live, size: str, scheme: str
 ) -> None:
-    with opened(browser, size, color_scheme=scheme, bypass_csp=True) as tab:
+    with open_tab(browser, size, color_scheme=scheme, bypass_csp=True) as tab:
         visit(tab, server, "tiny-encoder-decoder")
         tab.page.get_by_label("Target", exact=True).check()
         tab.box("Target text").fill("le chat sur un tapis")

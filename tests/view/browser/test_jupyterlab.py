@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from normscope.view.server.listening import listen
-from tests.view.browser.tabs import Tab
-from tests.view.fake import fake, fake_translation
-from tests.view.server.live import eventually
+from tests.helpers.fakes import fake, fake_translation
+from tests.helpers.live import eventually
+from tests.helpers.tabs import Tab
 
 TOKEN = "0123456789abcdef"
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -36,7 +36,7 @@ def notebook(code: str) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The address of a JupyterLab of its own, and its folder."""
+    """The address of a new JupyterLab, and its folder."""
     folder = tmp_path_factory.mktemp("lab")
     fake(heads=2).save(folder / "one.safetensors")
     fake_translation().save(folder / "two.safetensors")

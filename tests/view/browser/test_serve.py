@@ -11,9 +11,9 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from normscope import Analyzer, NormscopeError, default_model
-from tests.view.browser.tabs import SIZES, Tab, opened
-from tests.view.models import lenses, picture
-from tests.view.server.live import Live, Slow, eventually, live
+from tests.helpers.kinds import lenses, picture
+from tests.helpers.live import Live, Slow, eventually, live
+from tests.helpers.tabs import SCHEMES, SIZES, Tab, open_tab
 
 DEFAULT = "all-MiniLM-L6-v2"
 OPUS = "opus-mt-en-fr"
@@ -29,7 +29,7 @@ TEXTS = {
 
 
 def trained(name: str) -> Analyzer | None:
-    """A real model, where it is at hand."""
+    """A real model, if it is installed."""
     folder = Path(os.environ.get("NORMSCOPE_TEST_DATA", "/nowhere")) / "models" / name
     try:
         path = default_model.find() if name == DEFAULT else folder
@@ -74,7 +74,7 @@ def choose(tab: Tab, group: str, option: int) -> None:
 @pytest.mark.parametrize("model", [DEFAULT, "tiny-causal", "tiny-encoder-decoder", OPUS])
 def test_a_tour(browser: Browser, server: Live, model: str, size: str) -> None:
     """Everything once, on every kind of text model and size of window."""
-    with opened(browser, size) as tab:
+    with open_tab(browser, size) as tab:
         start(tab, server, model)
         assert tab.state["model"] == model
         assert tab.colours() > 3
@@ -125,7 +125,7 @@ def test_a_tour(browser: Browser, server: Live, model: str, size: str) -> None:
 
 def test_first_visit(browser: Browser, server: Live) -> None:
     """An empty page offers an example."""
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server)
         expect(tab.button("Analyse")).to_be_disabled()
         tab.button(re.compile("^Try")).click()
@@ -135,7 +135,7 @@ def test_first_visit(browser: Browser, server: Live) -> None:
 
 def test_hovering_tells_both_tokens_and_the_number(browser: Browser, server: Live) -> None:
     result = lenses()["tiny-encoder"].analyze(TEXTS[HACK])
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         start(tab, server, HACK)
         shown = tab.state
         for row, column in ((1, 3), (4, 0)):
@@ -150,7 +150,7 @@ def test_hovering_tells_both_tokens_and_the_number(browser: Browser, server: Liv
 
 
 def test_tokens_have_arcs(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         start(tab, server)
         token = tab.button(re.compile("^Token 8: soap"))
         token.click()
@@ -164,7 +164,7 @@ def test_tokens_have_arcs(browser: Browser, server: Live) -> None:
 
 def test_keys_alone(browser: Browser, server: Live) -> None:
     """From the input to a pinned cell without a mouse; help names the keys."""
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server, "tiny-causal")
         tab.page.keyboard.press("/")
         tab.page.keyboard.type("the cat sat on a mat")
@@ -189,7 +189,7 @@ def test_keys_alone(browser: Browser, server: Live) -> None:
 
 
 def test_everything_is_reached_by_tab_with_visible_focus(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         start(tab, server, "tiny-causal")
         tab.page.keyboard.press("Escape")
         seen: list[str] = []
@@ -227,7 +227,7 @@ def test_everything_is_reached_by_tab_with_visible_focus(browser: Browser, serve
 
 
 def test_playing(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         tab.page.clock.install()
         start(tab, server, "tiny-causal")
         first = tab.state["scope"]
@@ -246,7 +246,7 @@ def test_playing(browser: Browser, server: Live) -> None:
 
 
 def test_how_maps_are_shown(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         start(tab, server)
         rows = int(re.findall(r"(\d+) outputs", tab.label())[0])
         tab.page.get_by_label("Special tokens").uncheck()
@@ -267,7 +267,7 @@ def test_how_maps_are_shown(browser: Browser, server: Live) -> None:
 
 
 def test_the_address_holds_the_view(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         start(tab, server)
         tab.select("Scope").select_option("ATTNRESLNFF-N")
         tab.page.keyboard.press("ArrowDown")
@@ -275,7 +275,7 @@ def test_the_address_holds_the_view(browser: Browser, server: Live) -> None:
         choose(tab, "Colour", 1)
         expect(tab.page).to_have_url(re.compile("colour=log"))
         address, shown = tab.page.url, tab.state
-        with opened(browser, "wide") as other:
+        with open_tab(browser, "wide") as other:
             other.page.goto(address)
             other.wait_for_map()
             assert {k: v for k, v in other.state.items() if k != "playing"} == {
@@ -286,7 +286,7 @@ def test_the_address_holds_the_view(browser: Browser, server: Live) -> None:
 
 @pytest.mark.parametrize("kind", ["svg", "png", "csv"])
 def test_saving_what_is_shown(browser: Browser, server: Live, kind: str, tmp_path: Path) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         start(tab, server, HACK)
         tab.button("Export").click()
         with tab.page.expect_download() as waiting:
@@ -314,7 +314,7 @@ def test_saving_what_is_shown(browser: Browser, server: Live, kind: str, tmp_pat
 
 
 def test_two_sentences_side_by_side(browser: Browser, server: Live) -> None:
-    with opened(browser, "wide") as tab:
+    with open_tab(browser, "wide") as tab:
         start(tab, server)
         tab.button("Compare").click()
         expect(tab.part("map-2")).to_be_visible()
@@ -326,7 +326,7 @@ def test_two_sentences_side_by_side(browser: Browser, server: Live) -> None:
 
 
 def test_two_models_side_by_side(browser: Browser, server: Live) -> None:
-    with opened(browser, "wide") as tab:
+    with open_tab(browser, "wide") as tab:
         start(tab, server)
         tab.button("Compare").click()
         tab.select("Model").select_option("tiny-causal")
@@ -338,7 +338,7 @@ def test_two_models_side_by_side(browser: Browser, server: Live) -> None:
 
 
 def test_a_pair(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server)
         tab.page.get_by_label("Pair").check()
         tab.box("Second text").fill("He played tennis.")
@@ -347,7 +347,7 @@ def test_a_pair(browser: Browser, server: Live) -> None:
 
 
 def test_source_and_target(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server, "tiny-encoder-decoder")
         tab.box("Target text").fill("le chat sur un tapis")
         tab.analyse("the cat sat")
@@ -359,7 +359,7 @@ def test_source_and_target(browser: Browser, server: Live) -> None:
 
 
 def test_generation(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server, "tiny-causal")
         tab.analyse("the cat")
         short = tab.label()
@@ -369,12 +369,12 @@ def test_generation(browser: Browser, server: Live) -> None:
 
 
 def test_a_picture(browser: Browser, server: Live, tmp_path: Path) -> None:
-    """With a file name that would like to be a tag."""
+    """With a file name that looks like a tag."""
     from PIL import Image
 
     file = tmp_path / "<img src=x onerror=window.hacked=1>.png"
     Image.fromarray(picture(200, 300)).save(file)
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server, "tiny-vision")
         tab.page.get_by_label("Picture").set_input_files(file)
         expect(tab.part("input")).to_contain_text(file.name)
@@ -388,7 +388,7 @@ def test_a_picture(browser: Browser, server: Live, tmp_path: Path) -> None:
 
 
 def test_nasty_texts_and_names_are_shown_and_never_executed(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server, HACK)
         tab.analyse(f"{HACK} \u202e the \u05e9\u05dc\u05d5\u05dd &amp; cat")
         expect(tab.page.locator("header")).to_contain_text(HACK)
@@ -399,7 +399,7 @@ def test_nasty_texts_and_names_are_shown_and_never_executed(browser: Browser, se
 
 
 def test_only_the_server_itself_is_asked(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         start(tab, server)
         tab.page.keyboard.press("h")
         expect(tab.part("heads").get_by_role("button", name=re.compile("^Head "))).to_have_count(12)
@@ -408,7 +408,7 @@ def test_only_the_server_itself_is_asked(browser: Browser, server: Live) -> None
 
 
 def test_a_text_that_is_too_long(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server)
         tab.box("Text").fill("the cat " * 300)
         tab.button("Analyse").click()
@@ -420,7 +420,7 @@ def test_a_text_that_is_too_long(browser: Browser, server: Live) -> None:
 @pytest.mark.filterwarnings("ignore:The input has 81 tokens:normscope.errors.NormscopeWarning")
 def test_a_text_that_is_longer_than_the_model_was_made_for(browser: Browser, server: Live) -> None:
     """Its positions are computed: it is analysed, and the page says so."""
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         visit(tab, server, "tiny-causal")
         tab.analyse("the cat " * 40)
         expect(tab.page.get_by_role("note")).to_contain_text("81 tokens, more than the 40")
@@ -429,7 +429,7 @@ def test_a_text_that_is_longer_than_the_model_was_made_for(browser: Browser, ser
 
 
 def test_what_is_typed_before_the_models_are_known_stays(browser: Browser, server: Live) -> None:
-    with opened(browser) as tab:
+    with open_tab(browser) as tab:
         held: list[Route] = []
         tab.page.route("**/api/models", lambda route: held.append(route))
         tab.page.goto(server.address)
@@ -462,7 +462,7 @@ def with_slow(check: Callable[[Live, Slow], None]) -> None:
 
 def test_progress_is_shown(browser: Browser) -> None:
     def check(server: Live, slow: Slow) -> None:
-        with opened(browser) as tab:
+        with open_tab(browser) as tab:
             waiting_for(server, slow, tab)
             tab.wait(lambda: any(re.search(r"/api/analyses/\w+\?wait=", url) for url in tab.asked))  # it asks for news
             slow.let_go(2)
@@ -475,7 +475,7 @@ def test_progress_is_shown(browser: Browser) -> None:
 
 def test_cancelling(browser: Browser) -> None:
     def check(server: Live, slow: Slow) -> None:
-        with opened(browser) as tab:
+        with open_tab(browser) as tab:
             waiting_for(server, slow, tab)
             tab.button("Cancel").click()
             expect(tab.page.get_by_role("progressbar")).to_have_count(0)
@@ -491,7 +491,7 @@ def test_cancelling(browser: Browser) -> None:
 
 def test_a_tab_that_is_closed_while_it_waits(browser: Browser) -> None:
     def check(server: Live, slow: Slow) -> None:
-        with opened(browser) as tab:
+        with open_tab(browser) as tab:
             waiting_for(server, slow, tab)
         assert server.client.get("/api/models").status_code == 200
         slow.let_go()
@@ -513,7 +513,7 @@ def test_a_server_that_is_gone(browser: Browser) -> None:
 
 
 def test_several_tabs_at_once(browser: Browser, server: Live) -> None:
-    with opened(browser) as first, opened(browser, "phone") as second:
+    with open_tab(browser) as first, open_tab(browser, "phone") as second:
         for tab, text in ((first, "the cat sat"), (second, "the dog ran")):
             visit(tab, server, "tiny-causal")
             tab.box("Text").fill(text)
@@ -524,18 +524,11 @@ def test_several_tabs_at_once(browser: Browser, server: Live) -> None:
             expect(tab.button(re.compile(f"^Token 4: {word}"))).to_be_attached()
 
 
-@pytest.mark.parametrize(
-    ("size", "scheme"),
-    [
-        ("phone", "light"),
-        ("wide", "dark"),
-        *(pytest.param(*both, marks=pytest.mark.slow) for both in (("phone", "dark"), ("wide", "light"))),
-    ],
-)
+@pytest.mark.parametrize(("size", "scheme"), SCHEMES)
 def test_no_serious_problem_for_people_with_disabilities(
     browser: Browser, server: Live, size: str, scheme: str
 ) -> None:
-    with opened(browser, size, color_scheme=scheme, bypass_csp=True) as tab:
+    with open_tab(browser, size, color_scheme=scheme, bypass_csp=True) as tab:
         visit(tab, server)
         assert tab.serious() == []
         tab.analyse(SENTENCE)

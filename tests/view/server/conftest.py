@@ -4,20 +4,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.view.models import lenses
-from tests.view.server.live import Live, Slow, live
+from tests.helpers.kinds import lenses
+from tests.helpers.live import Live, Slow, live
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
-    """One server of tiny models of every kind, for tests that leave it as it is."""
+    """One server of tiny models of every kind, for tests that do not change it."""
     with live(lenses()) as found:
         yield found
 
 
 @pytest.fixture
 def slow() -> Iterator[Slow]:
-    """An analysis that waits to be let go; at the end all of them are."""
+    """An analysis that waits until it is let go; at the end all are let go."""
     made = Slow()
     yield made
     made.let_go()

@@ -8,9 +8,9 @@ import pytest
 
 from normscope.view.document import as_json, cells, header, sides_of
 from normscope.view.server.served import analysed
-from tests.test_inputs import toy_lens
-from tests.view.models import KINDS, lenses, png, result_of
-from tests.view.server.live import PATIENCE, WAIT, Live, Slow, held, live
+from tests.helpers.kinds import KINDS, lenses, png, result_of
+from tests.helpers.live import PATIENCE, WAIT, Live, Slow, held, live
+from tests.helpers.toys import toy_lens
 
 REQUESTS = {
     "encoder": {"text": "the cats sat on the big red mat"},
@@ -96,7 +96,7 @@ def test_the_same_request_is_the_same_analysis(server: Live) -> None:
 
 
 def test_two_answers_to_one_question() -> None:
-    """What is done is not computed again."""
+    """A finished analysis is not computed again."""
     slow = Slow(0)
     with live(lenses(), run=slow) as server:
         for _ in range(3):
@@ -118,7 +118,7 @@ def test_the_first_layer_before_the_others(kind: str) -> None:
         asked = {"side": side["side"], "scope": side["scopes"][-1]}
         first = server.client.get(f"{path}/cells", params=asked | {"layer": 0}).content
         assert len(first) == 4 * len(side["rows"]) * len(side["columns"])
-        for more in ({"layer": 1}, {}):  # what is not there yet
+        for more in ({"layer": 1}, {}):  # not computed yet
             assert server.client.get(f"{path}/cells", params=asked | more).status_code == 409
         assert server.client.get(f"{path}/header").status_code == 409
         go.set()
@@ -255,7 +255,7 @@ def test_the_api_describes_itself(server: Live) -> None:
         assert server.client.get(path).status_code == 404
 
 
-def test_progress_is_told_while_it_changes() -> None:
+def test_progress_is_sent_while_it_changes() -> None:
     slow = Slow(5)
     with live(lenses(), run=slow) as server, ThreadPoolExecutor(1) as pool:
         waits = server.waits()
@@ -284,7 +284,7 @@ def test_a_short_wait_ends_with_what_is_known(slow: Slow) -> None:
 
 
 def test_an_accident_inside_an_analysis_is_not_spread() -> None:
-    """Its words may hold paths and secrets: the client hears that it failed, and no more."""
+    """The message may contain paths and secrets: the client only learns that the analysis failed."""
 
     def broken(*_: object) -> object:
         raise RuntimeError("/home/someone/secret")
@@ -306,7 +306,7 @@ def test_nasty_texts_are_answered_as_they_are(server: Live) -> None:
 def test_names_of_models() -> None:
     from normscope import Analyzer
     from normscope.view.server.served import by_name
-    from tests.tiny import tiny
+    from tests.helpers.tiny import tiny
 
     first, second = toy_lens(), Analyzer(tiny("bert"), toy_lens().tokenizer)
     second.loaded.name = first.model_name

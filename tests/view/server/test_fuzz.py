@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
-from tests.view.models import lenses
-from tests.view.server.live import PATIENCE, live
+from tests.helpers.kinds import lenses
+from tests.helpers.live import PATIENCE, live
 
 CHECKS = [
     schemathesis.checks.not_a_server_error,

@@ -1,4 +1,4 @@
-"""Who may ask, how much, and what every answer says."""
+"""Allowed clients, limits on requests, and the headers of every answer."""
 
 import http.client
 import json
@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from normscope.view.server.listening import listen
-from tests.view.models import lenses
-from tests.view.server.live import PATIENCE, Live, live
+from tests.helpers.kinds import lenses
+from tests.helpers.live import PATIENCE, Live, live
 
 GOOD = {"model": "tiny-encoder", "text": "the cat"}
 
 
 def raw(server: Live, data: bytes) -> bytes:
-    """What the server says to these bytes, until it has said all or closes."""
+    """The server's answer to these bytes, until it is complete or the connection closes."""
     with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as connection:
         said = b""
-        with suppress(BrokenPipeError, ConnectionResetError):  # it may close before everything is said
+        with suppress(BrokenPipeError, ConnectionResetError):  # it may close before everything is sent
             connection.sendall(data)
         with suppress(ConnectionResetError):
             while piece := connection.recv(65536):
@@ -129,7 +129,7 @@ def test_methods(server: Live) -> None:
 
 @pytest.fixture(scope="module")
 def small() -> Any:
-    """A server that takes 4 kB."""
+    """A server that accepts 4 kB."""
     with live(lenses(), body=4096) as found:
         yield found
 
@@ -235,7 +235,7 @@ def test_answers_are_not_held_back(server: Live) -> None:
 
 
 def test_an_idle_connection_is_kept(server: Live) -> None:
-    """Clients let go of a connection after 5 s without use; a server that closes first loses a request now and then."""
+    """Clients drop a connection after 5 s without use; a server that closes first sometimes loses a request."""
     assert server.server.config.timeout_keep_alive > 2 * 5
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     connection.connect()

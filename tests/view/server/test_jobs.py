@@ -12,11 +12,11 @@ from normscope import Analyzer
 from normscope.view.server import served
 from normscope.view.server.jobs import BusyError, Jobs
 from normscope.view.server.schemas import AnalysisRequest
-from tests.test_errors import state_of
-from tests.test_inputs import toy_tokenizer
-from tests.tiny import tiny
-from tests.view.models import lenses
-from tests.view.server.live import PATIENCE, WAIT, Live, Slow, Told, eventually, live
+from tests.helpers.compare import state_of
+from tests.helpers.kinds import lenses
+from tests.helpers.live import PATIENCE, WAIT, Live, Slow, Told, eventually, live
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import toy_tokenizer
 
 
 def ask(server: Live, text: str, wait: float = 0) -> Any:
@@ -45,7 +45,7 @@ def test_no_more_than_a_few_at_once_and_a_queue_that_ends(slow: Slow) -> None:
 
 
 def test_fifty_at_once() -> None:
-    """Fifty clients with ten different questions: each is computed once, and everybody is answered."""
+    """Fifty clients with ten different questions: each is computed once, and every client gets an answer."""
     slow = Slow(0)
     with live(lenses(), run=slow) as server, ThreadPoolExecutor(50) as pool:
         questions = texts(10) * 5
@@ -126,7 +126,7 @@ def test_a_cancelled_analysis_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_client_that_goes_away(slow: Slow) -> None:
-    """In the middle of an analysis that it waits for: others are answered, and the result is there for whoever asks."""
+    """While it waits for an analysis: others are answered, and the result is there for the next client."""
     with live(lenses(), run=slow) as server:
         body = b'{"model": "tiny-encoder", "text": "the cat sat"}'
         head = (
@@ -154,7 +154,7 @@ def test_the_cache_forgets_the_longest_unused() -> None:
         third = ask(server, texts(3)[2], wait=WAIT).json()["id"]
         codes = [server.client.get(f"/api/analyses/{id}").status_code for id in (first, second, third)]
         assert codes == [200, 404, 200]
-    with live(lenses(), cache=0) as server:  # the last result stays, whatever its size
+    with live(lenses(), cache=0) as server:  # the last result stays, even if it is too large
         id = ask(server, texts(1)[0], wait=WAIT).json()["id"]
         assert server.client.get(f"/api/analyses/{id}/header").status_code == 200
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from normscope import NormscopeError
 from normscope.view.server.pictures import FORMATS, PIXELS, decoded
-from tests.view.models import png
+from tests.helpers.kinds import png
 
 
 def encoded(kind: str, mode: str = "RGB") -> str:

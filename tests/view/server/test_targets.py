@@ -1,4 +1,4 @@
-"""Flows over HTTP: what a model's targets are, scores in the header, and targets that make no sense."""
+"""Flows over HTTP: a model's targets, scores in the header, and invalid targets."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,10 +8,10 @@ import pytest
 
 from normscope import Analyzer
 from normscope.view.document import header
-from tests import tiny as kin
-from tests.test_inputs import toy_tokenizer
-from tests.view.models import lenses, result_of
-from tests.view.server.live import Live, Slow, Told, live
+from tests.helpers.kinds import lenses, result_of
+from tests.helpers.live import Live, Slow, Told, live
+from tests.helpers.tiny import tiny
+from tests.helpers.toys import toy_tokenizer
 
 CAUSAL: dict[str, Any] = {"model": "tiny-causal", "text": "the cat sat on a mat"}
 PAIR: dict[str, Any] = {"model": "tiny-encoder-decoder", "text": "the cat sat", "target": "le chat sur un tapis"}
@@ -19,8 +19,8 @@ PAIR: dict[str, Any] = {"model": "tiny-encoder-decoder", "text": "the cat sat", 
 
 @pytest.fixture(scope="module")
 def heads() -> Iterator[Live]:
-    """Encoders with heads: of the whole text, and of every token."""
-    make = partial(kin.tiny, "bert")
+    """Encoders with heads, for the whole text and for every token."""
+    make = partial(tiny, "bert")
     models = {
         "classifier": Analyzer(make("SequenceClassification", id2label={0: "bad", 1: "good"}), toy_tokenizer()),
         "tagger": Analyzer(make("TokenClassification"), toy_tokenizer()),

@@ -24,9 +24,9 @@ from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import Entry, strict
 from normscope.corpus.readers import read
 from normscope.papers.emnlp2020 import PAPER
-from normscope.papers.emnlp2020.alignment import example_pictures
-from normscope.papers.emnlp2020.measures import KINDS, kind, weight_norm_counts
-from normscope.papers.emnlp2020.shared import norm_moments
+from normscope.papers.emnlp2020.alignment import alignment_examples
+from normscope.papers.emnlp2020.measures import KINDS, token_kind, weight_norm_counts
+from normscope.papers.emnlp2020.shared import merged_norm_moments
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Picture, Report, Section, Table
 from tests.corpus.files import letters_tokenizer
@@ -287,7 +287,7 @@ def test_kinds_of_tokens() -> None:
     }
     expected |= {"!": "symbol", "\u2581--": "symbol", "##)": "symbol", "\u00bb": "symbol", "$": "other", "the": "other"}
     expected |= {"\u2581": "other", "[MASK]": "mask", "[UNK]": "other"}
-    assert {token: kind(token) for token in expected} == expected
+    assert {token: token_kind(token) for token in expected} == expected
     assert set(expected.values()) == set(KINDS)
 
 
@@ -319,7 +319,7 @@ def test_an_encoder_decoder_is_read_on_its_encoder(translator: Analyzer, pairs_f
         for entry in entries(pairs_file)[:4]
     ]
     norms = np.concatenate([one.value_norms.numpy() for one in alone], axis=-1)
-    found = norm_moments(setting_of(translator, pairs_file, READER), run, "layer", "head")
+    found = merged_norm_moments(setting_of(translator, pairs_file, READER), run, "layer", "head")
     assert {place: one.mean for place, one in found.items()} == pytest.approx(
         {place: norms[place].mean() for place in np.ndindex(2, 4)}
     )
@@ -485,7 +485,7 @@ def test_drawn_alignments(aligned: Report, translator: Analyzer, pairs_file: Pat
     assert {"alignment-awo", "alignment-awi"} <= set(pictures)
     setting = replace(setting_of(translator, pairs_file, READER), example="pairs.jsonl:9")
     layers = {(way, method): 1 for way in ("AWO", "AWI") for method in ("weight", "norm")}
-    picture = list(example_pictures(setting, layers))[1]
+    picture = list(alignment_examples(setting, layers))[1]
     assert (picture.name, picture.note[:14]) == ("alignment-awi", "pairs.jsonl:9.")
     entry = entries(pairs_file)[8]
     for axes in picture.figure.axes[:2]:

@@ -23,9 +23,9 @@ from normscope.cli import Commands, progress
 from normscope.cli.paper import paper as paper_command
 from normscope.corpus import Run
 from normscope.papers import published, runs, study
-from normscope.papers.readings import reading
-from normscope.papers.runs import RunPlan, StoppedError, merge
-from normscope.papers.study import PAPERS, Experiment, Paper, Setting, find, reproduce
+from normscope.papers.readings import reading_field
+from normscope.papers.runs import RunPlan, StoppedError, merge_plans
+from normscope.papers.study import PAPERS, Experiment, Paper, Setting, find_paper, reproduce
 from normscope.reports import facts
 from normscope.reports.report import Claim, Report, Section, Table
 from tests.test_inputs import WORDS as VOCABULARY
@@ -37,8 +37,8 @@ WORDS = [word for word in VOCABULARY if word.isalpha()]
 
 @dataclass(frozen=True)
 class Readings:
-    mask_seed: int = reading(0, "seed of the draw")
-    percent: bool = reading(True, "whether ratios are percents")
+    mask_seed: int = reading_field(0, "seed of the draw")
+    percent: bool = reading_field(True, "whether ratios are percents")
 
 
 def mixing(setting: Setting, runs: Mapping[str, Run]) -> Section:
@@ -300,7 +300,9 @@ def test_published_numbers_of_the_papers_models(data: Path, papers_model: Path, 
 
 
 def test_published_numbers_of_data(data: Path, papers_model: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(published, "data_key", lambda lengths, model: "wikipedia" if len(lengths) == 12 else None)
+    monkeypatch.setattr(
+        published, "published_corpus_key", lambda lengths, model: "wikipedia" if len(lengths) == 12 else None
+    )
     report = made(data, papers_model, tmp_path / "out", experiments=["mixing"])
     assert [(check.key, check.passed) for check in report.checks] == [("mixing.ATTNRESLN-N.mean", False)]
 
@@ -314,22 +316,24 @@ def test_verify_wants_a_model_of_the_paper(data: Path, folder: Path, tmp_path: P
 class TestMerge:
     def test_scopes_of_measures_are_added(self) -> None:
         plans = [RunPlan("a", ("value_norms",)), RunPlan("a", ("similarity",), ("ff",), ("layer",))]
-        assert merge(plans) == [RunPlan("a", ("value_norms", "similarity"), ("attention", "ff", "layer"), ("layer",))]
+        assert merge_plans(plans) == [
+            RunPlan("a", ("value_norms", "similarity"), ("attention", "ff", "layer"), ("layer",))
+        ]
 
     def test_all_scopes_win(self) -> None:
-        assert merge([RunPlan("a", ("mixing",), ("ff",)), RunPlan("a", ("mixing",))])[0].scopes is None
+        assert merge_plans([RunPlan("a", ("mixing",), ("ff",)), RunPlan("a", ("mixing",))])[0].scopes is None
 
     def test_runs_of_other_names_stay(self) -> None:
         plans = [RunPlan("a", ("mixing",)), RunPlan("b", ("mixing",), masked=True)]
-        assert merge(plans) == plans
+        assert merge_plans(plans) == plans
 
     def test_masking_must_agree(self) -> None:
         with pytest.raises(NormscopeError, match="disagree whether the run 'a' masks"):
-            merge([RunPlan("a", ("mixing",)), RunPlan("a", ("mixing",), masked=True)])
+            merge_plans([RunPlan("a", ("mixing",)), RunPlan("a", ("mixing",), masked=True)])
 
     def test_unknown_measures(self) -> None:
         with pytest.raises(NormscopeError, match="Unknown measure"):
-            merge([RunPlan("a", ("mixin",))])
+            merge_plans([RunPlan("a", ("mixin",))])
 
 
 def test_the_command_of_a_report(folder: Path) -> None:
@@ -344,7 +348,7 @@ def test_the_command_of_a_report(folder: Path) -> None:
         (),
         7,
     )
-    line = study.command_line("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
+    line = study.paper_command("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
     assert line == (
         "normscope paper ff 'my data.txt' --model some/model --format pairs --reader header=true "
         "--reader text=a --experiment mixing --reading mask_seed=1 --frequencies ranks.txt --limit 7 --batch-size 4 "
@@ -354,7 +358,7 @@ def test_the_command_of_a_report(folder: Path) -> None:
 
 def test_papers_are_found() -> None:
     with pytest.raises(NormscopeError, match="Known: emnlp2020, emnlp2021, ff, layers, shapley"):
-        find("acl")
+        find_paper("acl")
 
 
 # The command.
@@ -362,7 +366,7 @@ def test_papers_are_found() -> None:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    monkeypatch.setattr(study, "find", lambda name: MADE_UP)
+    monkeypatch.setattr(study, "find_paper", lambda name: MADE_UP)
     app = typer.Typer(cls=Commands)
     app.command()(paper_command)
     app.callback()(lambda: None)
@@ -392,7 +396,7 @@ def test_command_verifies(run: Callable[..., Result], papers_model: Path, tmp_pa
     assert "expansion.code.mean" in found.output
     assert "PASS" in found.output
     assert "1 of 1 within tolerance" in found.output
-    monkeypatch.setattr(published, "figures", lambda *given: {"expansion.code.mean": 2.0})
+    monkeypatch.setattr(published, "published_numbers", lambda *given: {"expansion.code.mean": 2.0})
     found = run(*arguments)
     assert found.exit_code == 1
     assert "FAIL" in found.output
@@ -436,4 +440,4 @@ def test_names_of_papers() -> None:
 
 def test_the_default_model_is_called_by_its_name() -> None:
     lens: Any = SimpleNamespace(model_name=str(default_model.find()))
-    assert facts.model_name(lens) == default_model.NAME
+    assert facts.model_display_name(lens) == default_model.NAME

@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 from normscope import NormscopeError
 from normscope.papers.verify import check_numbers
 from normscope.reports import charts, html, map_charts, markdown
-from normscope.reports.report import Claim, Picture, Report, Section, Table, format_cell, tally
+from normscope.reports.report import Claim, Picture, Report, Section, Table, format_cell, tally_claims
 from normscope.reports.write import write_report
 
 NASTY = "<script>alert('1')</script> & \"q\" | `c` *b* _i_ $m$ [a](b) \x00\ud800"
@@ -27,7 +27,7 @@ NASTY = "<script>alert('1')</script> & \"q\" | `c` *b* _i_ $m$ [a](b) \x00\ud800
 
 def chart(tokens: list[str] | None = None) -> Any:
     given = tokens or ["a", "b"]
-    return map_charts.heat_map(np.eye(len(given)), rows=given, columns=given)
+    return map_charts.heat_map_chart(np.eye(len(given)), rows=given, columns=given)
 
 
 def table(name: str = "table1", **changes: Any) -> Table:
@@ -243,7 +243,7 @@ def test_markdown_has_everything(folder: Path) -> None:
     ],
 )
 def test_markdown_text(given: str, written: str) -> None:
-    assert markdown.text(given) == written
+    assert markdown.escape_markdown(given) == written
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_tally() -> None:
     def claims(*states: bool | None) -> list[Claim]:
         return [Claim("", state, "") for state in states]
 
-    assert tally(claims(True, True)) == "2 of 2 claims hold here."
-    assert tally(claims(False, False, None)) == "0 of 3 claims hold here, 2 do not, 1 cannot be said."
+    assert tally_claims(claims(True, True)) == "2 of 2 claims hold here."
+    assert tally_claims(claims(False, False, None)) == "0 of 3 claims hold here, 2 do not, 1 cannot be said."
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_an_empty_report_is_a_page(tmp_path: Path) -> None:
 
 
 def test_figures_are_as_wide_as_there_is_room() -> None:
-    source = html.inline_svg(charts.svg(chart(), "a"), "a", "A <map>")
+    source = html.inline_svg(charts.figure_to_svg(chart(), "a"), "a", "A <map>")
     (root,) = [attributes for tag, attributes in Page(source).tags if tag == "svg"]
     assert "width" not in root
     assert root["aria-label"] == "A <map>"

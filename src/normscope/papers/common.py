@@ -14,7 +14,7 @@ from normscope.measures import similarity
 from normscope.papers import published
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Setting
-from normscope.reports.report import Claim, nan_to_none
+from normscope.reports.report import Claim, none_if_nan
 from normscope.view.labels import ranges
 
 CLEAR = 0.1  # a correlation closer to zero supports no claim about its sign
@@ -25,7 +25,7 @@ def masked_run(setting: Setting) -> str:
     return "masked" if setting.masks and getattr(setting.readings, "masking", True) else "plain"
 
 
-def describe_input(setting: Setting) -> str:
+def describe_masking(setting: Setting) -> str:
     """Whether the text of `masked_run` is masked, and why not."""
     if masked_run(setting) == "masked":
         return "12 % of the tokens of each sequence are masked, as in the paper."
@@ -47,7 +47,7 @@ def layer_numbers(key: str, values: Iterable[float], layers: Iterable[int] | Non
     }
 
 
-def finite(numbers: Mapping[str, float | None]) -> dict[str, float]:
+def finite_numbers(numbers: Mapping[str, float | None]) -> dict[str, float]:
     """The numbers that are defined."""
     return {key: value for key, value in numbers.items() if value is not None and math.isfinite(value)}
 
@@ -67,11 +67,11 @@ def typed_columns(types: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> Co
     }
 
 
-def claim_beside(
+def claim_with_published(
     text: str, holds: bool | None, template: str, ours: Sequence[float], reference: Mapping[str, float], *keys: str
 ) -> Claim:
     """A claim that is stated in the same words with our numbers and with the published ones."""
-    return Claim(text, holds, template.format(*ours), published.quote(reference, template, *keys))
+    return Claim(text, holds, template.format(*ours), published.quote_published(reference, template, *keys))
 
 
 def published_curves(reference: Mapping[str, float], keys: Mapping[str, str], depth: int) -> dict[str, list[float]]:
@@ -85,15 +85,15 @@ def published_curves(reference: Mapping[str, float], keys: Mapping[str, str], de
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Spearman's; None for fewer than three pairs, or if one side is constant."""
-    return _correlation(similarity.spearman, a, b)
+    return _correlation_or_none(similarity.spearman, a, b)
 
 
 def linear_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Pearson's; None for fewer than three pairs, or if one side is constant."""
-    return _correlation(similarity.correlation, a, b)
+    return _correlation_or_none(similarity.correlation, a, b)
 
 
-def _correlation(measure: Any, a: Sequence[float], b: Sequence[float]) -> float | None:
+def _correlation_or_none(measure: Any, a: Sequence[float], b: Sequence[float]) -> float | None:
     if len(a) < 3:
         return None
-    return nan_to_none(float(measure(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64))))
+    return none_if_nan(float(measure(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64))))

@@ -39,7 +39,7 @@ class Frequencies:
 
 
 @dataclass(frozen=True)
-class Fit:
+class CountFit:
     """How well the counts of a file agree with those of a corpus, special tokens aside."""
 
     tokens: int  # in the corpus
@@ -54,7 +54,7 @@ class Fit:
         return self.tokens < ENOUGH or (self.covered >= COVERED and self.common >= COMMON)
 
 
-def count(ids: Iterable[int]) -> Frequencies:
+def count_tokens(ids: Iterable[int]) -> Frequencies:
     """The frequencies of token ids, in the order of their first occurrence."""
     found: dict[int, int] = {}
     for id in ids:
@@ -62,12 +62,12 @@ def count(ids: Iterable[int]) -> Frequencies:
     return Frequencies(found, "the corpus itself")
 
 
-def read(path: str | Path, tokenizer: Any, vocabulary: int) -> Frequencies:
+def read_frequencies(path: str | Path, tokenizer: Any, vocabulary: int) -> Frequencies:
     """The frequencies in a file; ids outside the vocabulary, or given twice, are refused."""
     file = Path(path)
     suffix = file.suffix.lower()
     delimiter = {".csv": ",", ".tsv": "\t"}.get(suffix)
-    rows = _by_id(file) if delimiter is None else _by_token(file, delimiter, tokenizer)
+    rows = _counts_by_id(file) if delimiter is None else _counts_by_token(file, delimiter, tokenizer)
     found: dict[int, int] = {}
     for number, id, count in rows:
         if not 0 <= id < vocabulary:
@@ -83,7 +83,7 @@ def read(path: str | Path, tokenizer: Any, vocabulary: int) -> Frequencies:
     return Frequencies(found, str(file))
 
 
-def token_ids(entries: Iterable[Entry], tokenizer: Any) -> Iterator[int]:
+def entry_token_ids(entries: Iterable[Entry], tokenizer: Any) -> Iterator[int]:
     """The token ids of entries (the source side of parallel text), special ones included."""
     for entry in entries:
         given = entry.given
@@ -95,36 +95,36 @@ def token_ids(entries: Iterable[Entry], tokenizer: Any) -> Iterator[int]:
             yield from tokenizer(given, is_split_into_words=isinstance(given, list), verbose=False)["input_ids"]
 
 
-def load_or_count(setting: Setting, ids: Iterable[int]) -> tuple[Frequencies, Fit | None]:
+def load_or_count_frequencies(setting: Setting, ids: Iterable[int]) -> tuple[Frequencies, CountFit | None]:
     """The frequencies of the file that was given, with their fit to the corpus; without a file, those of the corpus."""
-    own, lens = count(ids), setting.lens
+    own, lens = count_tokens(ids), setting.lens
     if setting.frequencies is None:
         return own, None
     special = () if lens.tokenizer is None else lens.tokenizer.all_special_ids
-    found = read(setting.frequencies, lens.tokenizer, lens.loaded.limits.vocabulary)
-    return found, refuse_misfit(found, own, special)
+    found = read_frequencies(setting.frequencies, lens.tokenizer, lens.loaded.limits.vocabulary)
+    return found, refuse_other_vocabulary(found, own, special)
 
 
-def missing_words(setting: Setting) -> str | None:
+def missing_word_counts(setting: Setting) -> str | None:
     """Why words cannot be counted. A file of another vocabulary is refused here, before anything is run."""
     if setting.lens.family.input != "text":
         return "It counts words, but this model reads no text."
     if setting.frequencies is not None and setting.entries and setting.lens.tokenizer is not None:
-        load_or_count(setting, token_ids(setting.entries, setting.lens.tokenizer))
+        load_or_count_frequencies(setting, entry_token_ids(setting.entries, setting.lens.tokenizer))
     return None
 
 
-def fit(file: Frequencies, own: Frequencies, special: Iterable[int] = ()) -> Fit:
+def fit_of_counts(file: Frequencies, own: Frequencies, special: Iterable[int] = ()) -> CountFit:
     """How well a file's counts agree with the corpus's own."""
     left_out = set(special)
     here = {id: count for id, count in own.counts.items() if id not in left_out}
     there = {id: count for id, count in file.counts.items() if id not in left_out and count > 0}
     total = sum(here.values())
     if not total:
-        return Fit(0, 0.0, 0.0, 0, float("nan"))
-    frequent = _half(there)
+        return CountFit(0, 0.0, 0.0, 0, float("nan"))
+    frequent = _most_frequent_half(there)
     both = sorted(here.keys() & there.keys())
-    return Fit(
+    return CountFit(
         tokens=total,
         covered=sum(here[id] for id in both) / total,
         common=sum(count for id, count in here.items() if id in frequent) / total,
@@ -133,9 +133,9 @@ def fit(file: Frequencies, own: Frequencies, special: Iterable[int] = ()) -> Fit
     )
 
 
-def refuse_misfit(file: Frequencies, own: Frequencies, special: Iterable[int] = ()) -> Fit:
+def refuse_other_vocabulary(file: Frequencies, own: Frequencies, special: Iterable[int] = ()) -> CountFit:
     """The fit; that of a file of another vocabulary is refused, with the numbers that show it."""
-    found = fit(file, own, special)
+    found = fit_of_counts(file, own, special)
     if not found.good:
         raise NormscopeError(
             f"{file.source} is of another vocabulary, or of quite another language: it holds {found.covered:.0%} of "
@@ -147,7 +147,7 @@ def refuse_misfit(file: Frequencies, own: Frequencies, special: Iterable[int] = 
     return found
 
 
-def _half(counts: Mapping[int, int]) -> set[int]:
+def _most_frequent_half(counts: Mapping[int, int]) -> set[int]:
     """The most frequent types that together hold half of the counts."""
     wanted = sum(counts.values()) / 2
     chosen: set[int] = set()
@@ -160,7 +160,7 @@ def _half(counts: Mapping[int, int]) -> set[int]:
     return chosen
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _frequency_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number and text of the lines that are not blank; damaged ones are refused."""
     for line in text_lines(path):
         if line.damage:
@@ -169,11 +169,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             yield line.number, line.text
 
 
-def _by_id(path: Path) -> Iterator[tuple[int, int, int]]:
+def _counts_by_id(path: Path) -> Iterator[tuple[int, int, int]]:
     """Line, id and count of the authors' rows."""
-    for number, text in _lines(path):
+    for number, text in _frequency_lines(path):
         cells = text.split()
-        if len(cells) != 3 or not all(map(_is_whole, cells)):
+        if len(cells) != 3 or not all(map(_is_whole_number, cells)):
             raise NormscopeError(
                 f"{path}:{number}: Expected three whole numbers (rank, count, token id), not {text[:40]!r}. "
                 "A file of tokens and counts is named .tsv or .csv."
@@ -181,15 +181,15 @@ def _by_id(path: Path) -> Iterator[tuple[int, int, int]]:
         yield number, int(cells[2]), int(cells[1])
 
 
-def _by_token(path: Path, delimiter: str, tokenizer: Any) -> Iterator[tuple[int, int, int]]:
+def _counts_by_token(path: Path, delimiter: str, tokenizer: Any) -> Iterator[tuple[int, int, int]]:
     """Line, id and count of rows with a token and its count."""
     if tokenizer is None:
         raise NormscopeError(f"{path}: Frequencies by token need a tokenizer; without one, give them by token id.")
     vocabulary: Mapping[str, int] = tokenizer.get_vocab()
     unknown: list[str] = []
     known = 0
-    for number, row in _rows(path, delimiter):
-        if len(row) != 2 or not _is_whole(row[1]):
+    for number, row in _token_count_rows(path, delimiter):
+        if len(row) != 2 or not _is_whole_number(row[1]):
             if number == 1 and len(row) == 2:
                 continue  # the header
             raise NormscopeError(f"{path}:{number}: Expected a token and its count, not {delimiter.join(row)[:40]!r}.")
@@ -206,9 +206,9 @@ def _by_token(path: Path, delimiter: str, tokenizer: Any) -> Iterator[tuple[int,
         )
 
 
-def _rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _token_count_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """The rows that are not blank. With tabs, quotation marks are tokens like any other."""
-    for number, text in _lines(path):
+    for number, text in _frequency_lines(path):
         if delimiter == "\t":
             yield number, text.split("\t")
             continue
@@ -218,5 +218,5 @@ def _rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
             raise NormscopeError(f"{path}:{number}: The row cannot be read: {error}.") from error
 
 
-def _is_whole(text: str) -> bool:
+def _is_whole_number(text: str) -> bool:
     return text.isascii() and text.isdigit()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from normscope.analyzer import Analyzer
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     """What distinguishes models of the same name."""
 
     model_type: str
@@ -33,15 +33,15 @@ class Corpus(NamedTuple):
 
 
 # The papers' models: our key -> the shape, and the names that they have.
-MODELS: dict[str, tuple[Shape, tuple[str, ...]]] = {
-    "bert-base": (Shape("bert", 12, 768), ("bert-base-uncased",)),
-    "bert-large": (Shape("bert", 24, 1024), ("bert-large-uncased",)),
-    "bert-medium": (Shape("bert", 8, 512), ("bert-medium", "bert_uncased_L-8_H-512_A-8")),
-    "bert-small": (Shape("bert", 4, 512), ("bert-small", "bert_uncased_L-4_H-512_A-8")),
-    "bert-mini": (Shape("bert", 4, 256), ("bert-mini", "bert_uncased_L-4_H-256_A-4")),
-    "bert-tiny": (Shape("bert", 2, 128), ("bert-tiny", "bert_uncased_L-2_H-128_A-2")),
-    "roberta-base": (Shape("roberta", 12, 768), ("roberta-base",)),
-    "roberta-large": (Shape("roberta", 24, 1024), ("roberta-large",)),
+MODELS: dict[str, tuple[ModelShape, tuple[str, ...]]] = {
+    "bert-base": (ModelShape("bert", 12, 768), ("bert-base-uncased",)),
+    "bert-large": (ModelShape("bert", 24, 1024), ("bert-large-uncased",)),
+    "bert-medium": (ModelShape("bert", 8, 512), ("bert-medium", "bert_uncased_L-8_H-512_A-8")),
+    "bert-small": (ModelShape("bert", 4, 512), ("bert-small", "bert_uncased_L-4_H-512_A-8")),
+    "bert-mini": (ModelShape("bert", 4, 256), ("bert-mini", "bert_uncased_L-4_H-256_A-4")),
+    "bert-tiny": (ModelShape("bert", 2, 128), ("bert-tiny", "bert_uncased_L-2_H-128_A-2")),
+    "roberta-base": (ModelShape("roberta", 12, 768), ("roberta-base",)),
+    "roberta-large": (ModelShape("roberta", 24, 1024), ("roberta-large",)),
 }
 CORPORA: dict[str, Corpus] = {
     "wikipedia": Corpus(992, 121_134 / 992, "the 992 Wikipedia pairs of Clark et al. (2019), 121,134 tokens of BERT"),
@@ -51,43 +51,43 @@ CORPORA: dict[str, Corpus] = {
 }
 
 
-def figures(paper: str, model: str | None = None, data: str | None = None) -> dict[str, float]:
+def published_numbers(paper: str, model: str | None = None, data: str | None = None) -> dict[str, float]:
     """The numbers published for this model: for this corpus, and independent of any corpus."""
     return {
         key: value
-        for entry in _entries(paper)
+        for entry in _published_entries(paper)
         if entry["model"] == model and entry["data"] in (None, data)
         for key, value in entry["figures"].items()
     }
 
 
-def reference(paper: str) -> dict[str, float]:
+def main_published_numbers(paper: str) -> dict[str, float]:
     """The paper's main numbers, to be shown beside ours: BERT-base on Wikipedia (alignment: the German-English model;
     named entities: CoNLL-2003)."""
-    found = figures(paper, "transformer-iwslt-de-en", "rwth-de-en")
+    found = published_numbers(paper, "transformer-iwslt-de-en", "rwth-de-en")
     for data in reversed(CORPORA):
-        found |= figures(paper, "bert-base", data)
+        found |= published_numbers(paper, "bert-base", data)
     return found
 
 
-def quote(reference: Mapping[str, float], template: str, *keys: str) -> str:
+def quote_published(reference: Mapping[str, float], template: str, *keys: str) -> str:
     """A published statement; empty if its numbers are not known."""
     return template.format(*(reference[key] for key in keys)) if all(key in reference for key in keys) else ""
 
 
-def models(paper: str) -> tuple[str, ...]:
+def published_models(paper: str) -> tuple[str, ...]:
     """The models, by key, with published numbers that can be recognised by name and shape."""
-    found = {entry["model"] for entry in _entries(paper)}
+    found = {entry["model"] for entry in _published_entries(paper)}
     return tuple(key for key in MODELS if key in found)
 
 
-def corpora(paper: str, model: str) -> tuple[str, ...]:
+def published_corpora(paper: str, model: str) -> tuple[str, ...]:
     """The corpora, by key, with published numbers for this model."""
-    found = {entry["data"] for entry in _entries(paper) if entry["model"] == model}
+    found = {entry["data"] for entry in _published_entries(paper) if entry["model"] == model}
     return tuple(key for key in CORPORA if key in found)
 
 
-def model_key(lens: Analyzer) -> str | None:
+def published_model_key(lens: Analyzer) -> str | None:
     """Which of the papers' models this is, by name and shape; None if none of them."""
     config = lens.loaded.base.config
     shape = (config.model_type, getattr(config, "num_hidden_layers", None), getattr(config, "hidden_size", None))
@@ -98,7 +98,7 @@ def model_key(lens: Analyzer) -> str | None:
     return None
 
 
-def data_key(lengths: Sequence[int], model: str | None) -> str | None:
+def published_corpus_key(lengths: Sequence[int], model: str | None) -> str | None:
     """Which of the papers' corpora this is, given the number of tokens of each sequence; None if none of them.
 
     BERT's tokens of the Wikipedia pairs must agree exactly; for the others rounded mean lengths were published.
@@ -114,12 +114,12 @@ def data_key(lengths: Sequence[int], model: str | None) -> str | None:
     return None
 
 
-def _entries(paper: str) -> list[dict[str, Any]]:
-    return _load().get(paper, [])  # other papers have none
+def _published_entries(paper: str) -> list[dict[str, Any]]:
+    return _load_published().get(paper, [])  # other papers have none
 
 
 @cache
-def _load() -> dict[str, list[dict[str, Any]]]:
+def _load_published() -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = json.loads(
         files("normscope.papers").joinpath("published.json").read_text()
     )

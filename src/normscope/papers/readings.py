@@ -19,17 +19,17 @@ Readings = TypeVar("Readings")
 TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def reading(default: Any, help: str, choices: Sequence[Any] | None = None) -> Any:
+def reading_field(default: Any, help: str, choices: Sequence[Any] | None = None) -> Any:
     """A field of a readings dataclass: a str, int, float or bool, one of `choices` if there are any."""
     return field(default=default, metadata={"help": help, "choices": None if choices is None else tuple(choices)})
 
 
-def choice(help: str, *options: str) -> Any:
+def choice_field(help: str, *options: str) -> Any:
     """A field of a readings dataclass that is one of the options, by default the first."""
-    return reading(options[0], help, options)
+    return reading_field(options[0], help, options)
 
 
-def parse(cls: type[Readings], given: Sequence[str]) -> Readings:
+def parse_readings(cls: type[Readings], given: Sequence[str]) -> Readings:
     """The readings, with those given as "key=value" changed; the type is that of the default."""
     known: dict[str, Field[Any]] = {entry.name: entry for entry in fields(cls)}  # type: ignore[arg-type]  # a dataclass
     values: dict[str, Any] = {}
@@ -42,24 +42,29 @@ def parse(cls: type[Readings], given: Sequence[str]) -> Readings:
             raise NormscopeError(
                 f"There is no reading {key!r}.{nearest(name, known)} Known: {', '.join(known) or 'none'}."
             )
-        values[name] = _value(known[name], value.strip())
+        values[name] = _parse_reading(known[name], value.strip())
     return cls(**values)
 
 
-def describe(readings: Any) -> tuple[tuple[str, str, str], ...]:
+def describe_readings(readings: Any) -> tuple[tuple[str, str, str], ...]:
     """Name, value used, and what it means with the other choices."""
-    return tuple((entry.name, _format(getattr(readings, entry.name)), _meaning(entry)) for entry in fields(readings))
+    return tuple(
+        (entry.name, _format_reading(getattr(readings, entry.name)), _explain_reading(entry))
+        for entry in fields(readings)
+    )
 
 
-def _value(entry: Field[Any], text: str) -> Any:
-    value = _convert(entry.name, text, type(entry.default))
+def _parse_reading(entry: Field[Any], text: str) -> Any:
+    value = _convert_reading(entry.name, text, type(entry.default))
     choices = entry.metadata["choices"]
     if choices is not None and value not in choices:
-        raise NormscopeError(f"The reading {entry.name} is one of {', '.join(map(_format, choices))}, not {text!r}.")
+        raise NormscopeError(
+            f"The reading {entry.name} is one of {', '.join(map(_format_reading, choices))}, not {text!r}."
+        )
     return value
 
 
-def _convert(name: str, text: str, kind: type) -> Any:
+def _convert_reading(name: str, text: str, kind: type) -> Any:
     try:
         if kind is bool:
             return TRUTHS[text.lower()]
@@ -76,11 +81,11 @@ def _convert(name: str, text: str, kind: type) -> Any:
     return text
 
 
-def _meaning(entry: Field[Any]) -> str:
+def _explain_reading(entry: Field[Any]) -> str:
     choices = entry.metadata["choices"]
-    others = f"one of {', '.join(map(_format, choices))}; " if choices else ""
-    return f"{entry.metadata['help']} ({others}default {_format(entry.default)})"
+    others = f"one of {', '.join(map(_format_reading, choices))}; " if choices else ""
+    return f"{entry.metadata['help']} ({others}default {_format_reading(entry.default)})"
 
 
-def _format(value: Any) -> str:
+def _format_reading(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

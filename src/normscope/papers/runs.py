@@ -41,7 +41,7 @@ class RunPlan:
     masked: bool = False  # 12 % masked if the model has a mask token (readings.mask_seed)
 
 
-def load(model: str | Path | ModelSource | Analyzer, engine: EngineOptions) -> Analyzer:
+def load_for_engine(model: str | Path | ModelSource | Analyzer, engine: EngineOptions) -> Analyzer:
     """The Analyzer itself, or that of a name or path, which the engine "ray" needs."""
     where = engine.get("engine", "local")
     if where == "ray" and isinstance(model, Analyzer):
@@ -64,11 +64,11 @@ def run_corpus(
     return run
 
 
-def merge(plans: Iterable[RunPlan]) -> list[RunPlan]:
+def merge_plans(plans: Iterable[RunPlan]) -> list[RunPlan]:
     """One plan for each name: the union of measures, scopes and maps. Whether they mask must agree."""
     merged: dict[str, RunPlan] = {}
     for plan in plans:
-        scopes = _scopes(plan)
+        scopes = _plan_scopes(plan)
         before = merged.get(plan.name)
         if before is None:
             merged[plan.name] = replace(plan, scopes=scopes)
@@ -77,9 +77,9 @@ def merge(plans: Iterable[RunPlan]) -> list[RunPlan]:
             raise NormscopeError(f"Two experiments disagree whether the run {plan.name!r} masks tokens.")
         merged[plan.name] = RunPlan(
             plan.name,
-            _union(before.measures, plan.measures),
-            None if before.scopes is None or scopes is None else _union(before.scopes, scopes),
-            _union(before.maps, plan.maps),
+            _ordered_union(before.measures, plan.measures),
+            None if before.scopes is None or scopes is None else _ordered_union(before.scopes, scopes),
+            _ordered_union(before.maps, plan.maps),
             plan.masked,
         )
     return list(merged.values())
@@ -101,13 +101,15 @@ def find_run(plan: RunPlan, runs: Path) -> tuple[RunPlan, Path]:
     raise AssertionError("unreachable")
 
 
-def _scopes(plan: RunPlan) -> tuple[str, ...] | None:
+def _plan_scopes(plan: RunPlan) -> tuple[str, ...] | None:
     """The scopes that a plan computes: those it names and those of its measures, or None for all."""
     measures = measures_of(plan.measures)
     if plan.scopes is None and any(measure.scopes is None for measure in measures):
         return None
-    return _union(plan.scopes or (), (scope for measure in measures for scope in measure.scopes or ()), plan.maps)
+    return _ordered_union(
+        plan.scopes or (), (scope for measure in measures for scope in measure.scopes or ()), plan.maps
+    )
 
 
-def _union(*some: Iterable[str]) -> tuple[str, ...]:
+def _ordered_union(*some: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chain(*some)))

@@ -18,8 +18,8 @@ from normscope.corpus.store import Run
 from normscope.errors import NormscopeError
 from normscope.model_source import ModelSource
 from normscope.papers import published
-from normscope.papers.readings import describe, parse
-from normscope.papers.runs import EngineOptions, RunPlan, find_run, load, merge, run_corpus
+from normscope.papers.readings import describe_readings, parse_readings
+from normscope.papers.runs import EngineOptions, RunPlan, find_run, load_for_engine, merge_plans, run_corpus
 from normscope.papers.verify import check_numbers
 from normscope.reports import facts
 from normscope.reports.report import Report, Section
@@ -135,11 +135,11 @@ class NoReadings:
     """The readings of a study that leaves nothing open."""
 
 
-def find(name: str) -> Paper:
+def find_paper(name: str) -> Paper:
     """A paper by its name on the command line."""
     if name not in PAPERS:
         raise NormscopeError(f"There is no paper {name!r}. Known: {', '.join(PAPERS)}.")
-    _check_packages()
+    _require_report_packages()
     found: Paper = import_module(f"normscope.papers.{PAPERS[name]}").PAPER
     return found
 
@@ -169,43 +169,45 @@ def reproduce(
     experiment needs a corpus. With `verify` the model must be one of the paper's. `engine`, `workers`, `threads` and
     `address` are those of `normscope.corpus.run`.
     """
-    _check_packages()
-    chosen = _experiments(paper, experiments)
-    parsed = parse(paper.readings, readings)
-    lens = load(model, engine)
-    key = published.model_key(lens)
-    if verify and key not in published.models(paper.name):
-        known = ", ".join(published.models(paper.name)) or "none"
+    _require_report_packages()
+    chosen = _named_experiments(paper, experiments)
+    parsed = parse_readings(paper.readings, readings)
+    lens = load_for_engine(model, engine)
+    key = published.published_model_key(lens)
+    if verify and key not in published.published_models(paper.name):
+        known = ", ".join(published.published_models(paper.name)) or "none"
         raise NormscopeError(f"{lens.model_name} is not one of the models with published numbers: {known}.")
     file = None if frequencies is None else Path(frequencies)
-    setting = _peek(Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit))
-    able, skipped = _select(paper, chosen, setting, strict=experiments is not None)
+    setting = _with_first_entries(
+        Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit)
+    )
+    able, skipped = _split_by_ability(paper, chosen, setting, strict=experiments is not None)
     source = model if engine.get("engine") == "ray" else lens
-    runs = _runs(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
-    sections = _sections(setting, able, runs, progress)
+    runs = _run_plans(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
+    sections = _experiment_sections(setting, able, runs, progress)
     lengths = facts.sequence_lengths(next(iter(runs.values()))) if runs else []
     numbers = {name: value for section in sections for name, value in section.numbers.items()}
-    figures = published.figures(paper.name, key, published.data_key(lengths, key))
+    figures = published.published_numbers(paper.name, key, published.published_corpus_key(lengths, key))
     report = Report(
         paper.name,
         paper.title,
         paper.citation,
-        _facts(setting, able, runs, lengths),
-        describe(parsed),
+        _study_facts(setting, able, runs, lengths),
+        describe_readings(parsed),
         sections,
         tuple(skipped),
-        command_line(paper.name, model, setting, out, readings, experiments, batch_size),
+        paper_command(paper.name, model, setting, out, readings, experiments, batch_size),
         check_numbers(numbers, figures),
-        bool(published.models(paper.name)),
+        bool(published.published_models(paper.name)),
     )
     path = write_report(report, out)
     if verify and not report.checks:
-        known = "; ".join(published.CORPORA[name].name for name in published.corpora(paper.name, key or ""))
+        known = "; ".join(published.CORPORA[name].name for name in published.published_corpora(paper.name, key or ""))
         raise NormscopeError(f"None of these numbers was published for {key} on this data, only for: {known}.")
     return report, path
 
 
-def command_line(
+def paper_command(
     paper: str,
     model: str | Path | ModelSource | Analyzer,
     setting: Setting,
@@ -216,9 +218,9 @@ def command_line(
 ) -> str:
     """The command that makes this report."""
     options: list[tuple[str, Any]] = [
-        *facts.model_options(model, setting.lens),
+        *facts.model_arguments(model, setting.lens),
         ("--format", setting.format),
-        *facts.reader_options(setting.reader),
+        *facts.reader_arguments(setting.reader),
         *(("--experiment", entry) for entry in experiments or ()),
         *(("--reading", entry) for entry in readings),
         ("--frequencies", setting.frequencies),
@@ -227,16 +229,16 @@ def command_line(
         ("--batch-size", None if batch_size == 16 else batch_size),
         ("--out", out),
     ]
-    return facts.command_line(("paper", paper, *([setting.data] if setting.data else [])), options)
+    return facts.shell_command(("paper", paper, *([setting.data] if setting.data else [])), options)
 
 
-def _check_packages() -> None:
+def _require_report_packages() -> None:
     for package, extra in (("matplotlib", "plot"), ("polars", "corpus")):
         if find_spec(package) is None:
             raise NormscopeError(f"Reports need {package}: pip install 'normscope[{extra}]'.")
 
 
-def _experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
+def _named_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
     """The experiments of these names, or all."""
     known = {experiment.name: experiment for experiment in paper.experiments}
     for name in names or ():
@@ -245,7 +247,7 @@ def _experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
     return [experiment for experiment in paper.experiments if names is None or experiment.name in names]
 
 
-def _select(
+def _split_by_ability(
     paper: Paper, chosen: Sequence[Experiment], setting: Setting, strict: bool
 ) -> tuple[list[Experiment], list[tuple[str, str]]]:
     """The experiments that can run here, and the titles of the others with the reason. `strict`: all must."""
@@ -264,7 +266,7 @@ def _select(
     return able, skipped
 
 
-def _peek(setting: Setting) -> Setting:
+def _with_first_entries(setting: Setting) -> Setting:
     """The setting with the first readable entries of its data."""
     if not setting.data:
         return setting
@@ -272,11 +274,11 @@ def _peek(setting: Setting) -> Setting:
     return replace(setting, entries=tuple(islice(entries, PEEK)))
 
 
-def _plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
-    return merge(plan for experiment in experiments for plan in experiment.runs(setting))
+def _merged_plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
+    return merge_plans(plan for experiment in experiments for plan in experiment.runs(setting))
 
 
-def _runs(
+def _run_plans(
     setting: Setting,
     experiments: Iterable[Experiment],
     model: str | Path | ModelSource | Analyzer,
@@ -286,7 +288,7 @@ def _runs(
 ) -> dict[str, Run]:
     """The corpus runs of all experiments, by name."""
     runs = {}
-    for plan in _plans(setting, experiments):
+    for plan in _merged_plans(setting, experiments):
         known, folder = find_run(plan, root)
         runs[plan.name] = run_corpus(
             setting.data,
@@ -306,7 +308,7 @@ def _runs(
     return runs
 
 
-def _sections(
+def _experiment_sections(
     setting: Setting, experiments: Sequence[Experiment], runs: Runs, progress: Progress | None
 ) -> tuple[Section, ...]:
     sections = []
@@ -318,12 +320,12 @@ def _sections(
     return tuple(sections)
 
 
-def _facts(
+def _study_facts(
     setting: Setting, experiments: Iterable[Experiment], runs: Runs, lengths: Sequence[int]
 ) -> tuple[tuple[str, str], ...]:
     lens = setting.lens
     found = [
-        ("model", facts.model_name(lens)),
+        ("model", facts.model_display_name(lens)),
         ("layers", facts.describe_layers(lens)),
         ("precision", str(lens.dtype).split(".")[-1]),
     ]
@@ -335,11 +337,11 @@ def _facts(
         found.append(("sequences", facts.describe_sequences(lengths, setting.limit)))
     if setting.frequencies is not None:
         found.append(("word frequencies", str(setting.frequencies)))
-    for plan in _plans(setting, experiments):
+    for plan in _merged_plans(setting, experiments):
         masked = "nothing masked"
         if plan.masked and setting.mask_seed is None:
             masked += ": the model has no mask token"
         elif plan.masked:
             masked = f"12 % of the tokens masked (seed {setting.mask_seed})"
         found.append((f"run \u201c{plan.name}\u201d", f"{masked}; {facts.describe_run(runs[plan.name])}"))
-    return (*found, ("versions", facts.versions()))
+    return (*found, ("versions", facts.package_versions()))

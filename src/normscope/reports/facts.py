@@ -39,12 +39,12 @@ def describe_run(run: Run) -> str:
     return f"{faults:,} of {entries:,} entries could not be analysed; worst completeness error {worst:.1e}"
 
 
-def versions() -> str:
+def package_versions() -> str:
     """The versions of normscope and of what it computes with."""
     return f"normscope {__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
 
 
-def model_name(lens: Analyzer) -> str:
+def model_display_name(lens: Analyzer) -> str:
     """The name of a model; of the default model, its own name and not its folder."""
     return default_model.NAME if default_model.is_in(lens.model_name) else lens.model_name
 
@@ -59,25 +59,25 @@ def describe_layers(lens: Analyzer) -> str:
     return f"{lens.family.name}: {', '.join(sides)}{f', width {width}' if width else ''}"
 
 
-def command_line(command: Sequence[str], options: Iterable[tuple[str, Any]]) -> str:
+def shell_command(command: Sequence[str], options: Iterable[tuple[str, Any]]) -> str:
     """The command that makes a report; options whose value is None are left out."""
     parts = [part for option, value in options if value is not None for part in (option, str(value))]
     return shlex.join(["normscope", *command, *parts])
 
 
-def model_options(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
+def model_arguments(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
     """A model as the command line names it, with the options its numbers depend on."""
     source = ModelSource(lens.model_name) if isinstance(model, Analyzer) else ModelSource.of(model)
     name = "default" if default_model.is_in(source.name) else source.name
     return [("--model", name), ("--dtype", source.dtype), ("--revision", source.revision)]
 
 
-def reader_options(reader: Mapping[str, Any]) -> list[tuple[str, str]]:
+def reader_arguments(reader: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The options of a reader as the command line has them."""
-    return [("--reader", f"{key}={_option_value(value)}") for key, value in reader.items()]
+    return [("--reader", f"{key}={_format_argument(value)}") for key, value in reader.items()]
 
 
-def _option_value(value: Any) -> str:
+def _format_argument(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return ",".join(map(_option_value, value))
+        return ",".join(map(_format_argument, value))
     return str(value).lower() if isinstance(value, bool | None) else str(value)

@@ -129,7 +129,7 @@ class Report:
         return {key: value for section in self.sections for key, value in section.numbers.items()}
 
 
-def to_python(cell: Any) -> Cell:
+def cell_to_python(cell: Any) -> Cell:
     """A cell as a Python value: numpy scalars are converted."""
     value: Cell = cell.item() if isinstance(cell, np.generic) else cell
     return value
@@ -137,7 +137,7 @@ def to_python(cell: Any) -> Cell:
 
 def format_cell(cell: Any, spec: str = "") -> str:
     """A cell as people read it: thousands separated, four digits without a format, a dash if there is no value."""
-    value = to_python(cell)
+    value = cell_to_python(cell)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "\u2013"  # a dash
     if isinstance(value, bool):
@@ -151,14 +151,14 @@ def format_cell(cell: Any, spec: str = "") -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-def nan_to_none(value: float) -> float | None:
+def none_if_nan(value: float) -> float | None:
     """A number for a table; None if it is not defined."""
     return None if math.isnan(value) else value
 
 
 def numeric_columns(table: Table) -> tuple[bool, ...]:
     """Whether each column holds numbers, and so is aligned to the right."""
-    return tuple(_are_numbers([to_python(row[k]) for row in table.rows]) for k in range(len(table.columns)))
+    return tuple(_are_numbers([cell_to_python(row[k]) for row in table.rows]) for k in range(len(table.columns)))
 
 
 def _are_numbers(cells: Sequence[Cell]) -> bool:
@@ -166,7 +166,7 @@ def _are_numbers(cells: Sequence[Cell]) -> bool:
     return bool(given) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in given)
 
 
-def tally(claims: Sequence[Claim]) -> str:
+def tally_claims(claims: Sequence[Claim]) -> str:
     """ "3 of 6 claims hold here, 1 does not, 2 cannot be said." """
     holds, fails, open_ = (sum(claim.holds is state for claim in claims) for state in (True, False, None))
     parts = [f"{holds} of {len(claims)} claims {'holds' if holds == 1 else 'hold'} here"]
@@ -177,11 +177,11 @@ def tally(claims: Sequence[Claim]) -> str:
     return ", ".join(parts) + "."
 
 
-def failures(checks: Sequence[Check]) -> int:
+def count_failures(checks: Sequence[Check]) -> int:
     """How many checks failed."""
     return sum(check.passed is False for check in checks)
 
 
-def paragraphs(given: str) -> list[str]:
+def split_paragraphs(given: str) -> list[str]:
     """The paragraphs of a text, which has blank lines between them."""
     return [paragraph for paragraph in re.split(r"\n\s*\n", given.strip()) if paragraph.strip()]

@@ -20,32 +20,32 @@ from typing import Any
 from normscope.engine.files import atomic
 from normscope.errors import NormscopeError
 from normscope.reports import charts, html, markdown
-from normscope.reports.report import Cell, Picture, Report, Table, to_python
+from normscope.reports.report import Cell, Picture, Report, Table, cell_to_python
 
 
 def write_report(report: Report, folder: str | Path) -> Path:
     """Write all files of a report, each atomically; returns the path of report.html."""
-    check_names(report)
+    check_part_names(report)
     root = Path(folder)
     parts = [part for section in report.sections for part in section.parts]
     pictures = [part for part in parts if isinstance(part, Picture)]
-    figures = {picture.name: charts.svg(picture.figure, picture.name) for picture in pictures}
+    figures = {picture.name: charts.figure_to_svg(picture.figure, picture.name) for picture in pictures}
     files = {f"tables/{part.name}.csv": csv_text(part.columns, part.rows) for part in parts if isinstance(part, Table)}
     files |= {f"figures/{name}.svg": text for name, text in figures.items()}
     files |= {
         "numbers.csv": csv_text(("section", "key", "ours", "published", "tolerance", "passed"), _number_rows(report)),
         "claims.csv": csv_text(("section", "claim", "holds", "ours", "published"), _claim_rows(report)),
-        "report.md": markdown.page(report),
-        "report.html": html.page(report, figures),
+        "report.md": markdown.markdown_page(report),
+        "report.html": html.html_page(report, figures),
     }
     contents = {name: text.encode("utf-8", "backslashreplace") for name, text in files.items()}
-    contents |= {f"figures/{picture.name}.pdf": charts.pdf(picture.figure) for picture in pictures}
+    contents |= {f"figures/{picture.name}.pdf": charts.figure_to_pdf(picture.figure) for picture in pictures}
     for name, content in contents.items():
-        _write_file(root / name, content)
+        _write_report_file(root / name, content)
     return root / "report.html"
 
 
-def check_names(report: Report) -> None:
+def check_part_names(report: Report) -> None:
     """Names of sections, tables and figures become anchors and files: they must be usable and unique."""
     seen: set[str] = set()
     for section in report.sections:
@@ -66,7 +66,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        cells = (to_python(cell) for cell in row)
+        cells = (cell_to_python(cell) for cell in row)
         writer.writerow([str(cell).lower() if isinstance(cell, bool) else cell for cell in cells])
     return buffer.getvalue()
 
@@ -90,7 +90,7 @@ def _number_rows(report: Report) -> list[tuple[Cell, ...]]:
     return rows
 
 
-def _write_file(path: Path, content: bytes) -> None:
+def _write_report_file(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as temporary:

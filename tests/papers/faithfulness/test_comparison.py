@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from normscope import Analyzer, NormscopeError
 from normscope.cli.faithfulness import faithfulness
 from normscope.corpus import shards
-from normscope.papers.faithfulness.comparison import compare
+from normscope.papers.faithfulness.comparison import compare_methods
 from normscope.papers.faithfulness.settings import Settings
 from tests.papers.faithfulness.cases import causal, classifier, corpus_file
 from tests.test_inputs import toy_tokenizer
@@ -29,7 +29,7 @@ def numbers(folder: Path) -> dict[str, float]:
 
 
 def test_a_classifier(tmp_path: Path) -> None:
-    report, path = compare(classifier(), corpus_file(tmp_path), tmp_path / "out", reader=READER)
+    report, path = compare_methods(classifier(), corpus_file(tmp_path), tmp_path / "out", reader=READER)
     assert path == tmp_path / "out" / "report.html"
     assert [section.name for section in report.sections] == ["aopc", "accuracy", "curves", "agreement"]
     assert {name for name, _ in report.skipped} >= {"alti+", "alti_logit"}
@@ -51,7 +51,7 @@ def test_a_classifier(tmp_path: Path) -> None:
 
 def test_a_causal_model(tmp_path: Path) -> None:
     settings = Settings(methods=("exact", "alti_logit", "leave_one_out"), positions=2, target="given")
-    report, _ = compare(causal(), corpus_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
+    report, _ = compare_methods(causal(), corpus_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
     facts = dict(report.facts)
     assert "2 positions drawn at random" in facts["prediction"]
     assert "really there" in facts["target"]
@@ -65,27 +65,27 @@ def test_a_causal_model(tmp_path: Path) -> None:
 
 def test_one_erasure_only(tmp_path: Path) -> None:
     settings = Settings(methods=("exact",), erasures=("delete",))
-    compare(classifier(), corpus_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
+    compare_methods(classifier(), corpus_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
     assert not any(".mask." in key for key in numbers(tmp_path / "out"))
 
 
 def test_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, settings = corpus_file(tmp_path), Settings(methods=("exact",))
-    compare(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
+    compare_methods(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
     before = numbers(tmp_path / "out")
 
     def fail(*given: Any, **options: Any) -> None:
         raise AssertionError("computed again")
 
     monkeypatch.setattr(shards, "run", fail)
-    compare(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
+    compare_methods(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
     assert numbers(tmp_path / "out") == before
     with pytest.raises(NormscopeError, match="holds a run of something else"):
-        compare(classifier(), data, tmp_path / "out", reader=READER, settings=Settings(methods=("alti",)))
+        compare_methods(classifier(), data, tmp_path / "out", reader=READER, settings=Settings(methods=("alti",)))
     other = Analyzer(tiny("bert", "SequenceClassification", num_labels=3), toy_tokenizer())
     other.model.classifier.bias.data += 1  # type: ignore[union-attr, operator]
     with pytest.raises(NormscopeError, match="something else"):
-        compare(other, data, tmp_path / "out", reader=READER, settings=settings)
+        compare_methods(other, data, tmp_path / "out", reader=READER, settings=settings)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -96,16 +96,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (Settings(replacement="zebra"), "'zebra'"),
     ):
         with pytest.raises(NormscopeError, match=reason):
-            compare(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
+            compare_methods(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
     assert not (tmp_path / "out").exists()
     with pytest.raises(NormscopeError, match="no head"):
-        compare(Analyzer(tiny("bert"), toy_tokenizer()), data, tmp_path / "out")
+        compare_methods(Analyzer(tiny("bert"), toy_tokenizer()), data, tmp_path / "out")
     with pytest.raises(NormscopeError, match="give its name or path"):
-        compare(classifier(), data, tmp_path / "out", engine="ray")
+        compare_methods(classifier(), data, tmp_path / "out", engine="ray")
     short = tmp_path / "short.txt"
     short.write_text("the cat\n")
     with pytest.raises(NormscopeError, match=r"No entry could be analysed.*too short"):
-        compare(classifier(), short, tmp_path / "out")
+        compare_methods(classifier(), short, tmp_path / "out")
 
 
 def test_the_command(tmp_path: Path) -> None:

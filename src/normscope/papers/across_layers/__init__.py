@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from normscope.papers.across_layers.sections import RUN, agreement, first, sides, spread
+from normscope.papers.across_layers.sections import (
+    RUN,
+    first_token_section,
+    flow_agreement_section,
+    input_spread_section,
+    source_share_section,
+)
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, NoReadings, Paper, Setting
 
 
-def _missing_side(setting: Setting) -> str | None:
+def _missing_second_side(setting: Setting) -> str | None:
     return None if setting.lens.two_sided else "It is for encoder-decoders: this model has one side."
 
 
-def _flow(setting: Setting) -> tuple[RunPlan, ...]:
+def _plan_flow(setting: Setting) -> tuple[RunPlan, ...]:
     return (RunPlan(RUN, ("flow",), ("layer",)),)
 
 
-def _methods(setting: Setting) -> tuple[RunPlan, ...]:
+def _plan_flow_agreement(setting: Setting) -> tuple[RunPlan, ...]:
     return (RunPlan(RUN, ("flow_agreement",), ("layer",)),)
 
 
@@ -25,9 +31,16 @@ PAPER = Paper(
     citation="A study of normscope's own, with the exact whole-model decomposition.",
     readings=NoReadings,
     experiments=(
-        Experiment("spread", "How inputs spread", spread, _flow),
-        Experiment("first", "The first token", first, _flow),
-        Experiment("sides", "Source and target", sides, _flow, _missing_side, "a translation model and parallel text"),
-        Experiment("agreement", "Other methods against the exact flow", agreement, _methods),
+        Experiment("spread", "How inputs spread", input_spread_section, _plan_flow),
+        Experiment("first", "The first token", first_token_section, _plan_flow),
+        Experiment(
+            "sides",
+            "Source and target",
+            source_share_section,
+            _plan_flow,
+            _missing_second_side,
+            "a translation model and parallel text",
+        ),
+        Experiment("agreement", "Other methods against the exact flow", flow_agreement_section, _plan_flow_agreement),
     ),
 )

@@ -30,9 +30,9 @@ METHODS = (
 ENOUGH = 20  # decoder states at a position whose mean is drawn
 
 
-def spread(setting: Setting, runs: Runs) -> Section:
+def input_spread_section(setting: Setting, runs: Runs) -> Section:
     """The share of the own input and the number of inputs, from the input and in one layer."""
-    layers, means = _means(runs, pl.lit(True), "own", "inputs", "own_in_layer", "inputs_in_layer")
+    layers, means = _flow_means(runs, pl.lit(True), "own", "inputs", "own_in_layer", "inputs_in_layer")
     own, inputs, *_ = means.values()
     columns = {"own share": ".3f", "inputs": ".2f", "own share in the layer": ".3f", "inputs in the layer": ".2f"}
     table = Table.of(
@@ -74,9 +74,9 @@ def spread(setting: Setting, runs: Runs) -> Section:
     return Section("spread", "How inputs spread", text, (table, *pictures), claims, numbers)
 
 
-def first(setting: Setting, runs: Runs) -> Section:
+def first_token_section(setting: Setting, runs: Runs) -> Section:
     """The share of the first token, which is an attention sink in many models."""
-    layers, means = _means(runs, pl.col("first").is_not_nan(), "first", "even")
+    layers, means = _flow_means(runs, pl.col("first").is_not_nan(), "first", "even")
     values, even = means["first"], means["even"][-1]
     claim = Claim(
         "The first token has more than its even share in the states of the last layer",
@@ -90,9 +90,9 @@ def first(setting: Setting, runs: Runs) -> Section:
     return Section("first", "The first token", FIRST, (table, Picture("first-chart", title, chart)), (claim,), numbers)
 
 
-def sides(setting: Setting, runs: Runs) -> Section:
+def source_share_section(setting: Setting, runs: Runs) -> Section:
     """What comes from the source of an encoder-decoder."""
-    layers, means = _means(runs, pl.lit(True), "other_side")
+    layers, means = _flow_means(runs, pl.lit(True), "other_side")
     values = means["other_side"]
     last = runs[RUN].scan("flow").filter(pl.col("layer") == max(layers) - 1).group_by("position")
     by_position = last.agg(pl.col("other_side").mean(), pl.len().alias("count")).sort("position").collect()
@@ -117,7 +117,7 @@ def sides(setting: Setting, runs: Runs) -> Section:
     return Section("sides", "Source and target", SIDES, tuple(parts), (claim,), numbers)
 
 
-def agreement(setting: Setting, runs: Runs) -> Section:
+def flow_agreement_section(setting: Setting, runs: Runs) -> Section:
     """Other methods against the exact flow."""
     groups = runs[RUN].scan("flow_agreement").group_by("method", "layer")
     series: dict[str, list[float]] = {}
@@ -156,7 +156,7 @@ def agreement(setting: Setting, runs: Runs) -> Section:
     return Section("agreement", "Other methods against the exact flow", METHODS, parts, claims, numbers)
 
 
-def _means(runs: Runs, where: Any, *keys: str) -> tuple[list[int], dict[str, list[float]]]:
+def _flow_means(runs: Runs, where: Any, *keys: str) -> tuple[list[int], dict[str, list[float]]]:
     """The layers, counted from 1, and the means by layer over all rows that count."""
     groups = runs[RUN].scan("flow").filter(where).group_by("layer")
     found = groups.agg(*(pl.col(key).cast(pl.Float64).mean() for key in keys)).sort("layer").collect()

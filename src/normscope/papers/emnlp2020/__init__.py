@@ -5,44 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from normscope.papers.emnlp2020.alignment import alignment
-from normscope.papers.emnlp2020.correlation import correlation
-from normscope.papers.emnlp2020.dispersion import dispersion
-from normscope.papers.emnlp2020.frequency import frequency
+from normscope.papers.emnlp2020.alignment import alignment_section
+from normscope.papers.emnlp2020.correlation import weight_norm_section
+from normscope.papers.emnlp2020.dispersion import dispersion_section
+from normscope.papers.emnlp2020.frequency import norm_frequency_section
 from normscope.papers.emnlp2020.shared import NAME, PARALLEL, PLAIN
-from normscope.papers.emnlp2020.shares import shares
-from normscope.papers.frequencies import missing_words
-from normscope.papers.readings import choice, reading
+from normscope.papers.emnlp2020.shares import category_shares_section
+from normscope.papers.frequencies import missing_word_counts
+from normscope.papers.readings import choice_field, reading_field
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, Paper, Setting
 
 
 @dataclass(frozen=True)
-class Readings:
+class NormReadings:
     """Where the paper, or its code, leaves something open."""
 
-    sd: str = choice("SD of Table 1: of the population (divided by n) or of a sample (n - 1)", "population", "sample")
-    punctuation: str = choice("what counts as punctuation: comma and period, or every mark", "comma-period", "all")
-    share_norm: str = choice(
+    sd: str = choice_field(
+        "SD of Table 1: of the population (divided by n) or of a sample (n - 1)", "population", "sample"
+    )
+    punctuation: str = choice_field(
+        "what counts as punctuation: comma and period, or every mark", "comma-period", "all"
+    )
+    share_norm: str = choice_field(
         "norms of Fig. 3: the sum of ||alpha f|| of each head, averaged over heads, or that of the layer's ||sum "
         "over heads of alpha f||",
         *("heads", "layer"),
     )
-    large_weight: float = reading(
+    large_weight: float = reading_field(
         2.0, "a large alpha in the list of cancelling layers: this many times that of uniform attention"
     )
-    small_norm: float = reading(0.5, "a small ||f|| in that list: at most this part of the layer's mean")
-    frequency_tokens: str = choice(
+    small_norm: float = reading_field(0.5, "a small ||f|| in that list: at most this part of the layer's mean")
+    frequency_tokens: str = choice_field(
         "tokens whose frequency counts: all, or words only, without special tokens", "all", "words"
     )
-    unseen: str = choice(
+    unseen: str = choice_field(
         "tokens that the frequency file does not count: ranked one below the last, or left out", "rank", "leave"
     )
-    average_norm: str = choice(
+    average_norm: str = choice_field(
         "mean norm of a head of the cross-attention: over all cells of all sentences, or over the means of sentences",
         *("cells", "sentences"),
     )
-    aer_correlation: str = choice(
+    aer_correlation: str = choice_field(
         "error rates of heads that are correlated with their norm: by norms or by weights", "norm", "weight"
     )
 
@@ -62,7 +66,7 @@ def _missing_alignment(setting: Setting) -> str | None:
     return None
 
 
-def _runs(name: str, *measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+def _plan_one_run(name: str, *measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
     return lambda setting: (RunPlan(name, measures),)
 
 
@@ -73,22 +77,35 @@ PAPER = Paper(
         "Goro Kobayashi, Tatsuki Kuribayashi, Sho Yokoi and Kentaro Inui. 2020. Attention is Not Only a Weight: "
         "Analyzing Transformers with Vector Norms. In Proceedings of EMNLP 2020, pages 7057-7075."
     ),
-    readings=Readings,
+    readings=NormReadings,
     experiments=(
-        Experiment("dispersion", "Dispersion of ||f(x)|| (Table 1)", dispersion, _runs(PLAIN, "norm_moments")),
-        Experiment("shares", "Special tokens and punctuation (Fig. 3)", shares, _runs(PLAIN, "category_shares")),
+        Experiment(
+            "dispersion", "Dispersion of ||f(x)|| (Table 1)", dispersion_section, _plan_one_run(PLAIN, "norm_moments")
+        ),
+        Experiment(
+            "shares",
+            "Special tokens and punctuation (Fig. 3)",
+            category_shares_section,
+            _plan_one_run(PLAIN, "category_shares"),
+        ),
         Experiment(
             "correlation",
             "Weights against ||f(x)|| (Table 2)",
-            correlation,
-            _runs(PLAIN, "weight_norm_counts", "category_shares", "norm_moments"),
+            weight_norm_section,
+            _plan_one_run(PLAIN, "weight_norm_counts", "category_shares", "norm_moments"),
         ),
-        Experiment("frequency", "Word frequency", frequency, _runs(PLAIN, "token_means"), missing_words),
+        Experiment(
+            "frequency",
+            "Word frequency",
+            norm_frequency_section,
+            _plan_one_run(PLAIN, "token_means"),
+            missing_word_counts,
+        ),
         Experiment(
             "alignment",
             "Word alignment (Table 3)",
-            alignment,
-            _runs(PARALLEL, "alignment_hits", "cross_norms"),
+            alignment_section,
+            _plan_one_run(PARALLEL, "alignment_hits", "cross_norms"),
             _missing_alignment,
             needs="an encoder-decoder and sentence pairs with gold links",
         ),

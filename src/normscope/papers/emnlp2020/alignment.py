@@ -26,13 +26,13 @@ from normscope.inputs.encode import encode
 from normscope.measures.alignment import SETTINGS, Hits, word_maps
 from normscope.measures.frequency import spearman
 from normscope.measures.similarity import correlation
-from normscope.papers.common import CLEAR, claim_beside, finite
-from normscope.papers.emnlp2020.measures import LAYER_LEVEL, cross_maps, words_of
+from normscope.papers.common import CLEAR, claim_with_published, finite_numbers
+from normscope.papers.emnlp2020.measures import LAYER_LEVEL, aligned_words, cross_attention_maps
 from normscope.papers.emnlp2020.shared import PARALLEL, reference
-from normscope.papers.published import quote
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts, map_charts
-from normscope.reports.report import Cell, Claim, Picture, Section, Table, nan_to_none
+from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ TEXT = (
 
 
 @dataclass(frozen=True)
-class Rates:
+class AlignmentRates:
     """Error rates of one layer or head."""
 
     all: Hits
@@ -72,14 +72,14 @@ class Rates:
     def cells(self) -> tuple[float | None, ...]:
         """AER, AER of linked words, precision, recall, in percent."""
         values = (self.all.aer, self.linked.aer, self.all.precision, self.all.recall)
-        return tuple(nan_to_none(100 * value) for value in values)
+        return tuple(none_if_nan(100 * value) for value in values)
 
 
 @dataclass(frozen=True)
-class Found:
+class AlignmentResult:
     """Error rates and norms of every layer and head."""
 
-    rates: Mapping[tuple[str, str], Mapping[Place, Rates]]  # setting, method -> place -> rates
+    rates: Mapping[tuple[str, str], Mapping[Place, AlignmentRates]]  # setting, method -> place -> rates
     norms: Mapping[Place, float]  # of each head
 
     @property
@@ -96,7 +96,7 @@ class Found:
         """The head with the highest norm."""
         return max(self.norms, key=lambda place: self.norms[place])
 
-    def by_layer(self, way: str, method: str) -> list[Rates]:
+    def by_layer(self, way: str, method: str) -> list[AlignmentRates]:
         return [self.rates[way, method][layer, LAYER_LEVEL] for layer in self.layers]
 
     def best_layer(self, way: str, method: str) -> int:
@@ -105,12 +105,12 @@ class Found:
         return min(self.layers, key=lambda layer: rates[layer, LAYER_LEVEL].aer)
 
 
-def alignment(setting: Setting, runs: Runs) -> Section:
+def alignment_section(setting: Setting, runs: Runs) -> Section:
     """The alignment study: AER by layer and head, the best ones, those of the highest norm, and an example."""
     run = runs[PARALLEL]
-    found = Found(error_rates(run), average_norms(run, setting.readings.average_norm))
+    found = AlignmentResult(alignment_error_rates(run), average_head_norms(run, setting.readings.average_norm))
     best, published = {key: found.best_layer(*key) for key in WAYS}, reference()
-    numbers = _numbers(setting, found)
+    numbers = _alignment_numbers(setting, found)
     layer_rows = (
         (way, method, layer + 1, *rates.cells())
         for way, method in WAYS
@@ -127,41 +127,41 @@ def alignment(setting: Setting, runs: Runs) -> Section:
     return Section(
         "alignment",
         "Word alignment from cross-attention",
-        TEXT.format(*_gold(setting, run)),
+        TEXT.format(*_count_gold_links(setting, run)),
         (
-            _summary(found, best, published),
-            _layer_chart(found),
+            _alignment_summary(found, best, published),
+            _error_rate_chart(found),
             folded("table3-by-layer", f"{title} layer", {**columns, **RATES}, layer_rows),
-            _head_maps(found),
-            _norm_scatter(setting, found),
-            _correlation_table(numbers, published),
+            _error_rate_maps(found),
+            _norm_error_scatter(setting, found),
+            _norm_error_correlations(numbers, published),
             folded("table3-by-head", f"{title} head", {**columns, "head": "", **RATES, NORM: ".4f"}, head_rows),
-            *example_pictures(setting, best),
+            *alignment_examples(setting, best),
         ),
-        _claims(found, best, numbers, published),
-        finite(numbers),
+        _alignment_claims(found, best, numbers, published),
+        finite_numbers(numbers),
     )
 
 
-def error_rates(run: Run) -> dict[tuple[str, str], dict[Place, Rates]]:
+def alignment_error_rates(run: Run) -> dict[tuple[str, str], dict[Place, AlignmentRates]]:
     """The error rates of every layer (head -1) and head over the corpus."""
     keys, counts = ("setting", "method", "layer", "head"), ("links", "linked", "sure", "in_sure", "in_possible")
     frame = run.scan("alignment_hits").group_by(keys).agg(pl.col(*counts).sum()).sort(keys).collect()
-    found: dict[tuple[str, str], dict[Place, Rates]] = {}
+    found: dict[tuple[str, str], dict[Place, AlignmentRates]] = {}
     for way, method, layer, head, links, linked, sure, in_sure, in_possible in frame.iter_rows():
         both = (Hits(predicted, sure, in_sure, in_possible) for predicted in (links, linked))
-        found.setdefault((way, method), {})[layer, head] = Rates(*both)
+        found.setdefault((way, method), {})[layer, head] = AlignmentRates(*both)
     return found
 
 
-def average_norms(run: Run, average: str) -> dict[Place, float]:
+def average_head_norms(run: Run, average: str) -> dict[Place, float]:
     """layer, head -> mean of alpha ||f(x)||: over all cells of all sentences, or over the means of the sentences."""
     mean = (pl.col("sum") / pl.col("cells")).mean() if average == "sentences" else pl.col("sum").sum() / pl.sum("cells")
     frame = run.scan("cross_norms").group_by("layer", "head").agg(mean.alias("norm")).sort("layer", "head").collect()
     return {(layer, head): norm for layer, head, norm in frame.iter_rows()}
 
 
-def _numbers(setting: Setting, found: Found) -> dict[str, float]:
+def _alignment_numbers(setting: Setting, found: AlignmentResult) -> dict[str, float]:
     numbers: dict[str, float] = {}
     norms = list(found.norms.values())
     for way in SETTINGS:
@@ -179,7 +179,7 @@ def _numbers(setting: Setting, found: Found) -> dict[str, float]:
     return numbers
 
 
-def _gold(setting: Setting, run: Run) -> tuple[int, int, int, float]:
+def _count_gold_links(setting: Setting, run: Run) -> tuple[int, int, int, float]:
     """Sure and possible links, sentence pairs, and the share of target words with a link, of the analysed entries."""
     done = set(run.scan("items").select("id").collect()["id"].to_list())
     entries = [entry for entry in setting.read() if isinstance(entry, Entry) and entry.id in done]
@@ -189,7 +189,9 @@ def _gold(setting: Setting, run: Run) -> tuple[int, int, int, float]:
     return sure, possible, len(entries), linked / words
 
 
-def _summary(found: Found, best: Mapping[tuple[str, str], int], published: Mapping[str, float]) -> Table:
+def _alignment_summary(
+    found: AlignmentResult, best: Mapping[tuple[str, str], int], published: Mapping[str, float]
+) -> Table:
     """Table 3 of the paper, with AWI beside it."""
     rows: list[tuple[Cell, ...]] = []
     layer, (head_layer, head) = found.highest_layer, found.highest_head
@@ -197,7 +199,7 @@ def _summary(found: Found, best: Mapping[tuple[str, str], int], published: Mappi
         key = f"alignment.{way}"
         for method in METHODS:
             columns = zip(*(rates.cells() for rates in found.by_layer(way, method)), strict=True)
-            means = [nan_to_none(fmean(nan if value is None else value for value in column)) for column in columns]
+            means = [none_if_nan(fmean(nan if value is None else value for value in column)) for column in columns]
             rows.append((way, method, "mean over layers", *means, published.get(f"{key}.{method}.mean")))
             at = best[way, method]
             cells = found.rates[way, method][at, LAYER_LEVEL].cells()
@@ -217,22 +219,24 @@ def _summary(found: Found, best: Mapping[tuple[str, str], int], published: Mappi
     )
 
 
-def _layer_chart(found: Found) -> Picture:
+def _error_rate_chart(found: AlignmentResult) -> Picture:
     series = {f"{way}, {method}": [rates.aer for rates in found.by_layer(way, method)] for way, method in WAYS}
     chart = charts.line_chart(series, x=[layer + 1 for layer in found.layers], ylabel="AER (%)")
     return Picture("table3-layers", "Alignment error rate by layer", chart, "Lower is better.")
 
 
-def _head_maps(found: Found) -> Picture:
+def _error_rate_maps(found: AlignmentResult) -> Picture:
     rates = {way: found.rates[way, "norm"] for way in SETTINGS}
-    panels = {f"AER (%), {way}": _grid({place: rates[way][place].aer for place in found.norms}) for way in SETTINGS}
-    panels[NORM] = _grid(found.norms)
+    panels = {
+        f"AER (%), {way}": _layer_head_grid({place: rates[way][place].aer for place in found.norms}) for way in SETTINGS
+    }
+    panels[NORM] = _layer_head_grid(found.norms)
     rows, columns = (range(1, size + 1) for size in panels[NORM].shape)
-    chart = map_charts.heat_maps(panels, rows=rows, columns=columns, xlabel="head", ylabel="layer", shared=False)
+    chart = map_charts.heat_map_charts(panels, rows=rows, columns=columns, xlabel="head", ylabel="layer", shared=False)
     return Picture("table3-heads", "Alignment error rate by norms, and mean norm, of each head", chart)
 
 
-def _grid(values: Mapping[Place, float]) -> NDArray[np.float64]:
+def _layer_head_grid(values: Mapping[Place, float]) -> NDArray[np.float64]:
     """(layers, heads)."""
     grid = np.full(tuple(1 + max(place[n] for place in values) for n in (0, 1)), nan)
     for place, value in values.items():
@@ -240,39 +244,39 @@ def _grid(values: Mapping[Place, float]) -> NDArray[np.float64]:
     return grid
 
 
-def _norm_scatter(setting: Setting, found: Found) -> Picture:
+def _norm_error_scatter(setting: Setting, found: AlignmentResult) -> Picture:
     method = setting.readings.aer_correlation
     points = [
         (way, norm, found.rates[way, method][place].aer) for way in SETTINGS for place, norm in found.norms.items()
     ]
     groups, x, y = (list(column) for column in zip(*points, strict=True))
-    chart = charts.scatter(x, y, xlabel=NORM, ylabel="AER (%)", groups=groups)
+    chart = charts.scatter_chart(x, y, xlabel=NORM, ylabel="AER (%)", groups=groups)
     return Picture("table3-norms", f"Mean norm and error rate (by {method}) of each head", chart)
 
 
-def _correlation_table(numbers: Mapping[str, float], published: Mapping[str, float]) -> Table:
+def _norm_error_correlations(numbers: Mapping[str, float], published: Mapping[str, float]) -> Table:
     columns = ("Spearman", "Pearson", f"Spearman, {REFERENCE}", f"Pearson, {REFERENCE}")
     keys = {way: [f"alignment.{way}.{key}" for key in ("rho", "r")] for way in SETTINGS}
     return Table.of(
         "table3-correlation",
         "Correlation of a head's error rate with its mean norm",
         {"setting": "", **dict.fromkeys(columns, ".2f")},
-        ((way, *(nan_to_none(numbers[key]) for key in both), *map(published.get, both)) for way, both in keys.items()),
+        ((way, *(none_if_nan(numbers[key]) for key in both), *map(published.get, both)) for way, both in keys.items()),
     )
 
 
-def example_pictures(setting: Setting, best: Mapping[tuple[str, str], int]) -> Iterator[Picture]:
+def alignment_examples(setting: Setting, best: Mapping[tuple[str, str], int]) -> Iterator[Picture]:
     """The alignment matrices of one sentence pair, by weights and by norms, at the best layer by norms."""
-    for entry in _candidates(setting):
+    for entry in _example_pairs(setting):
         try:
-            source, target, maps = _matrices(setting, entry, best)
+            source, target, maps = _alignment_matrices(setting, entry, best)
         except NormscopeError:  # its words cannot be told apart; another one's can
             continue
         for way in SETTINGS:
             panels = {f"{method}, layer {best[way, 'norm'] + 1}": maps[way, method] for method in METHODS}
             axes = {"rows": target, "columns": source}
-            figure = map_charts.heat_maps(panels, **axes, xlabel="source", ylabel="target", shared=False)  # type: ignore[arg-type]
-            _frame_links(figure, len(panels), entry)
+            figure = map_charts.heat_map_charts(panels, **axes, xlabel="source", ylabel="target", shared=False)  # type: ignore[arg-type]
+            _frame_gold_links(figure, len(panels), entry)
             yield Picture(
                 f"alignment-{way.lower()}",
                 f"Alignment of one sentence pair, {way}",
@@ -283,7 +287,7 @@ def example_pictures(setting: Setting, best: Mapping[tuple[str, str], int]) -> I
         return
 
 
-def _candidates(setting: Setting) -> list[Entry]:
+def _example_pairs(setting: Setting) -> list[Entry]:
     """The entry that was asked for by its id; else those with links, of a good length first."""
     linked = [entry for entry in setting.entries if entry.possible]
     asked = [entry for entry in linked if entry.id == setting.example]
@@ -294,7 +298,7 @@ def _candidates(setting: Setting) -> list[Entry]:
     return asked or sorted(linked, key=is_long)[:20]
 
 
-def _matrices(
+def _alignment_matrices(
     setting: Setting, entry: Entry, best: Mapping[tuple[str, str], int]
 ) -> tuple[list[str], list[str], dict[tuple[str, str], NDArray[np.float64]]]:
     """The labels of source and target, and the matrix of each setting and method."""
@@ -308,17 +312,17 @@ def _matrices(
     )
     assert isinstance(result, EncoderDecoderAnalysis)
     decoder = result.side("decoder")
-    words = words_of(Sample(entry, item, item, lens, decoder, result))
+    words = aligned_words(Sample(entry, item, item, lens, decoder, result))
     special = [item.sides["encoder"].names[n] for n, word in enumerate(words[0]) if word is None]
     maps = {
         (way, method): word_maps(found[best[way, "norm"], 0], *words, way).double().numpy()
         for way in SETTINGS
-        for method, found in cross_maps(decoder).items()
+        for method, found in cross_attention_maps(decoder).items()
     }
     return [*(entry.words or ()), *special], list(entry.target or ()), maps
 
 
-def _frame_links(figure: Figure, panels: int, entry: Entry) -> None:
+def _frame_gold_links(figure: Figure, panels: int, entry: Entry) -> None:
     """Frames around the gold links."""
     from matplotlib.patches import Rectangle
 
@@ -329,8 +333,11 @@ def _frame_links(figure: Figure, panels: int, entry: Entry) -> None:
             axes.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, edgecolor=GOLD, linewidth=1.0, linestyle=line))
 
 
-def _claims(
-    found: Found, best: Mapping[tuple[str, str], int], numbers: Mapping[str, float], published: Mapping[str, float]
+def _alignment_claims(
+    found: AlignmentResult,
+    best: Mapping[tuple[str, str], int],
+    numbers: Mapping[str, float],
+    published: Mapping[str, float],
 ) -> tuple[Claim, ...]:
     claims = []
     for key, what in (("mean", "on average over layers"), ("best", "in the best layer")):
@@ -338,7 +345,7 @@ def _claims(
             norm, weight = keys = [f"alignment.{way}.{method}.{key}" for method in ("norm", "weight")]
             text, template = f"Norms align better than weights {what} ({way})", "AER {:.1f} % against {:.1f} %"
             ours = [numbers[one] for one in keys]
-            claims.append(claim_beside(text, numbers[norm] < numbers[weight], template, ours, published, *keys))
+            claims.append(claim_with_published(text, numbers[norm] < numbers[weight], template, ours, published, *keys))
     early = found.layers[: max(1, len(found.layers) // 2)]
     awi, awo = (fmean(found.rates[way, "norm"][n, LAYER_LEVEL].aer for n in early) for way in ("AWI", "AWO"))
     both = ("alignment.AWI.norm.best", "alignment.AWO.norm.best")
@@ -347,7 +354,7 @@ def _claims(
             "In early layers AWI aligns better than AWO",
             awi < awo,
             f"AER by norms {awi:.1f} % against {awo:.1f} % in layers 1 to {early[-1] + 1}",
-            quote(published, "best layer by norms: {:.1f} % (2) against {:.1f} % (5)", *both),
+            quote_published(published, "best layer by norms: {:.1f} % (2) against {:.1f} % (5)", *both),
         ),
         Claim(
             "With AWI the layer of the highest norm is the best one",
@@ -366,7 +373,7 @@ def _claims(
                 text.format(sign * CLEAR),
                 None if isnan(rho) else sign * rho > CLEAR,
                 "there are too few heads" if isnan(rho) else f"Spearman {rho:.2f}",
-                quote(published, "Spearman {:.2f}", f"alignment.{way}.rho"),
+                quote_published(published, "Spearman {:.2f}", f"alignment.{way}.rho"),
             )
         )
     return tuple(claims)

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
 from normscope.measures.grouped import OCTAVES, resolution, spearman
-from normscope.papers.common import CLEAR, finite
+from normscope.papers.common import CLEAR, finite_numbers
 from normscope.papers.emnlp2020 import shared
 from normscope.papers.emnlp2020.measures import KINDS, NORM_BINS, WEIGHT_BINS
 from normscope.papers.emnlp2020.shared import CATEGORIES, REFERENCE
-from normscope.papers.emnlp2020.shares import by_category
-from normscope.papers.published import quote
+from normscope.papers.emnlp2020.shares import mean_category_shares
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts, map_charts
-from normscope.reports.report import Cell, Claim, Picture, Section, Table, nan_to_none
+from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
 
-Cells = tuple[NDArray[Any], ...]  # bins of alpha, bins of ||f||, counts
+BinnedPairs = tuple[NDArray[Any], ...]  # bins of alpha, bins of ||f||, counts
 
 COARSE_WEIGHTS = 1  # bins an octave in the figure
 COARSE_NORMS = 4
@@ -36,21 +36,21 @@ TEXT = (
 )
 
 
-def correlation(setting: Setting, runs: Runs) -> Section:
+def weight_norm_section(setting: Setting, runs: Runs) -> Section:
     """Table 2: Spearman's correlation of alpha and ||f(x)|| by category; by layer; and where they cancel."""
     readings, run = setting.readings, runs[shared.PLAIN]
-    names, published = shared.labels(readings), shared.reference()
-    counts = _counts(setting, run)
+    names, published = shared.category_labels(readings), shared.reference()
+    counts = _weight_norm_counts(setting, run)
     rho, pairs, rows = {}, {}, []
     for category in CATEGORIES:
-        cells = _cells(counts, category)
+        cells = _category_pairs(counts, category)
         rho[category], pairs[category] = spearman(*cells), int(cells[2].sum())
-        fine = [nan_to_none(resolution(bins, cells[2])) for bins in cells[:2]]
+        fine = [none_if_nan(resolution(bins, cells[2])) for bins in cells[:2]]
         theirs = (published.get(f"spearman.{category}"), int(published.get(f"pairs.{category}", 0)) or None)
-        rows.append((names[category], nan_to_none(rho[category]), pairs[category], *fine, *theirs))
+        rows.append((names[category], none_if_nan(rho[category]), pairs[category], *fine, *theirs))
     layers = sorted(counts["layer"].unique().to_list())
     present = [category for category in CATEGORIES if pairs[category]]
-    by_layer = {names[c]: [spearman(*_cells(counts, c, layer)) for layer in layers] for c in present}
+    by_layer = {names[c]: [spearman(*_category_pairs(counts, c, layer)) for layer in layers] for c in present}
     columns = {"category": "", "Spearman": ".2f", "pairs": ",", "resolution of alpha": ".5f"}
     columns |= {"resolution of ||f||": ".5f", f"Spearman, {REFERENCE}": ".2f", "pairs, published": ","}
     title = "Spearman's correlation of alpha and ||f(x)||"
@@ -61,29 +61,29 @@ def correlation(setting: Setting, runs: Runs) -> Section:
         TEXT.format(WEIGHT_BINS, NORM_BINS, readings.large_weight, readings.small_norm),
         (
             Table.of("table2-spearman", f"Table 2. {title}", columns, rows),
-            _picture({names[c]: _coarse(*_cells(counts, c)) for c in present}),
+            _pair_density_picture({names[c]: _coarsen_bins(*_category_pairs(counts, c)) for c in present}),
             Picture("table2-layers", f"{title} in each layer", lines),
             Table.of(
                 "table2-by-layer",
                 f"{title} by layer",
                 {"layer": "", **dict.fromkeys(by_layer, ".2f")},
-                ((layer + 1, *(nan_to_none(some[n]) for some in by_layer.values())) for n, layer in enumerate(layers)),
+                ((layer + 1, *(none_if_nan(some[n]) for some in by_layer.values())) for n, layer in enumerate(layers)),
                 folded=len(layers) > 20,
             ),
-            _cancelling_layers(setting, run, names),
+            _cancellation_table(setting, run, names),
         ),
-        _claims(names, rho, published),
-        finite({f"spearman.{c}": rho[c] for c in present} | {f"pairs.{c}": pairs[c] for c in present}),
+        _cancellation_claims(names, rho, published),
+        finite_numbers({f"spearman.{c}": rho[c] for c in present} | {f"pairs.{c}": pairs[c] for c in present}),
     )
 
 
-def _counts(setting: Setting, run: Run) -> pl.DataFrame:
+def _weight_norm_counts(setting: Setting, run: Run) -> pl.DataFrame:
     """layer, category, weight_bin, norm_bin -> how many pairs of the corpus, sorted so that sums have one order."""
     keys = ("layer", "category", "weight_bin", "norm_bin")
     categories = shared.categories_by_kind(setting.readings)
     by_code = {code: categories[name] for code, name in enumerate(KINDS)}
     return (
-        shared.rows(setting, run, "weight_norm_counts")
+        shared.scan_side(setting, run, "weight_norm_counts")
         .with_columns(pl.col("kind").replace_strict(by_code, return_dtype=pl.String).alias("category"))
         .group_by(keys)
         .agg(pl.col("count").sum())
@@ -92,16 +92,16 @@ def _counts(setting: Setting, run: Run) -> pl.DataFrame:
     )
 
 
-def _cells(counts: pl.DataFrame, category: str, layer: int | None = None) -> Cells:
+def _category_pairs(counts: pl.DataFrame, category: str, layer: int | None = None) -> BinnedPairs:
     """The bins and counts of a category, in all layers or in one."""
     chosen = counts.filter((pl.col("category") == category) & (True if layer is None else pl.col("layer") == layer))
     return tuple(chosen[name].to_numpy() for name in ("weight_bin", "norm_bin", "count"))
 
 
-def _picture(cells: Mapping[str, Cells]) -> Picture:
+def _pair_density_picture(cells: Mapping[str, BinnedPairs]) -> Picture:
     """The distribution of pairs by category: alpha across, ||f|| upwards, in coarse bins."""
     weights, norms = (np.concatenate([found[n] for found in cells.values()]) for n in (0, 1))
-    left, bottom, top = _lowest_bin(cells), int(norms.min()), int(norms.max())
+    left, bottom, top = _lowest_weight_bin(cells), int(norms.min()), int(norms.max())
     across, up = np.arange(left, int(weights.max()) + 1), np.arange(top, bottom - 1, -1)
     panels = {}
     for name, (x, y, n) in cells.items():
@@ -109,7 +109,7 @@ def _picture(cells: Mapping[str, Cells]) -> Picture:
         np.add.at(found, (top - y, np.maximum(x, left) - left), n)
         with np.errstate(divide="ignore"):
             panels[name] = np.where(found > 0, np.log10(found / max(found.sum(), 1)), nan)
-    chart = map_charts.heat_maps(
+    chart = map_charts.heat_map_charts(
         panels,
         rows=[f"{2 ** (bin / COARSE_NORMS):.2g}" for bin in up],
         columns=[f"{2.0 ** (bin / COARSE_WEIGHTS):.0e}" for bin in across],
@@ -125,12 +125,12 @@ def _picture(cells: Mapping[str, Cells]) -> Picture:
     )
 
 
-def _coarse(weights: NDArray[Any], norms: NDArray[Any], counts: NDArray[Any]) -> Cells:
+def _coarsen_bins(weights: NDArray[Any], norms: NDArray[Any], counts: NDArray[Any]) -> BinnedPairs:
     some = weights > -OCTAVES * WEIGHT_BINS  # not zero
     return weights[some] // (WEIGHT_BINS // COARSE_WEIGHTS), norms[some] // (NORM_BINS // COARSE_NORMS), counts[some]
 
 
-def _lowest_bin(cells: Mapping[str, Cells]) -> int:
+def _lowest_weight_bin(cells: Mapping[str, BinnedPairs]) -> int:
     """The coarse bin of alpha below which less than a hundredth of all pairs lies."""
     weights, counts = (np.concatenate([found[n] for found in cells.values()]) for n in (0, 2))
     order = np.argsort(weights)
@@ -138,12 +138,14 @@ def _lowest_bin(cells: Mapping[str, Cells]) -> int:
     return int(weights[order][np.searchsorted(below, 0.01)])
 
 
-def _cancelling_layers(setting: Setting, run: Run, names: Mapping[str, str]) -> Table:
+def _cancellation_table(setting: Setting, run: Run, names: Mapping[str, str]) -> Table:
     """The layers and categories with a large alpha and a small ||f||."""
-    means = shared.norm_moments(setting, run, "layer", "category")
-    whole = shared.norm_moments(setting, run, "layer")
+    means = shared.merged_norm_moments(setting, run, "layer", "category")
+    whole = shared.merged_norm_moments(setting, run, "layer")
     rows: list[tuple[Cell, ...]] = []
-    for layer, category, weight, keys in by_category(setting, run).select("layer", "category", "weight", "keys").rows():
+    for layer, category, weight, keys in (
+        mean_category_shares(setting, run).select("layer", "category", "weight", "keys").rows()
+    ):
         if not keys:
             continue
         times, mean = weight / keys, means[layer, category].mean
@@ -160,7 +162,9 @@ def _cancelling_layers(setting: Setting, run: Run, names: Mapping[str, str]) -> 
     )
 
 
-def _claims(names: Mapping[str, str], rho: Mapping[str, float], published: Mapping[str, float]) -> tuple[Claim, ...]:
+def _cancellation_claims(
+    names: Mapping[str, str], rho: Mapping[str, float], published: Mapping[str, float]
+) -> tuple[Claim, ...]:
     special = [c for c in CATEGORIES if c != "other" and not isnan(rho[c])]
     ours = ", ".join(f"{names[c]} {rho[c]:.2f}" for c in special)
     keys: Sequence[str] = [f"spearman.{c}" for c in CATEGORIES]
@@ -171,12 +175,12 @@ def _claims(names: Mapping[str, str], rho: Mapping[str, float], published: Mappi
             f"below {-CLEAR}",
             all(rho[c] < -CLEAR for c in special) if special else None,
             ours or "there are no such tokens",
-            quote(published, "[CLS] {:.2f}, [SEP] {:.2f}, comma and period {:.2f}", *keys[:3]),
+            quote_published(published, "[CLS] {:.2f}, [SEP] {:.2f}, comma and period {:.2f}", *keys[:3]),
         ),
         Claim(
             "They hardly do on other tokens: the correlation is weakest there",
             None if unknown else all(abs(rho["other"]) < abs(rho[c]) for c in special),
             "there are no such tokens" if unknown else f"{rho['other']:.2f}; {ours}",
-            quote(published, "{:.2f}", "spearman.other"),
+            quote_published(published, "{:.2f}", "spearman.other"),
         ),
     )

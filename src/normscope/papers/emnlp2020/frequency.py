@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from normscope.measures.frequency import spearman
 from normscope.papers import frequencies
-from normscope.papers.common import CLEAR, finite
-from normscope.papers.emnlp2020.shared import PLAIN, REFERENCE, reference, rows
-from normscope.papers.published import quote
+from normscope.papers.common import CLEAR, finite_numbers
+from normscope.papers.emnlp2020.shared import PLAIN, REFERENCE, reference, scan_side
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
-from normscope.reports.report import Claim, Picture, Section, Table, nan_to_none
+from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
 
 QUANTITIES = {"norm": "||f(x)||", "weight": "alpha"}
 POINTS = 4000  # of the scatter plot at most, evenly taken from the corpus
@@ -34,10 +34,10 @@ FITS = (
 )
 
 
-def frequency(setting: Setting, runs: Runs) -> Section:
+def norm_frequency_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of the frequency rank with ||f(x)|| and with alpha."""
-    tokens = rows(setting, runs[PLAIN], "token_means").sort("id", "position").collect()
-    counts, fit = frequencies.load_or_count(setting, tokens["token_id"].to_list())
+    tokens = scan_side(setting, runs[PLAIN], "token_means").sort("id", "position").collect()
+    counts, fit = frequencies.load_or_count_frequencies(setting, tokens["token_id"].to_list())
     ranks = counts.ranks.of(tokens["token_id"].to_list())
     unseen = ranks == counts.ranks.unseen
     ordinary = ~tokens["kind"].is_in(["first", "separator", "mask"]).to_numpy()
@@ -57,8 +57,8 @@ def frequency(setting: Setting, runs: Runs) -> Section:
         (
             (
                 label,
-                nan_to_none(rho[name]),
-                nan_to_none(spearman(ranks[ordinary], values[name][ordinary])),
+                none_if_nan(rho[name]),
+                none_if_nan(spearman(ranks[ordinary], values[name][ordinary])),
                 published.get(f"frequency.{name}"),
             )
             for name, label in QUANTITIES.items()
@@ -71,13 +71,13 @@ def frequency(setting: Setting, runs: Runs) -> Section:
         "Word frequency",
         TEXT.format(counts.source)
         + ("" if fit is None else FITS.format(fit.covered, fit.common, fit.types, fit.correlation)),
-        (table, *_pictures(ranks, values, ordinary), _extremes(tokens, ranks)),
-        _claims(rho, published),
-        finite({f"frequency.{name}": value for name, value in rho.items()}),
+        (table, *_frequency_scatters(ranks, values, ordinary), _extreme_types_table(tokens, ranks)),
+        _norm_frequency_claims(rho, published),
+        finite_numbers({f"frequency.{name}": value for name, value in rho.items()}),
     )
 
 
-def _pictures(
+def _frequency_scatters(
     ranks: NDArray[np.int64], values: Mapping[str, NDArray[np.float64]], ordinary: NDArray[np.bool_]
 ) -> Iterator[Picture]:
     step = max(1, len(ranks) // POINTS)
@@ -87,14 +87,14 @@ def _pictures(
         ("norm", values["norm"][::step], "mean ||f(x)||"),
         ("weight", np.log10(values["weight"][::step]), f"mean alpha received {base}"),
     ):
-        chart = charts.scatter(
+        chart = charts.scatter_chart(
             np.log10(ranks[::step]), y, xlabel=f"frequency rank {base}", ylabel=ylabel, groups=groups
         )
         title = f"Frequency rank and {QUANTITIES[name]} of each token"
         yield Picture(f"frequency-{name}", title, chart, f"One token in {step}." if step > 1 else "")
 
 
-def _extremes(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
+def _extreme_types_table(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
     """The types with the smallest and the largest ||f||."""
     types = (
         tokens.with_columns(pl.Series("rank", ranks))
@@ -114,20 +114,20 @@ def _extremes(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
     )
 
 
-def _claims(rho: Mapping[str, float], published: Mapping[str, float]) -> tuple[Claim, ...]:
-    norm, weight = nan_to_none(rho["norm"]), nan_to_none(rho["weight"])
+def _norm_frequency_claims(rho: Mapping[str, float], published: Mapping[str, float]) -> tuple[Claim, ...]:
+    norm, weight = none_if_nan(rho["norm"]), none_if_nan(rho["weight"])
     ours = "it does not vary" if norm is None else f"Spearman {norm:.2f}"
     return (
         Claim(
             f"Frequent words have a small ||f(x)||: it grows with the frequency rank (correlation above {CLEAR})",
             None if norm is None else norm > CLEAR,
             ours,
-            quote(published, "Spearman {:.2f}", "frequency.norm"),
+            quote_published(published, "Spearman {:.2f}", "frequency.norm"),
         ),
         Claim(
             "Attention weights do not reflect word frequency: their correlation with the rank is weaker",
             None if norm is None or weight is None else abs(weight) < abs(norm),
             ours if norm is None or weight is None else f"{weight:.2f} against {norm:.2f}",
-            quote(published, "{:.2f} against {:.2f}", "frequency.weight", "frequency.norm"),
+            quote_published(published, "{:.2f} against {:.2f}", "frequency.weight", "frequency.norm"),
         ),
     )

@@ -21,7 +21,7 @@ from normscope.measures.categories import category
 from normscope.measures.dispersion import moments
 from normscope.measures.grouped import log_bins
 from normscope.papers.common import typed_columns
-from normscope.papers.emnlp2020.word_ids import Words, word_ids
+from normscope.papers.emnlp2020.word_ids import Words, gold_word_ids
 
 # Those of measures.categories, with punctuation marks other than comma and period kept apart, so that one run serves
 # both readings of "punctuation".
@@ -31,7 +31,7 @@ NORM_BINS = 32  # norms over few
 LAYER_LEVEL = -1  # instead of a head
 
 
-def kind(token: str) -> str:
+def token_kind(token: str) -> str:
     """The papers' category, or "symbol" for a punctuation mark that is neither comma nor period."""
     found = category(token)
     plain = token.removeprefix("##").removeprefix("\u2581").removeprefix("\u0120")
@@ -47,8 +47,8 @@ def norm_moments(analysis: Analysis) -> Columns:
     types |= dict.fromkeys(("mean", "deviations", "largest", "smallest"), np.float64)
     rows: list[tuple[Any, ...]] = []
     if reads_itself(analysis):
-        norms = _value_norms(analysis)
-        for code in np.unique(codes := _codes(analysis)):
+        norms = _value_norm_array(analysis)
+        for code in np.unique(codes := _token_kind_codes(analysis)):
             chosen = norms[:, :, codes == code]
             for n, layer in enumerate(analysis.layers):
                 for m, head in enumerate(analysis.head_indices):
@@ -65,7 +65,7 @@ def category_shares(analysis: Analysis) -> Columns:
     types |= dict.fromkeys(("weight", "norm", "layer_norm"), np.float64)
     rows: list[tuple[Any, ...]] = []
     if reads_itself(analysis):
-        codes = _codes(analysis)
+        codes = _token_kind_codes(analysis)
         head_norms = analysis.heads["attention"].mean((1, 2)).double()  # (layers, columns): over heads and queries
         maps = (analysis["weights"].mean(1).double(), head_norms, analysis["attention"].mean(1).double())
         for code, name in enumerate(KINDS):
@@ -88,17 +88,17 @@ def weight_norm_counts(analysis: Analysis) -> Columns:
     }
     if not reads_itself(analysis):
         return typed_columns(types, [])
-    kinds = _codes(analysis)
-    norm_bins = log_bins(_value_norms(analysis), NORM_BINS)
+    kinds = _token_kind_codes(analysis)
+    norm_bins = log_bins(_value_norm_array(analysis), NORM_BINS)
     weights = analysis.heads["weights"]
     cells = reachable(analysis).numpy()
     # Layer by layer: only one layer's cells are held.
-    found = [_joint(layer, weights[n], norm_bins[n], kinds, cells) for n, layer in enumerate(analysis.layers)]
+    found = [_joint_histogram(layer, weights[n], norm_bins[n], kinds, cells) for n, layer in enumerate(analysis.layers)]
     joined = [np.concatenate(column) for column in zip(*found, strict=True)]
     return {name: column.astype(type) for (name, type), column in zip(types.items(), joined, strict=True)}
 
 
-def _joint(
+def _joint_histogram(
     layer: int, weights: Tensor, norm_bins: NDArray[np.int16], kinds: NDArray[np.int32], cells: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], ...]:
     """The joint histogram of one layer: weights (heads, rows, columns), norm bins (heads, columns)."""
@@ -135,9 +135,9 @@ def token_means(sample: Sample) -> Columns:
     ids = sample.item.tensors["input_ids"].tolist()
     seen = reachable(analysis).sum(0)  # of each column, the rows that can see it
     received = analysis.heads["weights"].mean((0, 1)).double().sum(0) / seen
-    norms = _value_norms(analysis).astype(np.float64).mean((0, 1))
+    norms = _value_norm_array(analysis).astype(np.float64).mean((0, 1))
     rows = [
-        (label.position, label.token, ids[label.position], kind(label.token), weight, norm)
+        (label.position, label.token, ids[label.position], token_kind(label.token), weight, norm)
         for label, weight, norm in zip(analysis.columns, received.tolist(), norms.tolist(), strict=True)
     ]
     return typed_columns(types, rows)
@@ -153,10 +153,10 @@ def alignment_hits(sample: Sample) -> Columns:
     analysis, entry = sample.analysis, sample.entry
     if not analysis.has("XATTN-N"):
         return typed_columns(types, [])
-    source, target = words_of(sample)
+    source, target = aligned_words(sample)
     rows: list[tuple[Any, ...]] = []
     heads = (LAYER_LEVEL, *analysis.head_indices)
-    for method, maps in cross_maps(analysis).items():
+    for method, maps in cross_attention_maps(analysis).items():
         for setting in alignment.SETTINGS:
             words = alignment.word_maps(maps, source, target, setting)
             best = alignment.argmax_links(words, len(entry.words or ()))
@@ -185,17 +185,17 @@ def cross_norms(analysis: Analysis) -> Columns:
     return typed_columns({"layer": np.int16, "head": np.int16, "cells": np.int64, "sum": np.float64}, rows)
 
 
-def words_of(sample: Sample) -> tuple[Words, Words]:
+def aligned_words(sample: Sample) -> tuple[Words, Words]:
     """The word of each source token, and of each decoder input."""
     entry, tensors = sample.entry, sample.item.tensors
     if entry.words is None or not isinstance(entry.target, tuple):
         raise NormscopeError("An alignment needs words on both sides.")
-    source = word_ids(entry.words, tensors["input_ids"].tolist(), sample.lens.tokenizer)
-    target = word_ids(entry.target, tensors["decoder_input_ids"].tolist(), sample.lens.tokenizer, target=True)
+    source = gold_word_ids(entry.words, tensors["input_ids"].tolist(), sample.lens.tokenizer)
+    target = gold_word_ids(entry.target, tensors["decoder_input_ids"].tolist(), sample.lens.tokenizer, target=True)
     return source, target
 
 
-def cross_maps(decoder: Analysis) -> dict[str, Tensor]:
+def cross_attention_maps(decoder: Analysis) -> dict[str, Tensor]:
     """method -> (layers, 1 + heads, rows, source tokens): the layer's map (mean of alpha over heads; norm of the sum
     over heads), then the head's."""
     found = {}
@@ -209,11 +209,11 @@ def _encoder_columns(decoder: Analysis, maps: Tensor) -> Tensor:
     return maps[..., [label.side == "encoder" for label in decoder.columns]]
 
 
-def _value_norms(analysis: Analysis) -> NDArray[Any]:
+def _value_norm_array(analysis: Analysis) -> NDArray[Any]:
     assert analysis.value_norms is not None
     return analysis.value_norms.numpy()
 
 
-def _codes(analysis: Analysis) -> NDArray[np.int32]:
+def _token_kind_codes(analysis: Analysis) -> NDArray[np.int32]:
     """The kind of each column, by its place in KINDS."""
-    return np.array([KINDS.index(kind(label.token)) for label in analysis.columns], dtype=np.int32)
+    return np.array([KINDS.index(token_kind(label.token)) for label in analysis.columns], dtype=np.int32)

@@ -20,7 +20,7 @@ CATEGORIES = ("first", "separator", "punctuation", "other")
 
 def reference() -> dict[str, float]:
     """The paper's main numbers by key."""
-    return published.reference(NAME)
+    return published.main_published_numbers(NAME)
 
 
 def categories_by_kind(readings: Any) -> dict[str, str]:
@@ -29,25 +29,25 @@ def categories_by_kind(readings: Any) -> dict[str, str]:
     return same | {"mask": "other", "symbol": "punctuation" if readings.punctuation == "all" else "other"}
 
 
-def labels(readings: Any) -> dict[str, str]:
+def category_labels(readings: Any) -> dict[str, str]:
     """The categories as people call them."""
     marks = "punctuation" if readings.punctuation == "all" else "comma, period"
     return {"first": "[CLS] or first", "separator": "[SEP] or last", "punctuation": marks, "other": "other"}
 
 
-def rows(setting: Setting, run: Run, table: str) -> pl.LazyFrame:
+def scan_side(setting: Setting, run: Run, table: str) -> pl.LazyFrame:
     """A table of a run, of the side that the paper reads."""
     return run.scan(table).filter(pl.col("side") == setting.side)
 
 
-def with_category(frame: pl.LazyFrame, readings: Any) -> pl.LazyFrame:
+def add_category(frame: pl.LazyFrame, readings: Any) -> pl.LazyFrame:
     """The frame with a column `category` from the column `kind`."""
     return frame.with_columns(pl.col("kind").replace_strict(categories_by_kind(readings)).alias("category"))
 
 
-def norm_moments(setting: Setting, run: Run, *keys: str) -> dict[tuple[Any, ...], Moments]:
+def merged_norm_moments(setting: Setting, run: Run, *keys: str) -> dict[tuple[Any, ...], Moments]:
     """The moments of ||f(x)|| over the corpus by `keys`: some of layer, head (both from 0) and category."""
     columns = ("count", "mean", "deviations", "largest", "smallest")
-    frame = with_category(rows(setting, run, "norm_moments"), setting.readings)
+    frame = add_category(scan_side(setting, run, "norm_moments"), setting.readings)
     found = frame.group_by(keys).agg(*columns).sort(keys).collect()
     return {row[: len(keys)]: combined(*row[len(keys) :]) for row in found.iter_rows()}

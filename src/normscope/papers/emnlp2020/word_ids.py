@@ -15,15 +15,15 @@ from normscope.errors import NormscopeError
 Words = tuple[int | None, ...]  # the word of each token, from 0; None for special tokens
 
 
-def word_ids(words: Sequence[str], ids: Sequence[int], tokenizer: Any, *, target: bool = False) -> Words:
+def gold_word_ids(words: Sequence[str], ids: Sequence[int], tokenizer: Any, *, target: bool = False) -> Words:
     """The word of each of the model's tokens `ids`, made of `" ".join(words)`; `target`: on the decoder's side."""
     if tokenizer is None:
         raise NormscopeError("Without a tokenizer it cannot be told which word a token belongs to.")
     if getattr(tokenizer, "is_fast", False):
-        made, owners = _by_characters(words, tokenizer, target)
+        made, owners = _words_by_offsets(words, tokenizer, target)
     else:
-        made, owners = _one_by_one(words, tokenizer, target)
-    found = _align(made, owners, list(ids), set(tokenizer.all_special_ids))
+        made, owners = _words_one_by_one(words, tokenizer, target)
+    found = _place_among_model_tokens(made, owners, list(ids), set(tokenizer.all_special_ids))
     missing = [n for n in range(len(words)) if n not in set(found)]
     if missing:
         raise NormscopeError(
@@ -32,7 +32,7 @@ def word_ids(words: Sequence[str], ids: Sequence[int], tokenizer: Any, *, target
     return found
 
 
-def _by_characters(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
+def _words_by_offsets(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
     text = " ".join(words)
     given = {"text_target": text} if target else {"text": text}
     encoding = tokenizer(**given, add_special_tokens=False, return_offsets_mapping=True)
@@ -51,7 +51,7 @@ def _by_characters(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[
     return list(encoding["input_ids"]), owners
 
 
-def _one_by_one(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
+def _words_one_by_one(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
     made: list[int] = []
     owners: list[int | None] = []
     for n, word in enumerate(words):
@@ -62,7 +62,7 @@ def _one_by_one(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[lis
     return made, owners
 
 
-def _align(made: list[int], owners: list[int | None], ids: list[int], special: set[int]) -> Words:
+def _place_among_model_tokens(made: list[int], owners: list[int | None], ids: list[int], special: set[int]) -> Words:
     """The owners where the tokens stand among the model's own, with special ones before and after them only."""
     for start in range(len(ids) - len(made) + 1):
         end = start + len(made)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from normscope.analyzer import Analyzer
 from normscope.engine import probing
 from normscope.measures import expansion as rates
-from normscope.papers.common import finite
+from normscope.papers.common import finite_numbers
 from normscope.papers.emnlp2021.shared import PUBLISHED, reference
-from normscope.papers.published import quote
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
@@ -22,14 +22,14 @@ M = [[W_V W_O, W_V b_O^T], [b_V W_O, b_V . b_O + 1]], and the published numbers 
 PRE_NORM = "\n\nIn this model x is the output of the norm before the attention."
 
 
-def expansion(setting: Setting, runs: Runs) -> Section:
+def expansion_section(setting: Setting, runs: Runs) -> Section:
     """Per layer, by both matrices."""
     lens, published = setting.lens, reference()
-    found = layer_rates(lens)
+    found = expansion_rates(lens)
     layers = range(1, setting.depth + 1)
     theirs = [value for key, value in published.items() if key.startswith("expansion.code.L")]
     theirs = theirs if len(theirs) == len(layers) else []  # by layer only beside as many layers
-    ends = {matrix: _ends(found[matrix]) for matrix in MATRICES}
+    ends = {matrix: _mean_min_max(found[matrix]) for matrix in MATRICES}
     columns = {"code's matrix": ".3f", "paper's matrix": ".3f"}
     numbers: dict[str, float | None] = {f"expansion.{m}.L{n}": found[m][n - 1] for m in MATRICES for n in layers}
     numbers |= {f"expansion.{m}.{name}": value for m in MATRICES for name, value in ends[m].items()}
@@ -40,7 +40,7 @@ def expansion(setting: Setting, runs: Runs) -> Section:
         "The affine map of the values shrinks vectors: its mean expansion rate is below 1",
         None if mean is None else mean < 1,
         "b_O does not fit the code's matrix" if mean is None else f"{mean:.2f} by the {chosen}'s matrix",
-        quote(published, "{:.2f} by the code's matrix", "expansion.code.mean"),
+        quote_published(published, "{:.2f} by the code's matrix", "expansion.code.mean"),
     )
     tables = (
         Table.of(
@@ -64,17 +64,17 @@ def expansion(setting: Setting, runs: Runs) -> Section:
         TEXT + (PRE_NORM if lens.loaded.stacks[0].blocks[0].branches[0].pre else ""),
         (*tables, Picture("expansion-chart", "Expansion rate by layer", chart)),
         (claim,),
-        finite(numbers),
+        finite_numbers(numbers),
     )
 
 
-def layer_rates(lens: Analyzer) -> dict[str, list[float | None]]:
+def expansion_rates(lens: Analyzer) -> dict[str, list[float | None]]:
     """matrix -> its expansion rate in each layer; None if b_O does not fit the code's."""
     maps = [probing.attention_maps(lens.loaded, layer) for layer in range(lens.loaded.depths[0])]
     return {"code": [rates.code(*one) for one in maps], "paper": [rates.paper(*one) for one in maps]}
 
 
-def _ends(values: list[float | None]) -> dict[str, float]:
+def _mean_min_max(values: list[float | None]) -> dict[str, float]:
     """Mean, min and max over layers; empty if a layer has no value."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):

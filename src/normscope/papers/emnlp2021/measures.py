@@ -29,13 +29,22 @@ def uniform_attention(sample: Sample) -> Columns:
     if sample.analysis.info["side"] != lens.loaded.stacks[0].side:
         return typed_columns(TYPES, [])
     positions, targets = scored_tokens(sample)
-    plain, plain_loss = run_uniform(lens.loaded, item, ()), _loss(sample, [], positions, targets)
+    plain, plain_loss = run_uniform(lens.loaded, item, ()), _uniform_attention_loss(sample, [], positions, targets)
     rows = []
     for layer in (*layers, ALL):
         chosen = layers if layer == ALL else [layer]
         changed = run_uniform(lens.loaded, item, chosen)
         apart = [float(measure(plain, changed).mean()) for measure in (relative_change, cosine_distance)]
-        rows.append((layer, len(plain), *apart, _loss(sample, chosen, positions, targets), plain_loss, len(positions)))
+        rows.append(
+            (
+                layer,
+                len(plain),
+                *apart,
+                _uniform_attention_loss(sample, chosen, positions, targets),
+                plain_loss,
+                len(positions),
+            )
+        )
     return typed_columns(TYPES, rows)
 
 
@@ -44,7 +53,7 @@ def scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
     but the last of a causal one (for the next token). Empty for a model without a head over its vocabulary."""
     none = torch.zeros(0, dtype=torch.long)
     lens, side = sample.lens, sample.lens.loaded.stacks[0].side
-    if lens.two_sided or not has_head(lens):
+    if lens.two_sided or not has_output_head(lens):
         return none, none
     real = sample.item.sides[side].real
     ids, before = sample.item.tensors["input_ids"][real], sample.original.tensors["input_ids"][real]
@@ -54,12 +63,12 @@ def scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
     return positions, before[positions]
 
 
-def has_head(lens: Any) -> bool:
+def has_output_head(lens: Any) -> bool:
     """Whether the model scores every token of its vocabulary."""
     return lens.model is not lens.loaded.base and lens.model.get_output_embeddings() is not None
 
 
-def _loss(sample: Sample, layers: list[int], positions: Tensor, targets: Tensor) -> float:
+def _uniform_attention_loss(sample: Sample, layers: list[int], positions: Tensor, targets: Tensor) -> float:
     """Mean cross-entropy at the positions, in nats; NaN if there are none."""
     if not len(positions):
         return nan

@@ -17,7 +17,7 @@ REFERENCE = "Published: BERT-base on Wikipedia."
 
 def reference() -> dict[str, float]:
     """The paper's main numbers by key."""
-    return published.reference(NAME)
+    return published.main_published_numbers(NAME)
 
 
 def claim_over_layers(

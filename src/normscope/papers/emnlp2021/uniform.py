@@ -15,13 +15,19 @@ import polars as pl
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
 from normscope.measures.permutation import spearman_p
-from normscope.papers.common import describe_input, finite, linear_correlation, masked_run, rank_correlation
+from normscope.papers.common import describe_masking, finite_numbers, linear_correlation, masked_run, rank_correlation
 from normscope.papers.emnlp2021.measures import ALL
-from normscope.papers.emnlp2021.ratios import aggregate, by_layer, overall, ratios, scope
+from normscope.papers.emnlp2021.ratios import (
+    aggregate_rounded,
+    mean_mixing_by_layer,
+    mixing_ratios,
+    overall_mixing,
+    scope_of_alias,
+)
 from normscope.papers.emnlp2021.shared import claim_over_layers
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
-from normscope.reports.report import Cell, Claim, Picture, Section, Table, nan_to_none
+from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
 
 Changes = Mapping[int, Mapping[str, float]]  # layer (from 0, or ALL) -> what changes by how much
 ByKind = Mapping[str, list[float]]  # method, or kind of change -> a value for each layer
@@ -40,13 +46,13 @@ CORRELATION_NOTE = (
 )
 
 
-def uniform(setting: Setting, runs: Runs) -> Section:
+def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
     """The change by each layer, and by all at once, beside the mixing ratio of the layer."""
     lens, average, depth = setting.lens, setting.readings.layer_average, setting.depth
-    weights, block = scope(lens, "weights"), scope(lens, "attention-block")
-    means = by_layer(ratios(lens, runs[masked_run(setting)]), average)
-    mixing = {name: overall(means[name]) for name in (weights, block)}
-    found = changes(lens, runs[RUN], average)
+    weights, block = scope_of_alias(lens, "weights"), scope_of_alias(lens, "attention-block")
+    means = mean_mixing_by_layer(mixing_ratios(lens, runs[masked_run(setting)]), average)
+    mixing = {name: overall_mixing(means[name]) for name in (weights, block)}
+    found = uniform_attention_changes(lens, runs[RUN], average)
     has_loss = "loss" in found[ALL]
     kinds = CHANGES | (LOSSES if has_loss else {})
     columns = (f"{weights} (%)", f"{block} (%)", *kinds.values())
@@ -56,7 +62,7 @@ def uniform(setting: Setting, runs: Runs) -> Section:
     rows.append(("all", None, None, *(found[ALL][kind] for kind in kinds)))
     changed = {kind: [found[n][kind] for n in range(depth)] for kind in kinds}
     correlations = {
-        (name, kind): (rank_correlation(a, b), nan_to_none(spearman_p(a, b)), linear_correlation(a, b))
+        (name, kind): (rank_correlation(a, b), none_if_nan(spearman_p(a, b)), linear_correlation(a, b))
         for name, a in mixing.items()
         for kind, b in changed.items()
         if kind != "loss"
@@ -81,14 +87,14 @@ def uniform(setting: Setting, runs: Runs) -> Section:
     return Section(
         "uniform",
         "Uniform attention instead of the learned one",
-        "\n\n".join((TEXT, _loss_text(setting, found[ALL]), describe_input(setting))),
-        (*tables, *_pictures(mixing, changed, chosen)),
-        _claims(setting, mixing, changed),
-        _numbers(found, correlations, chosen),
+        "\n\n".join((TEXT, _describe_loss(setting, found[ALL]), describe_masking(setting))),
+        (*tables, *_uniform_pictures(mixing, changed, chosen)),
+        _uniform_claims(setting, mixing, changed),
+        _uniform_numbers(found, correlations, chosen),
     )
 
 
-def changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float]]:
+def uniform_attention_changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float]]:
     """layer (from 0, or ALL) -> relative change in percent and cosine distance; if there is a head, its loss, what
     is added to it and the plain one. Each sequence counts once (macro), or by its tokens (micro); losses are means
     over all scored tokens."""
@@ -98,7 +104,7 @@ def changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float
     losses = [((pl.col(kind).fill_nan(0.0) * score).sum() / score.sum()).alias(kind) for kind in ("loss", "plain_loss")]
     rows = run.scan("uniform_attention").filter(pl.col("side") == lens.loaded.stacks[0].side)
     found: dict[int, dict[str, float]] = {}
-    for row in aggregate(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
+    for row in aggregate_rounded(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
         values = {"relative": 100 * row["relative"], "cosine": row["cosine"]}
         if row["scored"]:
             values |= {"loss": row["loss"], "added": row["loss"] - row["plain_loss"], "plain": row["plain_loss"]}
@@ -106,10 +112,10 @@ def changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float
     return found
 
 
-def _pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Picture]:
+def _uniform_pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Picture]:
     block, by_block = list(mixing.items())[-1]
     layers = range(1, len(by_block) + 1)
-    scatter = charts.scatter(
+    scatter = charts.scatter_chart(
         by_block,
         changed[chosen],
         xlabel=f"mixing ratio by {block} (%)",
@@ -123,7 +129,7 @@ def _pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Pi
     return Picture("uniform-scatter", against, scatter), Picture("uniform-layers", beside, lines)
 
 
-def _claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
+def _uniform_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
     (weights, by_weights), (block, by_block) = ((name, sum(some) / len(some)) for name, some in mixing.items())
     change = sum(changed["relative"]) / setting.depth
     return (
@@ -142,7 +148,7 @@ def _claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, .
     )
 
 
-def _numbers(
+def _uniform_numbers(
     found: Changes, correlations: Mapping[tuple[str, str], tuple[float | None, ...]], chosen: str
 ) -> dict[str, float]:
     numbers: dict[str, float] = {}
@@ -153,11 +159,13 @@ def _numbers(
         numbers["uniform.loss.plain"] = found[ALL]["plain"]
     for (name, kind), some in correlations.items():
         if kind == chosen:
-            numbers |= finite({f"uniform.{key}.{name}": number for key, number in zip(MEASURES, some, strict=True)})
+            numbers |= finite_numbers(
+                {f"uniform.{key}.{name}": number for key, number in zip(MEASURES, some, strict=True)}
+            )
     return numbers
 
 
-def _loss_text(setting: Setting, everywhere: Mapping[str, Any]) -> str:
+def _describe_loss(setting: Setting, everywhere: Mapping[str, Any]) -> str:
     if "plain" not in everywhere:
         return "This model has no head that predicts tokens here, so there is no loss to compare."
     what = "at the masked tokens" if masked_run(setting) == "masked" else "of each next token"

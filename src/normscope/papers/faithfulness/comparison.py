@@ -13,12 +13,12 @@ from normscope.corpus.store import Run, fingerprint
 from normscope.errors import NormscopeError
 from normscope.model_source import ModelSource
 from normscope.papers.faithfulness import results, sections
-from normscope.papers.faithfulness.contexts import task_of
+from normscope.papers.faithfulness.contexts import prediction_task
 from normscope.papers.faithfulness.predictions import replacement_token
 from normscope.papers.faithfulness.results import Results
-from normscope.papers.faithfulness.scores import methods_of, refusal
+from normscope.papers.faithfulness.scores import compared_methods, method_refusal
 from normscope.papers.faithfulness.settings import Settings
-from normscope.papers.runs import EngineOptions, load, run_corpus
+from normscope.papers.runs import EngineOptions, load_for_engine, run_corpus
 from normscope.reports import facts
 from normscope.reports.report import Report
 from normscope.reports.write import write_report
@@ -36,7 +36,7 @@ CITATION = (
 )
 
 
-def compare(
+def compare_methods(
     model: str | Path | ModelSource | Analyzer,
     data: str | Path,
     out: str | Path,
@@ -54,13 +54,13 @@ def compare(
     `workers`, `threads` and `address` are those of `normscope.corpus.run`.
     """
     chosen = settings or Settings()
-    lens = load(model, engine)
-    task = task_of(lens)
+    lens = load_for_engine(model, engine)
+    task = prediction_task(lens)
     replacement_token(lens, chosen.replacement)
-    methods_of(lens, chosen.methods)
+    compared_methods(lens, chosen.methods)
     for method in chosen.methods:
-        if refusal(lens, method):
-            raise NormscopeError(refusal(lens, method))
+        if method_refusal(lens, method):
+            raise NormscopeError(method_refusal(lens, method))
     run = run_corpus(
         str(data),
         model if engine.get("engine") == "ray" else lens,
@@ -75,22 +75,27 @@ def compare(
         progress=None if progress is None else lambda done, total: progress("entries", done, total),
         **engine,
     )
-    found = results.read(run, chosen.erasures)
-    made = (*(section(found, chosen.erasures) for section in sections.SECTIONS), sections.agreement(found))
+    found = results.read_results(run, chosen.erasures)
+    made = (
+        *(section(found, chosen.erasures) for section in sections.SECTIONS),
+        sections.score_agreement_section(found),
+    )
     report = Report(
         paper="faithfulness",
         title=TITLE,
         citation=CITATION,
-        facts=_facts(lens, str(data), found, chosen, run, task),
+        facts=_faithfulness_facts(lens, str(data), found, chosen, run, task),
         readings=(),
         sections=tuple(section for section in made if section is not None),
         skipped=tuple(found.refused.items()),
-        command=_command(facts.model_options(model, lens), str(data), out, chosen, format, reader or {}, limit),
+        command=_faithfulness_command(
+            facts.model_arguments(model, lens), str(data), out, chosen, format, reader or {}, limit
+        ),
     )
     return report, write_report(report, out)
 
 
-def _facts(
+def _faithfulness_facts(
     lens: Analyzer, data: str, found: Results, settings: Settings, run: Run, task: str
 ) -> tuple[tuple[str, str], ...]:
     entries = int(run.manifest["data"]["entries"])
@@ -98,7 +103,7 @@ def _facts(
     target = given if settings.target == "given" else "what the model itself predicts"
     where = "at the last position" if not settings.positions else f"at {settings.positions} positions drawn at random"
     return (
-        ("model", f"{facts.model_name(lens)} ({type(lens.model).__name__}, {lens.loaded.depths[0]} layers)"),
+        ("model", f"{facts.model_display_name(lens)} ({type(lens.model).__name__}, {lens.loaded.depths[0]} layers)"),
         ("data", data),
         (
             "contexts",
@@ -112,11 +117,11 @@ def _facts(
             f"a token is replaced by {replacement_token(lens, settings.replacement).token!r}; special tokens stay",
         ),
         *((f"without scores in {count:,} contexts", f"{name}: {why}") for name, (count, why) in found.partly.items()),
-        ("versions", facts.versions()),
+        ("versions", facts.package_versions()),
     )
 
 
-def _command(
+def _faithfulness_command(
     model: list[tuple[str, str | None]],
     data: str,
     out: str | Path,
@@ -130,7 +135,7 @@ def _command(
     options: list[tuple[str, Any]] = [
         *model,
         ("--format", format),
-        *facts.reader_options(reader),
+        *facts.reader_arguments(reader),
         *(("--method", method) for method in settings.methods),
         ("--target", None if settings.target == default.target else settings.target),
         ("--positions", settings.positions or None),
@@ -140,7 +145,7 @@ def _command(
         ("--limit", limit),
         ("--out", out),
     ]
-    return facts.command_line(("faithfulness", data), options)
+    return facts.shell_command(("faithfulness", data), options)
 
 
 def _fingerprint_head(lens: Analyzer) -> str:

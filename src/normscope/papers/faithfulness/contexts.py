@@ -30,7 +30,7 @@ class Context:
     given: int | None
 
 
-def task_of(lens: Analyzer) -> Task:
+def prediction_task(lens: Analyzer) -> Task:
     """What a model predicts; models that predict neither classes nor tokens are refused."""
     kind = type(lens.model).__name__
     if lens.two_sided or lens.family.input != "text":
@@ -53,15 +53,15 @@ def task_of(lens: Analyzer) -> Task:
     return "masked"
 
 
-def contexts(lens: Analyzer, item: Item, label: str | None, id: str, settings: Settings) -> list[Context]:
+def prediction_contexts(lens: Analyzer, item: Item, label: str | None, id: str, settings: Settings) -> list[Context]:
     """The predictions to explain in one text."""
-    task = task_of(lens)
+    task = prediction_task(lens)
     (tokens,) = item.sides.values()
     ids = item.tensors["input_ids"].tolist()
-    special = _special_ids(lens.tokenizer)
+    special = _marker_ids(lens.tokenizer)
     removable = [n for n in tokens.real.nonzero().flatten().tolist() if ids[n] not in special]
     if task == "class":
-        found = [Context(item, None, tuple(removable), _class(lens, label))]
+        found = [Context(item, None, tuple(removable), _class_of_label(lens, label))]
     else:
         made, possible = (_next_context, removable[FEWEST - 1 :]) if task == "next" else (_masked_context, removable)
         if task == "next" and settings.target == "given":
@@ -109,26 +109,26 @@ def _choose_positions(possible: Sequence[int], id: str, settings: Settings) -> l
     """The last position, or some drawn at random from the seed and the entry's id."""
     if not settings.positions:
         return list(possible[-1:])
-    generator = random_generator(settings.seed, id, "positions")
+    generator = named_generator(settings.seed, id, "positions")
     count = min(settings.positions, len(possible))
     return sorted(generator.choice(np.array(possible, dtype=np.int64), count, replace=False).tolist())
 
 
-def random_generator(seed: int, *what: Any) -> np.random.Generator:
+def named_generator(seed: int, *what: Any) -> np.random.Generator:
     """Random numbers that depend on a seed and on names alone, not on earlier draws."""
     text = ":".join(map(str, (seed, *what)))
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 
 
-def _special_ids(tokenizer: Any) -> set[int]:
+def _marker_ids(tokenizer: Any) -> set[int]:
     """Tokens that do not belong to the text of an input; an unknown word does."""
     names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
     found = {getattr(tokenizer, name, None) for name in names}
     return {int(id) for id in found if id is not None and id != tokenizer.unk_token_id}
 
 
-def _class(lens: Analyzer, label: str | None) -> int | None:
+def _class_of_label(lens: Analyzer, label: str | None) -> int | None:
     """The class of a label, by name or number; None if there is none."""
     if label is None:
         return None

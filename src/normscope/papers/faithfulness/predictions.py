@@ -45,7 +45,7 @@ def replacement_token(lens: Analyzer, wanted: str = "") -> Replacement:
     """The token that replaces others: the one that is wanted; else the mask token of an encoder; for a causal model,
     which never saw one, the unknown token, or the padding token, or a space, or the token that ends a text."""
     tokenizer: Any = lens.tokenizer
-    ending = _ends_by_padding(lens)
+    ending = _classifier_padding_id(lens)
     if wanted:
         vocabulary = tokenizer.get_vocab()
         if wanted not in vocabulary:
@@ -75,34 +75,36 @@ def replacement_token(lens: Analyzer, wanted: str = "") -> Replacement:
     return Replacement(int(found), str(tokenizer.convert_ids_to_tokens(int(found))))
 
 
-def logits_of(lens: Analyzer, context: Context, erased: Iterable[Erased], replacement: Replacement) -> Iterator[Tensor]:
+def erased_logits(
+    lens: Analyzer, context: Context, erased: Iterable[Erased], replacement: Replacement
+) -> Iterator[Tensor]:
     """The logits (classes,) of the context without some tokens, in float64. Inputs of one length are run together, so
     nothing is padded."""
-    made = [_without(context, one, replacement) for one in erased]
+    made = [_erase_tokens(context, one, replacement) for one in erased]
     groups: dict[int, list[int]] = {}
     for number, (item, _) in enumerate(made):
         groups.setdefault(len(item.tensors["input_ids"]), []).append(number)
     found: dict[int, Tensor] = {}
     for length, numbers in groups.items():
-        size = _batch_size(lens, context, length)
+        size = _erasure_batch_size(lens, context, length)
         for start in range(0, len(numbers), size):
             some = numbers[start : start + size]
-            found |= zip(some, _run(lens, [made[n] for n in some]), strict=True)
+            found |= zip(some, _forward_logits(lens, [made[n] for n in some]), strict=True)
     return (found[number] for number in range(len(made)))
 
 
-def predictions(
+def erased_predictions(
     lens: Analyzer, context: Context, target: int, erased: Sequence[Erased], replacement: Replacement
 ) -> dict[Erased, Prediction]:
     """The target's probability after each erasure; equal erasures are computed once."""
     distinct = list(dict.fromkeys(erased))
     found = {}
-    for one, logits in zip(distinct, logits_of(lens, context, distinct, replacement), strict=True):
+    for one, logits in zip(distinct, erased_logits(lens, context, distinct, replacement), strict=True):
         found[one] = Prediction(float(logits.softmax(-1)[target]), int(logits.argmax()))
     return found
 
 
-def _without(context: Context, erased: Erased, replacement: Replacement) -> tuple[Item, int | None]:
+def _erase_tokens(context: Context, erased: Erased, replacement: Replacement) -> tuple[Item, int | None]:
     """The input, and the position in it at which logits are read."""
     item, at = context.item, context.position
     ids = item.tensors["input_ids"]
@@ -122,11 +124,11 @@ def _without(context: Context, erased: Erased, replacement: Replacement) -> tupl
     return replace(item, tensors={**item.tensors, "input_ids": changed}), at
 
 
-def _run(lens: Analyzer, made: Sequence[tuple[Item, int | None]]) -> Iterator[Tensor]:
+def _forward_logits(lens: Analyzer, made: Sequence[tuple[Item, int | None]]) -> Iterator[Tensor]:
     lens.loaded.refuse_prompt("Faithfulness")
     batch = forward_inputs(lens.loaded, [item for item, _ in made])
     last = len(made[0][0].tensors["input_ids"]) - 1
-    only_last = _can_keep_last(lens) and all(at == last for _, at in made)
+    only_last = _can_keep_last_logits(lens) and all(at == last for _, at in made)
     if only_last:
         batch["logits_to_keep"] = 1
     with torch.no_grad():
@@ -135,17 +137,17 @@ def _run(lens: Analyzer, made: Sequence[tuple[Item, int | None]]) -> Iterator[Te
         yield (row if at is None else row[-1 if only_last else at]).double().cpu()
 
 
-def _batch_size(lens: Analyzer, context: Context, length: int) -> int:
+def _erasure_batch_size(lens: Analyzer, context: Context, length: int) -> int:
     """How many inputs of a length fit into one forward pass."""
     if context.position is None:
         causal = lens.loaded.stacks[0].side == "decoder"
-        return 1 if causal and _ends_by_padding(lens) is None else BATCH  # it refuses batches
-    if _can_keep_last(lens):
+        return 1 if causal and _classifier_padding_id(lens) is None else BATCH  # it refuses batches
+    if _can_keep_last_logits(lens):
         return BATCH
     return max(1, min(BATCH, LOGITS // (length * lens.loaded.limits.vocabulary)))
 
 
-def _ends_by_padding(lens: Analyzer) -> int | None:
+def _classifier_padding_id(lens: Analyzer) -> int | None:
     """The padding token of a causal classifier, which reads the last token before the padding."""
     if lens.loaded.stacks[0].side == "encoder" or not type(lens.model).__name__.endswith("ForSequenceClassification"):
         return None
@@ -153,7 +155,7 @@ def _ends_by_padding(lens: Analyzer) -> int | None:
     return None if found is None else int(found)
 
 
-def _can_keep_last(lens: Analyzer) -> bool:
+def _can_keep_last_logits(lens: Analyzer) -> bool:
     """Whether the head can read the last token only."""
     return (
         lens.loaded.stacks[0].side == "decoder" and "logits_to_keep" in inspect.signature(lens.model.forward).parameters

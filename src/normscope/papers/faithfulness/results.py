@@ -48,7 +48,7 @@ class Results:
     labelled: bool  # whether the right answer is known everywhere
 
 
-def read(run: Run, erasures: Sequence[str]) -> Results:
+def read_results(run: Run, erasures: Sequence[str]) -> Results:
     """The table of a finished run."""
     frame = run.scan("faithfulness").collect()
     methods: dict[str, MethodResult] = {}
@@ -87,45 +87,45 @@ def read(run: Run, erasures: Sequence[str]) -> Results:
     )
 
 
-def places(shares: Sequence[float]) -> list[int]:
+def share_indices(shares: Sequence[float]) -> list[int]:
     """The places of shares in SHARES."""
     return [SHARES.index(share) for share in shares]
 
 
 def comprehensiveness(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
     """(contexts,): AOPC of taking the top of the ranking away."""
-    return _aopc(one, one.after[erasure, "without"], shares)
+    return _mean_drop(one, one.after[erasure, "without"], shares)
 
 
 def sufficiency(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
     """(contexts,): AOPC of keeping only the top of the ranking."""
-    return _aopc(one, one.after[erasure, "only"], shares)
+    return _mean_drop(one, one.after[erasure, "only"], shares)
 
 
 AOPC = (comprehensiveness, sufficiency)
 
 
-def _aopc(one: MethodResult, after: Values, shares: Sequence[float]) -> Values:
-    return faithfulness.aopc(faithfulness.drop(one.probability, after[:, places(shares)]))
+def _mean_drop(one: MethodResult, after: Values, shares: Sequence[float]) -> Values:
+    return faithfulness.aopc(faithfulness.drop(one.probability, after[:, share_indices(shares)]))
 
 
-def area(one: MethodResult, erasure: str, kind: str) -> Values:
+def curve_area(one: MethodResult, erasure: str, kind: str) -> Values:
     """(contexts,): the area under the target's probability while the top of the ranking goes first ("without"), or
     comes first ("only")."""
     return faithfulness.area(one.after[erasure, kind], SHARES)
 
 
-def hits(one: MethodResult, erasure: str, right: Values) -> Values:
+def choices_kept(one: MethodResult, erasure: str, right: Values) -> Values:
     """(contexts, shares of DecompX): whether the model still chooses `right` without the top of the ranking."""
-    return faithfulness.accuracy(one.choices[erasure, "without"][:, places(DECOMPX)], right)
+    return faithfulness.accuracy(one.choices[erasure, "without"][:, share_indices(DECOMPX)], right)
 
 
-def mean(one: MethodResult, values: Values) -> Interval:
+def mean_over_entries(one: MethodResult, values: Values) -> Interval:
     """The mean over entries, with an interval; the contexts of an entry count as one."""
     return interval(by_entry(values, one.entries))
 
 
-def lead(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
+def comprehensiveness_lead(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
     """How much more comprehensive a method is than another in the contexts that both have, paired by entry."""
     theirs_at = {context: n for n, context in enumerate(other.contexts)}
     both = [(n, theirs_at[context]) for n, context in enumerate(one.contexts) if context in theirs_at]
@@ -134,7 +134,7 @@ def lead(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
     return interval(by_entry(apart, [one.entries[n] for n, _ in both]))
 
 
-def agreement(one: MethodResult, other: MethodResult, kendall: bool = False) -> Values:
+def score_correlations(one: MethodResult, other: MethodResult, kendall: bool = False) -> Values:
     """(contexts of both,): the rank correlation of the scores of two methods over the tokens of a context."""
     measure = faithfulness.kendall if kendall else faithfulness.spearman
     theirs_at = {context: n for n, context in enumerate(other.contexts)}
@@ -147,7 +147,9 @@ def agreement(one: MethodResult, other: MethodResult, kendall: bool = False) -> 
     )
 
 
-def best_first(results: Results, erasure: str) -> list[str]:
+def methods_best_first(results: Results, erasure: str) -> list[str]:
     """The methods, the highest comprehensiveness first."""
-    reached = {name: mean(one, comprehensiveness(one, erasure)).mean for name, one in results.methods.items()}
+    reached = {
+        name: mean_over_entries(one, comprehensiveness(one, erasure)).mean for name, one in results.methods.items()
+    }
     return sorted(reached, key=lambda name: -reached[name])

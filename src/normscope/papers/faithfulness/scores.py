@@ -21,14 +21,14 @@ GRADIENT = "gradient_x_input"
 
 
 @dataclass(frozen=True)
-class Scores:
+class TokenScores:
     """The scores of the removable tokens, or why a method has none."""
 
     values: tuple[float, ...] = ()
     reason: str = ""
 
 
-def methods_of(lens: Analyzer, wanted: Sequence[str] = ()) -> tuple[str, ...]:
+def compared_methods(lens: Analyzer, wanted: Sequence[str] = ()) -> tuple[str, ...]:
     """The methods to compare: those wanted, else all of `flow`, with rollout of every scope; then the references."""
     known = [name for name in METHODS if name != "rollout-raw"]
     # Weights with half a residual connection are what "rollout" alone rolls out.
@@ -41,7 +41,7 @@ def methods_of(lens: Analyzer, wanted: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(wanted or (*known, *scopes, LEAVE_ONE_OUT)), RANDOM]))
 
 
-def refusal(lens: Analyzer, method: str) -> str:
+def method_refusal(lens: Analyzer, method: str) -> str:
     """Why a method does not fit a model; empty if it does."""
     if method in REFERENCES:
         return ""
@@ -52,19 +52,19 @@ def refusal(lens: Analyzer, method: str) -> str:
     return ""
 
 
-def by_flow(lens: Analyzer, context: Context, method: str, target: int) -> Scores:
+def flow_token_scores(lens: Analyzer, context: Context, method: str, target: int) -> TokenScores:
     """The scores of a method of `flow` for the target's logit."""
     try:
         found = flow(lens.loaded, context.item, method, target, context.position, "ig", lens.workspace)
     except NormscopeError as error:
-        return Scores(reason=str(error))
+        return TokenScores(reason=str(error))
     places = {label.position: n for n, label in enumerate(found.columns)}
     scores = found.scores.double().cpu()[torch.tensor([places[n] for n in context.removable])]
     if not bool(torch.isfinite(scores).all()):
-        return Scores(reason="some scores are not finite")
-    return Scores(tuple(scores.tolist()))
+        return TokenScores(reason="some scores are not finite")
+    return TokenScores(tuple(scores.tolist()))
 
 
-def leave_one_out(full: float, without: Mapping[int, float], context: Context) -> Scores:
+def leave_one_out_scores(full: float, without: Mapping[int, float], context: Context) -> TokenScores:
     """``p(x) - p(x without the token)``: the worth of each token alone."""
-    return Scores(tuple(full - without[n] for n in context.removable))
+    return TokenScores(tuple(full - without[n] for n in context.removable))

@@ -36,7 +36,7 @@ class Settings:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 
-def from_plain(given: Mapping[str, Any]) -> Settings:
+def settings_from_plain(given: Mapping[str, Any]) -> Settings:
     """The settings from `to_plain`, or their defaults. "head" only distinguishes runs with different heads."""
     known = {entry.name for entry in fields(Settings)}
     given = {key: value for key, value in given.items() if key != "head"}

@@ -9,9 +9,9 @@ import numpy as np
 from normscope.analysis import Analysis
 from normscope.corpus.store import Run
 from normscope.measures.amplification import amplification as ff_amp_of
-from normscope.papers.feed_forward.maps import Texts, Values, ff_amp, texts
-from normscope.papers.feed_forward.shared import Layout, known_layout
-from normscope.papers.feed_forward.top import Pairs, amplified_pairs
+from normscope.papers.feed_forward.maps import Texts, Values, ff_amp, read_texts
+from normscope.papers.feed_forward.shared import FeedForwardLayout, require_layout
+from normscope.papers.feed_forward.top import AmplifiedPairs, amplified_pairs
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Cell, Picture, Section, Table
@@ -29,43 +29,45 @@ TEXT = (
 )
 
 
-def amplification(setting: Setting, runs: Runs) -> Section:
+def amplification_section(setting: Setting, runs: Runs) -> Section:
     """An FF-amp matrix, the pairs amplified most by the feed-forward and by its whole block, and what these share."""
-    scopes, readings, run = known_layout(setting), setting.readings, runs[PLAIN]
-    given = texts(run, scopes)
+    scopes, readings, run = require_layout(setting), setting.readings, runs[PLAIN]
+    given = read_texts(run, scopes)
     pairs = amplified_pairs(run, scopes, given, readings)
-    lists = {"FF": pairs.ff, _block_name(scopes): pairs.block}
+    lists = {"FF": pairs.ff, _block_components(scopes): pairs.block}
     text = TEXT.format(
         **{"ff": scopes.ff, "input": scopes.input, "layer": scopes.layer, "residual": scopes.residual},
-        sums=sums_to_one(readings.axis),
+        sums=describe_normalisation(readings.axis),
         sequences=readings.min_sequences,
         occurrences=readings.min_occurrences,
         pairs=len(pairs.keys),
         texts=len(given),
         specials="included" if readings.list_specials else "left out",
     )
-    short = [_short(name, values, pairs, given, number) for number, (name, values) in enumerate(lists.items(), 2)]
+    short = [
+        _top_pairs_table(name, values, pairs, given, number) for number, (name, values) in enumerate(lists.items(), 2)
+    ]
     parts: tuple[Table | Picture, ...] = (
-        _matrix(setting, run, scopes, given),
+        _amp_matrix_picture(setting, run, scopes, given),
         *short,
-        _overlaps(lists, pairs),
-        _all(lists, pairs, given),
+        _overlap_table(lists, pairs),
+        _listed_pairs_table(lists, pairs, given),
     )
     return Section("amplification", "Pairs of subwords that are amplified", text, parts)
 
 
-def sums_to_one(axis: str) -> str:
+def describe_normalisation(axis: str) -> str:
     """How maps are normalised, in words."""
     return f"the contributions {'to every output' if axis == 'output' else 'of every input'} sum to 1"
 
 
-def _block_name(scopes: Layout) -> str:
+def _block_components(scopes: FeedForwardLayout) -> str:
     """LN1 FF RES2 LN2 of a post-LN layer, LN2 FF RES2 of a pre-LN one."""
     start, end = scopes.chain.index(scopes.residual) + 1, scopes.chain.index(scopes.layer) + 1
     return " ".join(scopes.components[start:end])
 
 
-def _short(name: str, values: Values, pairs: Pairs, given: Texts, number: int) -> Table:
+def _top_pairs_table(name: str, values: Values, pairs: AmplifiedPairs, given: Texts, number: int) -> Table:
     rows = []
     for layer, row in enumerate(values, 1):
         found = [given.pair(int(pairs.keys[place])) for place in pairs.top(row, TOP)]
@@ -74,11 +76,11 @@ def _short(name: str, values: Values, pairs: Pairs, given: Texts, number: int) -
     return Table.of(f"table{number}-{stem}-pairs", f"Table {number}. {title}", {"layer": "", f"top {TOP}": ""}, rows)
 
 
-def _overlaps(lists: Mapping[str, Values], pairs: Pairs) -> Table:
+def _overlap_table(lists: Mapping[str, Values], pairs: AmplifiedPairs) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for layer, (a, b) in enumerate(zip(*lists.values(), strict=True), 1):
         common = [len(set(pairs.top(a, size).tolist()) & set(pairs.top(b, size).tolist())) for size in (TOP, LONG)]
-        rows.append((layer, *common, _correlation(a, b)))
+        rows.append((layer, *common, _amp_correlation(a, b)))
     return Table.of(
         "overlap-of-pairs",
         f"Pairs that both lists have: {' and '.join(lists)}",
@@ -88,13 +90,13 @@ def _overlaps(lists: Mapping[str, Values], pairs: Pairs) -> Table:
     )
 
 
-def _correlation(a: Values, b: Values) -> float | None:
+def _amp_correlation(a: Values, b: Values) -> float | None:
     if len(a) < 2 or not a.std() or not b.std():
         return None
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def _all(lists: Mapping[str, Values], pairs: Pairs, given: Texts) -> Table:
+def _listed_pairs_table(lists: Mapping[str, Values], pairs: AmplifiedPairs, given: Texts) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, values in lists.items():
         for layer, row in enumerate(values, 1):
@@ -111,7 +113,7 @@ def _all(lists: Mapping[str, Values], pairs: Pairs, given: Texts) -> Table:
     )
 
 
-def _matrix(setting: Setting, run: Run, scopes: Layout, given: Texts) -> Picture:
+def _amp_matrix_picture(setting: Setting, run: Run, scopes: FeedForwardLayout, given: Texts) -> Picture:
     """The FF-amp matrix of the example, or of a sequence of some 30 tokens, at the layer where others gain most."""
     axis = setting.readings.axis
     if setting.example is not None:
@@ -131,7 +133,7 @@ def _matrix(setting: Setting, run: Run, scopes: Layout, given: Texts) -> Picture
     return Picture(
         "ff-amp",
         f"FF-amp matrix of a sequence, layer {layer + 1}",
-        map_charts.heat_map(matrix, rows=some, columns=some, **look),
+        map_charts.heat_map_chart(matrix, rows=some, columns=some, **look),
         "The layer in which the gains of other tokens are largest. A token's contribution to itself is left blank."
         + (f" The first {len(some)} of {len(tokens)} tokens." if len(some) < len(tokens) else ""),
     )

@@ -15,13 +15,13 @@ from normscope.measures.bootstrap import Difference, clustered, difference_of_me
 from normscope.measures.matching import matched
 from normscope.papers.feed_forward.maps import Numbers, Texts, Values, ff_amp, pair_cells
 from normscope.papers.feed_forward.measures import SPECIAL
-from normscope.papers.feed_forward.shared import Layout
+from normscope.papers.feed_forward.shared import FeedForwardLayout
 
-Units = Callable[[int], Sequence[Numbers]]  # entry -> for each unit (word, entity) the positions of its tokens
+TokenUnits = Callable[[int], Sequence[Numbers]]  # entry -> for each unit (word, entity) the positions of its tokens
 
 
 @dataclass(frozen=True)
-class Cells:
+class PairCells:
     """Cells of several maps, in order."""
 
     entries: Numbers
@@ -31,8 +31,8 @@ class Cells:
     def __len__(self) -> int:
         return len(self.cells)
 
-    def at(self, places: Numbers) -> Cells:
-        return Cells(self.entries[places], self.cells[places], self.distances[places])
+    def at(self, places: Numbers) -> PairCells:
+        return PairCells(self.entries[places], self.cells[places], self.distances[places])
 
     def of(self, entry: int) -> slice:
         """Where the cells of an entry are."""
@@ -40,17 +40,17 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Groups:
+class MatchedGroups:
     """As many others as targets, at the same distances."""
 
-    targets: Cells
-    others: Cells
+    targets: PairCells
+    others: PairCells
     dropped: int  # targets without a partner
     found: int  # targets in all
 
 
 @dataclass(frozen=True)
-class Amplified:
+class GroupAmplification:
     """FF-amp of both groups under either normalisation: axis -> (layers, pairs)."""
 
     targets: dict[str, Values]
@@ -67,7 +67,7 @@ class LayerTests:
     other_axis: Difference
 
 
-def words_in(given: Texts) -> Units:
+def split_words(given: Texts) -> TokenUnits:
     """The tokens of each word that has several."""
 
     def units(entry: int) -> list[Numbers]:
@@ -78,7 +78,7 @@ def words_in(given: Texts) -> Units:
     return units
 
 
-def entities_in(given: Texts, run: Run, scopes: Layout) -> Units:
+def entity_tokens(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUnits:
     """The tokens of each named entity."""
     spans: dict[str, list[Numbers]] = {}
     frame = run.scan("entity_spans").filter(pl.col("side") == scopes.side).select("id", "start", "end").collect()
@@ -87,24 +87,24 @@ def entities_in(given: Texts, run: Run, scopes: Layout) -> Units:
     return lambda entry: spans.get(given.ids[entry], [])
 
 
-def matched_groups(given: Texts, units: Units, causal: bool, readings: Any) -> Groups:
+def match_pairs(given: Texts, units: TokenUnits, causal: bool, readings: Any) -> MatchedGroups:
     """All pairs inside a unit, and as many of the rest, sampled at the same distances."""
     distance = readings.distance
-    targets = _collect(given, lambda entry: _inside(given, units(entry), entry, causal), distance)
+    targets = _collect_cells(given, lambda entry: _cells_within_units(given, units(entry), entry, causal), distance)
     near = np.unique(targets.distances)
 
     def rest(entry: int) -> Numbers:
         cells = pair_cells(given, entry, causal, readings.specials)
-        cells = cells[np.isin(_distances(cells, len(given.types[entry]), distance), near)]
+        cells = cells[np.isin(_cell_distances(cells, len(given.types[entry]), distance), near)]
         mine = targets.cells[targets.of(entry)]
         return cells[~np.isin(cells, mine)]
 
-    others = _collect(given, rest, distance)
+    others = _collect_cells(given, rest, distance)
     found = matched(targets.distances, others.distances, readings.seed)
-    return Groups(targets.at(found.targets), others.at(found.others), found.dropped, len(targets))
+    return MatchedGroups(targets.at(found.targets), others.at(found.others), found.dropped, len(targets))
 
 
-def group_amp(run: Run, scopes: Layout, given: Texts, groups: Groups) -> Amplified:
+def group_amplification(run: Run, scopes: FeedForwardLayout, given: Texts, groups: MatchedGroups) -> GroupAmplification:
     """FF-amp of every pair of both groups, one entry's maps at a time."""
     both = (groups.targets, groups.others)
     found: list[dict[str, list[Values]]] = [{axis: [] for axis in AXES} for _ in both]
@@ -117,18 +117,20 @@ def group_amp(run: Run, scopes: Layout, given: Texts, groups: Groups) -> Amplifi
             for into, cells in zip(found, parts, strict=True):
                 into[axis].append(values[:, cells])
     joined = [{axis: np.concatenate(some, 1) for axis, some in one.items() if some} for one in found]
-    return Amplified(joined[0], joined[1])
+    return GroupAmplification(joined[0], joined[1])
 
 
-def layer_tests(given: Texts, groups: Groups, values: Amplified, readings: Any) -> list[LayerTests]:
+def bootstrap_layers(
+    given: Texts, groups: MatchedGroups, values: GroupAmplification, readings: Any
+) -> list[LayerTests]:
     """The bootstrap of every layer: over instances, over types of pairs, over whole sequences, and over instances
     with maps normalised the other way."""
     options = {"resamples": readings.resamples, "sided": readings.sided, "alpha": readings.alpha}
     axis, seed = readings.axis, readings.seed
     targets, others = values.targets[axis], values.others[axis]
     other = other_axis(axis)
-    by_target, by_other = (_by_type(keys_of(given, cells)) for cells in (groups.targets, groups.others))
-    by_sequence = _test_sequences(given, groups, targets, others, options, seed)
+    by_target, by_other = (_mean_by_type(pair_type_keys(given, cells)) for cells in (groups.targets, groups.others))
+    by_sequence = _bootstrap_sequences(given, groups, targets, others, options, seed)
     return [
         LayerTests(
             difference_of_means(targets[n], others[n], seed=(seed, n, 0), **options),
@@ -145,13 +147,13 @@ def other_axis(axis: str) -> str:
     return next(name for name in AXES if name != axis)
 
 
-def keys_of(given: Texts, cells: Cells) -> Numbers:
+def pair_type_keys(given: Texts, cells: PairCells) -> Numbers:
     """The ordered pair of types of every cell."""
     found = [given.keys(entry, cells.cells[cells.of(entry)]) for entry in range(len(given))]
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def _by_type(keys: Numbers) -> Callable[[Values], Values]:
+def _mean_by_type(keys: Numbers) -> Callable[[Values], Values]:
     """Values of instances -> the mean of every type."""
     _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
 
@@ -162,8 +164,8 @@ def _by_type(keys: Numbers) -> Callable[[Values], Values]:
     return means
 
 
-def _test_sequences(
-    given: Texts, groups: Groups, targets: Values, others: Values, options: dict[str, Any], seed: int
+def _bootstrap_sequences(
+    given: Texts, groups: MatchedGroups, targets: Values, others: Values, options: dict[str, Any], seed: int
 ) -> tuple[Difference, ...]:
     size = len(given)
     counts = np.stack([np.bincount(cells.entries, minlength=size) for cells in (groups.targets, groups.others)], 1)
@@ -178,7 +180,7 @@ def _test_sequences(
     return clustered(sums[:, some], counts[some], seed=(seed, 3), **options)
 
 
-def _inside(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
+def _cells_within_units(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
     """The cells of two different tokens of one unit."""
     size = len(given.types[entry])
     found = []
@@ -189,16 +191,16 @@ def _inside(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) ->
     return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
 
-def _collect(given: Texts, cells: Callable[[int], Numbers], distance: str) -> Cells:
+def _collect_cells(given: Texts, cells: Callable[[int], Numbers], distance: str) -> PairCells:
     pieces = [cells(entry) for entry in range(len(given))]
     sizes = [len(piece) for piece in pieces]
-    distances = [_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)]
+    distances = [_cell_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)]
     empty = [np.zeros(0, np.int64)]
-    return Cells(
+    return PairCells(
         np.repeat(np.arange(len(sizes)), sizes), np.concatenate(pieces or empty), np.concatenate(distances or empty)
     )
 
 
-def _distances(cells: Numbers, size: int, distance: str) -> Numbers:
+def _cell_distances(cells: Numbers, size: int, distance: str) -> Numbers:
     output, input = np.divmod(cells, size)
     return np.abs(output - input) if distance == "absolute" else output - input

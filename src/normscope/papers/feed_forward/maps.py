@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from normscope.corpus.store import Run
 from normscope.measures.amplification import Axis, amplification
 from normscope.papers.feed_forward.measures import SPECIAL
-from normscope.papers.feed_forward.shared import Layout
+from normscope.papers.feed_forward.shared import FeedForwardLayout
 
 Values = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -41,7 +41,7 @@ class Texts:
         return self.vocabulary[input], self.vocabulary[output]
 
 
-def texts(run: Run, scopes: Layout) -> Texts:
+def read_texts(run: Run, scopes: FeedForwardLayout) -> Texts:
     """All entries of a run, in the corpus's order."""
     mine = pl.col("side") == scopes.side
     words_of = dict(run.scan("token_words").filter(mine).select("id", "words").collect().iter_rows())
@@ -65,17 +65,17 @@ def pair_cells(given: Texts, entry: int, causal: bool, specials: bool) -> Number
     return np.flatnonzero(chosen)
 
 
-def ff_amp(run: Run, scopes: Layout, id: str, axis: Axis) -> Values:
+def ff_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis) -> Values:
     """(layers, n n): what the feed-forward itself amplifies."""
-    return _amp(run, id, scopes.input, scopes.ff, scopes.side, axis)
+    return _amp_between(run, id, scopes.input, scopes.ff, scopes.side, axis)
 
 
-def block_amp(run: Run, scopes: Layout, id: str, axis: Axis) -> Values:
+def block_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis) -> Values:
     """(layers, n n): what everything from the attention's residual to the layer's end amplifies, LN FF RES LN."""
-    return _amp(run, id, scopes.residual, scopes.layer, scopes.side, axis)
+    return _amp_between(run, id, scopes.residual, scopes.layer, scopes.side, axis)
 
 
-def _amp(run: Run, id: str, before: str, after: str, side: str, axis: Axis) -> Values:
+def _amp_between(run: Run, id: str, before: str, after: str, side: str, axis: Axis) -> Values:
     found = amplification(run.map(id, before, side), run.map(id, after, side), axis)
     values: Values = found.flatten(1).numpy()
     return values

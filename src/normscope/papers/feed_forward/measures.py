@@ -19,7 +19,7 @@ from normscope.measures.amplification import shares
 from normscope.measures.similarity import correlation, ranks
 from normscope.measures.words import words_of
 from normscope.papers.common import typed_columns
-from normscope.papers.feed_forward.shared import layout
+from normscope.papers.feed_forward.shared import feed_forward_layout
 
 NORM = -1  # instead of a dimension: the norm of the whole vector
 SPECIAL = -1  # instead of a word
@@ -63,7 +63,7 @@ def similarity_normalised(analysis: Analysis) -> Columns:
 def ff_magnitudes(sample: Sample) -> Columns:
     """layer, dimension (-1: the norm of the vector) -> how many tokens, and sums over them of |value| in what bypasses
     the feed-forward, in its input and in what it adds"""
-    scopes = layout(sample.lens)
+    scopes = feed_forward_layout(sample.lens)
     if scopes is None:
         raise NormscopeError("This model's feed-forward has no scope of its own.")
     if sample.analysis.info["side"] != scopes.side:
@@ -89,7 +89,7 @@ def token_words(sample: Sample) -> Columns:
     side = sample.analysis.info["side"]
     tokens, tensors = sample.original.sides[side], sample.original.tensors
     ids = tensors["input_ids" if side == sample.lens.loaded.stacks[0].side else "decoder_input_ids"].tolist()
-    special = _special_ids(sample.lens.tokenizer)
+    special = _special_ids_but_unknown(sample.lens.tokenizer)
     marks = [id in special or (tokens.word_ids is not None and tokens.word_ids[n] is None) for n, id in enumerate(ids)]
     words = words_of(tokens.names, marks, tokens.word_ids)
     chosen = [words[label.position] for label in sample.analysis.rows]
@@ -159,7 +159,7 @@ for _share in SHARES:
         )
 
 
-def _special_ids(tokenizer: Any) -> set[int]:
+def _special_ids_but_unknown(tokenizer: Any) -> set[int]:
     """The tokenizer's special tokens, without the unknown token, which stands for a word."""
     if tokenizer is None:
         return set()

@@ -13,10 +13,10 @@ from normscope.corpus.store import Run
 from normscope.engine import probing
 from normscope.errors import NormscopeError
 from normscope.measures.similarity import spearman
-from normscope.papers.common import describe_input, layer_numbers, layers_text, masked_run
+from normscope.papers.common import describe_masking, layer_numbers, layers_text, masked_run
 from normscope.papers.feed_forward.measures import NORM, removal_count, removal_name, split_by_gain
-from normscope.papers.feed_forward.shared import known_layout, reference
-from normscope.papers.published import quote
+from normscope.papers.feed_forward.shared import reference, require_layout
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
@@ -31,16 +31,16 @@ GAMMA = (
 PUBLISHED = tuple(key for n in (10, 11) for key in (f"similarity.ATTNRESLNFF-N.L{n}", f"removed.L{n}"))
 
 
-def magnitudes(run: Run, side: str) -> pl.DataFrame:
+def mean_magnitudes(run: Run, side: str) -> pl.DataFrame:
     """layer (from 1), dimension (NORM: the norm of the vector) -> means over tokens of bypass, input, output."""
     means = [(pl.col(n).sum() / pl.col("tokens").sum()).alias(n) for n in ("bypass", "input", "output")]
-    return _by_layer(run.scan("ff_magnitudes").filter(pl.col("side") == side), means, "dimension")
+    return _aggregate_by_layer(run.scan("ff_magnitudes").filter(pl.col("side") == side), means, "dimension")
 
 
-def norms(setting: Setting, runs: Runs) -> Section:
+def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 10: the feed-forward's output against what bypasses it."""
-    scopes = known_layout(setting)
-    frame = magnitudes(runs[masked_run(setting)], scopes.side).filter(pl.col("dimension") == NORM)
+    scopes = require_layout(setting)
+    frame = mean_magnitudes(runs[masked_run(setting)], scopes.side).filter(pl.col("dimension") == NORM)
     layers, bypass, output = (frame[name].to_list() for name in ("layer", "bypass", "output"))
     larger = [layer for layer, a, b in zip(layers, bypass, output, strict=True) if a > b]
     claim = Claim(
@@ -52,7 +52,7 @@ def norms(setting: Setting, runs: Runs) -> Section:
     return Section(
         "norms",
         "Norms of the feed-forward's output and of what bypasses it",
-        f"Means over all tokens of the norms of the model's own vectors, biases included. {describe_input(setting)} "
+        f"Means over all tokens of the norms of the model's own vectors, biases included. {describe_masking(setting)} "
         f"The bypass is the vector at {scopes.block}; the vector at {scopes.added} is added to it.",
         (
             Picture(
@@ -72,20 +72,20 @@ def norms(setting: Setting, runs: Runs) -> Section:
     )
 
 
-def gamma(setting: Setting, runs: Runs) -> Section:
+def low_gain_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 11 and section 6.2: the dimensions that the last norm makes small, and the map without them."""
-    scopes, readings, run = known_layout(setting), setting.readings, runs[masked_run(setting)]
+    scopes, readings, run = require_layout(setting), setting.readings, runs[masked_run(setting)]
     table = run.scan(removal_name(readings.gamma_share, readings.gamma_rounding)).filter(pl.col("side") == scopes.side)
     known = pl.col("whole").is_not_nan() & pl.col("rest").is_not_nan()
-    frame = _by_layer(table, [pl.col("whole", "rest").filter(known).mean()])
+    frame = _aggregate_by_layer(table, [pl.col("whole", "rest").filter(known).mean()])
     layers, whole, rest = (frame[column].to_list() for column in ("layer", "whole", "rest"))
     gains = probing.norm_gains(setting.lens.loaded, "layer")
     width = gains.shape[1]
     count = removal_count(width, readings.gamma_share, readings.gamma_rounding)
     removed = [split_by_gain(row, count)[0].tolist() for row in gains]
     most = int(np.argmin(whole))  # where the feed-forward changes the map most
-    place = _check_layer(readings.gamma_layer, len(layers)) - 1 if readings.gamma_layer else most
-    sizes = magnitudes(run, scopes.side).filter(pl.col("dimension") != NORM)
+    place = _check_gamma_layer(readings.gamma_layer, len(layers)) - 1 if readings.gamma_layer else most
+    sizes = mean_magnitudes(run, scopes.side).filter(pl.col("dimension") != NORM)
     by_layer = [sizes.filter(pl.col("layer") == layer) for layer in range(1, len(layers) + 1)]
     rows = []
     for n, layer in enumerate(layers):
@@ -99,18 +99,18 @@ def gamma(setting: Setting, runs: Runs) -> Section:
         "changes it most",
         rest[most] > whole[most],
         f"layer {layers[most]}: {whole[most]:.2f} to {rest[most]:.2f}; it rises in {rising}",
-        quote(reference(), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED),
+        quote_published(reference(), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED),
     )
     series = {"all dimensions": whole, f"without {count} of the lowest gain": rest}
     return Section(
         "gamma",
         "Dimensions that the last norm makes small",
-        GAMMA.format(count=count, width=width, share=share, input=scopes.input, masking=describe_input(setting)),
+        GAMMA.format(count=count, width=width, share=share, input=scopes.input, masking=describe_masking(setting)),
         (
             Picture(
                 "fig11-gamma",
                 f"Fig. 11. Magnitude of each dimension against LN2's gain, layer {layers[place]}",
-                _scatter(by_layer[place], gains[place].double().numpy(), removed[place]),
+                _gain_scatter(by_layer[place], gains[place].double().numpy(), removed[place]),
                 "Mean of |value| over all tokens, in the feed-forward's input and output. The dimensions of the lowest "
                 "gains are labelled with their numbers.",
             ),
@@ -132,22 +132,22 @@ def gamma(setting: Setting, runs: Runs) -> Section:
     )
 
 
-def _by_layer(table: pl.LazyFrame, aggregates: list[pl.Expr], *keys: str) -> pl.DataFrame:
+def _aggregate_by_layer(table: pl.LazyFrame, aggregates: list[pl.Expr], *keys: str) -> pl.DataFrame:
     """Aggregates by layer, counted from 1, and further keys."""
     groups = table.group_by((pl.col("layer") + 1).alias("layer"), *keys)
     return groups.agg(*aggregates).sort("layer", *keys).collect()
 
 
-def _check_layer(given: int, depth: int) -> int:
+def _check_gamma_layer(given: int, depth: int) -> int:
     if not 1 <= given <= depth:
         raise NormscopeError(f"The reading gamma_layer is a layer from 1 to {depth}, or 0, not {given}.")
     return given
 
 
-def _scatter(sizes: pl.DataFrame, gains: NDArray[np.float64], removed: list[int]) -> Any:
+def _gain_scatter(sizes: pl.DataFrame, gains: NDArray[np.float64], removed: list[int]) -> Any:
     width = len(gains)
     numbers = [str(n) if n in removed[:LABELLED] else "" for n in range(width)]
-    return charts.scatter(
+    return charts.scatter_chart(
         np.concatenate([gains, gains]),
         np.concatenate([sizes["input"].to_numpy(), sizes["output"].to_numpy()]),
         xlabel="gain of LN2",

@@ -11,10 +11,10 @@ from normscope.corpus.store import Run
 from normscope.measures.bootstrap import Difference
 from normscope.papers.common import layer_numbers, layers_text
 from normscope.papers.feed_forward import groups as pair_groups
-from normscope.papers.feed_forward.amplification import PLAIN, sums_to_one
-from normscope.papers.feed_forward.groups import Amplified, Groups, LayerTests, Units, other_axis
-from normscope.papers.feed_forward.maps import Texts, Values, texts
-from normscope.papers.feed_forward.shared import known_layout, reference
+from normscope.papers.feed_forward.amplification import PLAIN, describe_normalisation
+from normscope.papers.feed_forward.groups import GroupAmplification, LayerTests, MatchedGroups, TokenUnits, other_axis
+from normscope.papers.feed_forward.maps import Texts, Values, read_texts
+from normscope.papers.feed_forward.shared import reference, require_layout
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
@@ -36,7 +36,7 @@ DROPPED = " {:,} of them, chosen at random, were left out, since there are too f
 
 
 @dataclass(frozen=True)
-class Kind:
+class PairKind:
     """What is compared with other pairs."""
 
     name: str  # of the section
@@ -64,36 +64,36 @@ class Kind:
         return self.name.replace("_", "-")
 
 
-WORDS = Kind("word_split", "wordsplit", "word", "two subwords of one word")
-ENTITIES = Kind("entities", "entity", "entity", "two subwords of one named entity")
+WORDS = PairKind("word_split", "wordsplit", "word", "two subwords of one word")
+ENTITIES = PairKind("entities", "entity", "entity", "two subwords of one named entity")
 
 
-def word_split(setting: Setting, runs: Runs) -> Section:
+def word_pairs_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 7 and 8 of words that were split into subwords."""
-    given = texts(runs[PLAIN], known_layout(setting))
-    return _section(setting, runs[PLAIN], given, WORDS, pair_groups.words_in(given))
+    given = read_texts(runs[PLAIN], require_layout(setting))
+    return _pairs_section(setting, runs[PLAIN], given, WORDS, pair_groups.split_words(given))
 
 
-def entities(setting: Setting, runs: Runs) -> Section:
+def entity_pairs_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 7 and 8 of named entities."""
-    scopes = known_layout(setting)
-    given = texts(runs[PLAIN], scopes)
-    return _section(setting, runs[PLAIN], given, ENTITIES, pair_groups.entities_in(given, runs[PLAIN], scopes))
+    scopes = require_layout(setting)
+    given = read_texts(runs[PLAIN], scopes)
+    return _pairs_section(setting, runs[PLAIN], given, ENTITIES, pair_groups.entity_tokens(given, runs[PLAIN], scopes))
 
 
-def _section(setting: Setting, run: Run, given: Texts, kind: Kind, units: Units) -> Section:
-    scopes, readings = known_layout(setting), setting.readings
-    groups = pair_groups.matched_groups(given, units, scopes.causal, readings)
+def _pairs_section(setting: Setting, run: Run, given: Texts, kind: PairKind, units: TokenUnits) -> Section:
+    scopes, readings = require_layout(setting), setting.readings
+    groups = pair_groups.match_pairs(given, units, scopes.causal, readings)
     theirs = _published_layers(kind)
     statement = f"The feed-forward amplifies {kind.pairs} more than other pairs as far apart, in most layers"
     if not len(groups.targets):
         claim = Claim(statement, None, kind.none, theirs)
         return Section(kind.name, kind.title, f"There is nothing to compare: {kind.none}.", claims=(claim,))
-    values = pair_groups.group_amp(run, scopes, given, groups)
-    found = pair_groups.layer_tests(given, groups, values, readings)
+    values = pair_groups.group_amplification(run, scopes, given, groups)
+    found = pair_groups.bootstrap_layers(given, groups, values, readings)
     chosen = [one.types if readings.level == "type" else one.instances for one in found]
     above, by_sequence, by_other = (
-        _significant(some, readings.alpha)
+        _significant_layers(some, readings.alpha)
         for some in (chosen, [one.sequences for one in found], [one.other_axis for one in found])
     )
     claim = Claim(
@@ -105,15 +105,15 @@ def _section(setting: Setting, run: Run, given: Texts, kind: Kind, units: Units)
     )
     both = (values.targets[readings.axis], values.others[readings.axis])
     parts: tuple[Table | Picture, ...] = (
-        _bars(kind, *both, above),
-        *_tables(kind, readings.axis, values, found),
-        *_histograms(kind, *both, chosen),
+        _pair_bars(kind, *both, above),
+        *_pair_test_tables(kind, readings.axis, values, found),
+        *_amp_histograms(kind, *both, chosen),
     )
     numbers = {f"{key}.p": p for key, p in layer_numbers(kind.key, [one.p for one in chosen]).items()}
-    return Section(kind.name, kind.title, _text(setting, kind, groups), parts, (claim,), numbers)
+    return Section(kind.name, kind.title, _describe_pair_test(setting, kind, groups), parts, (claim,), numbers)
 
 
-def _text(setting: Setting, kind: Kind, groups: Groups) -> str:
+def _describe_pair_test(setting: Setting, kind: PairKind, groups: MatchedGroups) -> str:
     readings = setting.readings
     return TEXT.format(
         pairs=kind.pairs,
@@ -124,14 +124,14 @@ def _text(setting: Setting, kind: Kind, groups: Groups) -> str:
         specials="special tokens included" if readings.specials else "without special tokens",
         resamples=readings.resamples,
         sided=readings.sided,
-        sums=sums_to_one(readings.axis),
+        sums=describe_normalisation(readings.axis),
     )
 
 
-def _bars(kind: Kind, targets: Values, others: Values, above: Sequence[int]) -> Picture:
+def _pair_bars(kind: PairKind, targets: Values, others: Values, above: Sequence[int]) -> Picture:
     layers = range(1, len(targets) + 1)
     groups = {kind.targets: targets, "other pairs": others}
-    chart = charts.bars_with_errors(
+    chart = charts.bar_chart(
         {name: list(values.mean(1)) for name, values in groups.items()},
         x=list(layers),
         ylabel="mean FF-amp",
@@ -143,7 +143,9 @@ def _bars(kind: Kind, targets: Values, others: Values, above: Sequence[int]) -> 
     return Picture(f"fig7-{kind.stem}", title, chart, note)
 
 
-def _tables(kind: Kind, axis: str, values: Amplified, found: Sequence[LayerTests]) -> tuple[Table, Table]:
+def _pair_test_tables(
+    kind: PairKind, axis: str, values: GroupAmplification, found: Sequence[LayerTests]
+) -> tuple[Table, Table]:
     """The means with their difference, and the same test under the other readings."""
     other = other_axis(axis)
     means = dict.fromkeys((kind.targets, "others", "difference", "low", "high"), ".5f")
@@ -165,12 +167,12 @@ def _tables(kind: Kind, axis: str, values: Amplified, found: Sequence[LayerTests
                 (n, one.instances.p, one.types.p, one.sequences.p, one.other_axis.difference, one.other_axis.p)
                 for n, one in enumerate(found, 1)
             ),
-            f"The last two columns are over instances, of maps normalised so that {sums_to_one(other)}.",
+            f"The last two columns are over instances, of maps normalised so that {describe_normalisation(other)}.",
         ),
     )
 
 
-def _histograms(kind: Kind, targets: Values, others: Values, found: Sequence[Difference]) -> list[Picture]:
+def _amp_histograms(kind: PairKind, targets: Values, others: Values, found: Sequence[Difference]) -> list[Picture]:
     """For the layers with the largest differences, relative to their spread."""
     both = np.concatenate([targets, others], 1)
     effect = [one.difference / max(float(both[n].std()), 1e-300) for n, one in enumerate(found)]
@@ -180,18 +182,18 @@ def _histograms(kind: Kind, targets: Values, others: Values, found: Sequence[Dif
     for n in sorted(order):
         low, high = (float(np.percentile(both[n], end)) for end in INNER)
         series = {kind.targets: targets[n], "other pairs": others[n]}
-        chart = charts.histogram(series, xlabel="FF-amp", ylabel="share of pairs", limits=(low, high))
+        chart = charts.histogram_chart(series, xlabel="FF-amp", ylabel="share of pairs", limits=(low, high))
         title = f"Fig. 8. FF-amp of pairs {kind.targets} and of others, layer {n + 1}"
         pictures.append(Picture(f"fig8-{kind.stem}-layer{n + 1}", title, chart, note))
     return pictures
 
 
-def _significant(found: Sequence[Difference], alpha: float) -> list[int]:
+def _significant_layers(found: Sequence[Difference], alpha: float) -> list[int]:
     """The layers, from 1, in which the difference is above zero and significant."""
     return [layer for layer, one in enumerate(found, 1) if one.p < alpha and one.difference > 0]
 
 
-def _published_layers(kind: Kind) -> str:
+def _published_layers(kind: PairKind) -> str:
     published = reference()
     layers = [layer for layer in range(1, 13) if f"{kind.key}.L{layer}.p" in published]
     return f"in {len(layers)} of 12: {layers_text(layers)}" if layers else ""

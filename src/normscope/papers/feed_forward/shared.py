@@ -17,11 +17,11 @@ REFERENCE = "BERT-base on Wikipedia"
 
 def reference() -> dict[str, float]:
     """The paper's main numbers by key."""
-    return published.reference(NAME)
+    return published.main_published_numbers(NAME)
 
 
 @dataclass(frozen=True)
-class Layout:
+class FeedForwardLayout:
     """The scopes of a layer by their place around the feed-forward, under the model's own names."""
 
     chain: tuple[str, ...]  # the attention weights, then every scope of norms in the layer's order
@@ -59,16 +59,16 @@ class Layout:
         return self.chain[self.chain.index(scope) - 1]
 
 
-def layout(lens: Analyzer) -> Layout | None:
+def feed_forward_layout(lens: Analyzer) -> FeedForwardLayout | None:
     """The scopes of the first side of a model; None if the feed-forward has none of its own (parallel layers)."""
     stack = lens.loaded.stacks[0]
     alias = aliases_of(stack.blocks)
     if alias["ff"] in (alias["attention-block"], alias["layer"]):
         return None
     chain = (alias["weights"], *dict.fromkeys(step.norms for step in steps_of(stack.blocks) if step.norms))
-    return Layout(
+    return FeedForwardLayout(
         chain=chain,
-        components=_components(chain),
+        components=_layer_components(chain),
         residual=alias["attention-residual"],
         block=alias["attention-block"],
         input=chain[chain.index(alias["ff"]) - 1],
@@ -80,9 +80,9 @@ def layout(lens: Analyzer) -> Layout | None:
     )
 
 
-def known_layout(setting: Setting) -> Layout:
+def require_layout(setting: Setting) -> FeedForwardLayout:
     """As `layout`, for a model that was found to have one."""
-    found = layout(setting.lens)
+    found = feed_forward_layout(setting.lens)
     assert found is not None
     return found
 
@@ -92,12 +92,12 @@ def missing_layout(setting: Setting) -> str | None:
     family = setting.lens.family
     if family.input != "text":
         return f"It reads text, but {family.name} does not."
-    if layout(setting.lens) is None:
+    if feed_forward_layout(setting.lens) is None:
         return f"The feed-forward of {family.name} runs beside the attention: there is no map before it."
     return None
 
 
-def missing_words(setting: Setting) -> str | None:
+def missing_tokenizer(setting: Setting) -> str | None:
     """Why words cannot be recognised."""
     if setting.lens.tokenizer is None:
         return missing_layout(setting) or "Words are recognised by their tokens, but there is no tokenizer."
@@ -106,7 +106,7 @@ def missing_words(setting: Setting) -> str | None:
 
 def missing_entities(setting: Setting) -> str | None:
     """Why there are no named entities."""
-    missing = missing_words(setting)
+    missing = missing_tokenizer(setting)
     if missing is None and not setting.has_entities:
         return "The corpus has no named entities: give one in CoNLL columns, with IOB tags (--format conll)."
     if missing is None and not getattr(setting.lens.tokenizer, "is_fast", False):
@@ -125,7 +125,7 @@ def missing_norm(setting: Setting) -> str | None:
     return missing
 
 
-def _components(chain: Sequence[str]) -> tuple[str, ...]:
+def _layer_components(chain: Sequence[str]) -> tuple[str, ...]:
     """What each scope of the chain adds to the one before, numbered: `LN1 ATTN`, `RES1`, `LN2`, `FF`, `RES2`."""
     found = [chain[0]]
     counts: dict[str, int] = {}

@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 
 from normscope.corpus.store import Run
-from normscope.papers.common import claim_beside, describe_input, layer_numbers, layers_text, masked_run
-from normscope.papers.feed_forward.shared import REFERENCE, Layout, known_layout, reference
-from normscope.papers.published import quote
+from normscope.papers.common import claim_with_published, describe_masking, layer_numbers, layers_text, masked_run
+from normscope.papers.feed_forward.shared import REFERENCE, FeedForwardLayout, reference, require_layout
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts, map_charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table
@@ -33,28 +33,28 @@ RESIDUAL = (
 )
 
 
-def similarities(run: Run, scopes: Layout) -> dict[tuple[str, str], ByLayer]:
+def scope_similarities(run: Run, scopes: FeedForwardLayout) -> dict[tuple[str, str], ByLayer]:
     """(scope, other), in the layer's order -> layer -> Spearman's correlation of raw maps, mean over sequences."""
-    return _means(run.scan("similarity").filter(pl.col("side") == scopes.side))
+    return _mean_similarities(run.scan("similarity").filter(pl.col("side") == scopes.side))
 
 
-def normalised_similarities(run: Run, scopes: Layout) -> dict[str, dict[tuple[str, str], ByLayer]]:
+def normalised_similarities(run: Run, scopes: FeedForwardLayout) -> dict[str, dict[tuple[str, str], ByLayer]]:
     """The same for neighbouring scopes whose maps were divided by the sums of their rows, or of their columns."""
     table = run.scan("similarity_normalised").filter(pl.col("side") == scopes.side)
-    return {name: _means(table.filter(pl.col("normalised") == name)) for name in ("row", "column")}
+    return {name: _mean_similarities(table.filter(pl.col("normalised") == name)) for name in ("row", "column")}
 
 
-def similarity(setting: Setting, runs: Runs) -> Section:
+def similarity_section(setting: Setting, runs: Runs) -> Section:
     """Each scope with the one before (Table 1, Fig. 5) and with the feed-forward's input (Fig. 9), all (Fig. 12)."""
-    scopes, run = known_layout(setting), runs[masked_run(setting)]
-    raw = similarities(run, scopes)
+    scopes, run = require_layout(setting), runs[masked_run(setting)]
+    raw = scope_similarities(run, scopes)
     readings = {"raw": raw, **normalised_similarities(run, scopes)}
     chosen = readings[setting.readings.normalise]
     steps = {scope: chosen[scopes.before(scope), scope] for scope in scopes.chain[1:]}
     before = {scope: raw[scopes.block, scope] for scope in scopes.after}
     layers = list(next(iter(raw.values())))
     cells = "the cells where a token can see another" if scopes.causal else "all cells"
-    text = TEXT.format(cells=cells, masking=describe_input(setting))
+    text = TEXT.format(cells=cells, masking=describe_masking(setting))
     fig5 = {scopes.component(scope): list(steps[scope].values()) for scope in scopes.after}
     fig9 = {scope: list(values.values()) for scope, values in before.items()}
     return Section(
@@ -62,7 +62,7 @@ def similarity(setting: Setting, runs: Runs) -> Section:
         "Similarity of the maps of a layer's scopes",
         text + (RESIDUAL if "ATTNRES-N" in scopes.chain else ""),
         (
-            _table1(scopes, readings),
+            _similarity_table(scopes, readings),
             Picture(
                 "fig5-similarity",
                 "Fig. 5. Similarity of each scope after the attention block with the one before",
@@ -74,15 +74,15 @@ def similarity(setting: Setting, runs: Runs) -> Section:
                 charts.line_chart(fig9, x=layers, ylabel=SPEARMAN),
                 f"With {scopes.block}.",
             ),
-            _heat_map(scopes, raw),
-            _layers_table(scopes, raw, steps, layers, setting.readings.normalise),
+            _similarity_heat_map(scopes, raw),
+            _similarity_layers_table(scopes, raw, steps, layers, setting.readings.normalise),
         ),
-        _claims(scopes, steps, before, raw),
-        _numbers(scopes, steps, before, raw),
+        _similarity_claims(scopes, steps, before, raw),
+        _similarity_numbers(scopes, steps, before, raw),
     )
 
 
-def _means(table: pl.LazyFrame) -> dict[tuple[str, str], ByLayer]:
+def _mean_similarities(table: pl.LazyFrame) -> dict[tuple[str, str], ByLayer]:
     value = pl.col("spearman")  # NaN for a map of one cell, or of equal ones
     frame = table.group_by("scope", "other", "layer").agg(value.filter(value.is_not_nan()).mean())
     found: dict[tuple[str, str], dict[int, float]] = {}
@@ -91,7 +91,7 @@ def _means(table: pl.LazyFrame) -> dict[tuple[str, str], ByLayer]:
     return dict(found)
 
 
-def _table1(scopes: Layout, readings: Mapping[str, ByPair]) -> Table:
+def _similarity_table(scopes: FeedForwardLayout, readings: Mapping[str, ByPair]) -> Table:
     published = reference()
     theirs = {scope: published.get(f"similarity.{scope}") for scope in scopes.chain}
     known = any(theirs.values())
@@ -99,7 +99,7 @@ def _table1(scopes: Layout, readings: Mapping[str, ByPair]) -> Table:
     for scope in scopes.chain[1:]:
         pair = scopes.before(scope), scope
         values = readings["raw"][pair].values()
-        means = (_mean(some[pair]) for some in readings.values())
+        means = (_layer_mean(some[pair]) for some in readings.values())
         beside = [theirs[scope]] if known else []
         rows.append((scopes.component(scope), scope, *means, min(values), max(values), *beside))
     columns = (*readings, "lowest", "highest", *(["published"] if known else []))
@@ -113,17 +113,19 @@ def _table1(scopes: Layout, readings: Mapping[str, ByPair]) -> Table:
     )
 
 
-def _heat_map(scopes: Layout, raw: ByPair) -> Picture:
+def _similarity_heat_map(scopes: FeedForwardLayout, raw: ByPair) -> Picture:
     found = np.eye(len(scopes.chain))
     for a, b in scopes.pairs:
         n, m = scopes.chain.index(a), scopes.chain.index(b)
-        found[n, m] = found[m, n] = _mean(raw[a, b])
+        found[n, m] = found[m, n] = _layer_mean(raw[a, b])
     look: dict[str, Any] = {"rows": scopes.chain, "columns": scopes.chain, "label": SPEARMAN, "annotate": True}
     title = "Fig. 12. Similarity of all scopes, mean over layers and sequences"
-    return Picture("fig12-all-pairs", title, map_charts.heat_map(found, **look))
+    return Picture("fig12-all-pairs", title, map_charts.heat_map_chart(found, **look))
 
 
-def _layers_table(scopes: Layout, raw: ByPair, steps: Mapping[str, ByLayer], layers: list[int], reading: str) -> Table:
+def _similarity_layers_table(
+    scopes: FeedForwardLayout, raw: ByPair, steps: Mapping[str, ByLayer], layers: list[int], reading: str
+) -> Table:
     kind = "with the one before" + ("" if reading == "raw" else f" ({reading})")
     rows = [(kind, scopes.before(scope), scope, *values.values()) for scope, values in steps.items()]
     rows += [("all pairs", a, b, *raw[a, b].values()) for a, b in scopes.pairs]
@@ -131,20 +133,20 @@ def _layers_table(scopes: Layout, raw: ByPair, steps: Mapping[str, ByLayer], lay
     return Table.of("similarity-layers", "Similarity layer by layer", columns, rows, folded=True)
 
 
-def _claims(
-    scopes: Layout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
+def _similarity_claims(
+    scopes: FeedForwardLayout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
 ) -> tuple[Claim, ...]:
     published, ff = reference(), steps[scopes.ff]
     lowest = min(ff, key=lambda layer: ff[layer])
     back = [layer for layer in ff if before[scopes.ff_residual][layer] > before[scopes.ff][layer]]
-    whole = _mean(raw[scopes.residual, scopes.layer])
+    whole = _layer_mean(raw[scopes.residual, scopes.layer])
     keys = [f"similarity.ATTNRESLNFF-N{end}" for end in ("", ".min", ".max")]
     claims = [
         Claim(
             f"The feed-forward changes the map: in some layer the similarity falls below {CHANGED}",
             ff[lowest] < CHANGED,
-            f"{_mean(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
-            quote(published, "{:.2f}, from {:.2f} to {:.2f}", *keys),
+            f"{_layer_mean(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
+            quote_published(published, "{:.2f}, from {:.2f} to {:.2f}", *keys),
         ),
         Claim(
             "RES2 counteracts the feed-forward: in every layer the map after it is more like the one before the block",
@@ -154,11 +156,11 @@ def _claims(
         ),
     ]
     if scopes.layer != scopes.ff_residual:
-        norm, residual = (_mean(steps[scope]) for scope in (scopes.layer, scopes.ff_residual))
+        norm, residual = (_layer_mean(steps[scope]) for scope in (scopes.layer, scopes.ff_residual))
         start, end = (before[scope] for scope in (scopes.ff_residual, scopes.layer))
         nearer = [layer for layer in ff if end[layer] > start[layer]]
         claims += [
-            claim_beside(
+            claim_with_published(
                 "LN2 changes the map more than RES2 does",
                 norm < residual,
                 "similarity {:.2f} against {:.2f}",
@@ -176,21 +178,21 @@ def _claims(
         ]
     statement = f"The map of the whole layer is nearly that of attention and residual (above {ALIKE})"
     key = "pair.ATTNRES-N.ATTNRESLNFFRESLN-N"
-    return (*claims, claim_beside(statement, whole > ALIKE, "{:.2f}", (whole,), published, key))
+    return (*claims, claim_with_published(statement, whole > ALIKE, "{:.2f}", (whole,), published, key))
 
 
-def _numbers(
-    scopes: Layout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
+def _similarity_numbers(
+    scopes: FeedForwardLayout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
 ) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for scope, values in steps.items():
         key = f"similarity.{scope}"
-        numbers |= {key: _mean(values)} | layer_numbers(key, values.values(), values)
+        numbers |= {key: _layer_mean(values)} | layer_numbers(key, values.values(), values)
         numbers |= {f"{key}.min": min(values.values()), f"{key}.max": max(values.values())}
     for scope, values in before.items():
         numbers |= layer_numbers(f"before.{scope}", values.values(), values)
-    return numbers | {f"pair.{a}.{b}": _mean(raw[a, b]) for a, b in scopes.pairs}
+    return numbers | {f"pair.{a}.{b}": _layer_mean(raw[a, b]) for a, b in scopes.pairs}
 
 
-def _mean(values: ByLayer) -> float:
+def _layer_mean(values: ByLayer) -> float:
     return float(np.mean(list(values.values())))

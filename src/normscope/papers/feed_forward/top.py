@@ -15,13 +15,13 @@ import numpy as np
 
 from normscope.corpus.store import Run
 from normscope.papers.feed_forward.maps import Numbers, Texts, Values, block_amp, ff_amp, pair_cells
-from normscope.papers.feed_forward.shared import Layout
+from normscope.papers.feed_forward.shared import FeedForwardLayout
 
 WAITING = 2**22  # keys that are held before they are added up
 
 
 @dataclass(frozen=True)
-class Pairs:
+class AmplifiedPairs:
     """Every ordered pair of types that occurs often enough, with its mean amplification."""
 
     keys: Numbers  # sorted
@@ -40,10 +40,10 @@ class Pairs:
         return order
 
 
-def amplified_pairs(run: Run, scopes: Layout, given: Texts, readings: Any) -> Pairs:
+def amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, readings: Any) -> AmplifiedPairs:
     """Mean amp of every pair of types above both minimum counts of the readings."""
     cells = partial(pair_cells, given, causal=scopes.causal, specials=readings.list_specials)
-    keys, sequences, occurrences = _tally(given, cells)
+    keys, sequences, occurrences = _tally_pairs(given, cells)
     chosen = (sequences >= readings.min_sequences) & (occurrences >= readings.min_occurrences)
     keys, sequences, occurrences = keys[chosen], sequences[chosen], occurrences[chosen]
     sums: list[Values] = []
@@ -59,10 +59,10 @@ def amplified_pairs(run: Run, scopes: Layout, given: Texts, readings: Any) -> Pa
             for layer, row in zip(total, values[:, here[known]], strict=True):
                 np.add.at(layer, places[known], row)
     ff, block = (total / occurrences for total in sums) if sums else (np.zeros((0, 0)), np.zeros((0, 0)))
-    return Pairs(keys, occurrences, sequences, ff, block)
+    return AmplifiedPairs(keys, occurrences, sequences, ff, block)
 
 
-def _tally(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers, Numbers, Numbers]:
+def _tally_pairs(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers, Numbers, Numbers]:
     """Every pair that occurs, in order; in how many sequences; how often."""
     whole: list[tuple[Numbers, Numbers, Numbers]] = []
     waiting = 0
@@ -71,11 +71,11 @@ def _tally(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers, Numb
         whole.append((keys, np.ones_like(keys), counts))
         waiting += len(keys)
         if waiting > WAITING:
-            whole, waiting = [_add(whole)], 0
-    return _add(whole)
+            whole, waiting = [_add_tallies(whole)], 0
+    return _add_tallies(whole)
 
 
-def _add(pieces: Sequence[tuple[Numbers, Numbers, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
+def _add_tallies(pieces: Sequence[tuple[Numbers, Numbers, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
     """Sorted keys, each once, with the sums of their counts."""
     if not pieces:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)

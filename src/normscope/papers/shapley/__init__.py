@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from normscope.models.scopes import aliases_of
 from normscope.papers.runs import RunPlan
-from normscope.papers.shapley.sections import RUN, agreement, conclusion
+from normscope.papers.shapley.sections import RUN, gate_agreement_section, gate_conclusion_section
 from normscope.papers.study import Experiment, NoReadings, Paper, Setting
 
 
-def _missing(setting: Setting) -> str | None:
+def _missing_map_between(setting: Setting) -> str | None:
     if setting.lens.two_sided:
         return "It is for models with one side."
     aliases = aliases_of(setting.lens.loaded.stacks[0].blocks)
@@ -17,7 +17,7 @@ def _missing(setting: Setting) -> str | None:
     return None
 
 
-def _run(setting: Setting) -> tuple[RunPlan, ...]:
+def _plan_shapley(setting: Setting) -> tuple[RunPlan, ...]:
     return (RunPlan(RUN, ("shapley",), ("attention-block", "ff", "layer")),)
 
 
@@ -27,7 +27,15 @@ PAPER = Paper(
     citation="A study of normscope's own, on what the FF paper names as future work.",
     readings=NoReadings,
     experiments=(
-        Experiment("agreement", "How much the maps differ", agreement, _run, _missing),
-        Experiment("conclusion", "Does the paper's conclusion depend on the gate?", conclusion, _run, _missing),
+        Experiment(
+            "agreement", "How much the maps differ", gate_agreement_section, _plan_shapley, _missing_map_between
+        ),
+        Experiment(
+            "conclusion",
+            "Does the paper's conclusion depend on the gate?",
+            gate_conclusion_section,
+            _plan_shapley,
+            _missing_map_between,
+        ),
     ),
 )

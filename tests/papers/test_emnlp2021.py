@@ -230,7 +230,7 @@ def test_a_claim_over_layers(bert: Case) -> None:
 
 def test_published_depth_is_that_of_the_last_method() -> None:
     """The layers are published in whole percents. What they allow, with ties broken either way, tells the method."""
-    reference = published.main_published_numbers("emnlp2021")
+    reference = published.paper_numbers("emnlp2021")
     fits = []
     for scope in METHODS:
         means = np.array([reference[f"mixing.{scope}.L{layer}.overall"] for layer in range(1, 13)])

@@ -61,7 +61,7 @@ def published_numbers(paper: str, model: str | None = None, data: str | None = N
     }
 
 
-def main_published_numbers(paper: str) -> dict[str, float]:
+def paper_numbers(paper: str) -> dict[str, float]:
     """The paper's main numbers, to be shown beside ours: BERT-base on Wikipedia (alignment: the German-English model;
     named entities: CoNLL-2003)."""
     found = published_numbers(paper, "transformer-iwslt-de-en", "rwth-de-en")

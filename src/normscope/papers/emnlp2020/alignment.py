@@ -28,8 +28,8 @@ from normscope.measures.frequency import spearman
 from normscope.measures.similarity import correlation
 from normscope.papers.common import CLEAR, claim_with_published, finite_numbers
 from normscope.papers.emnlp2020.measures import LAYER_LEVEL, aligned_words, cross_attention_maps
-from normscope.papers.emnlp2020.shared import PARALLEL, reference
-from normscope.papers.published import quote_published
+from normscope.papers.emnlp2020.shared import NAME, PARALLEL
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts, map_charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
@@ -109,7 +109,7 @@ def alignment_section(setting: Setting, runs: Runs) -> Section:
     """The alignment study: AER by layer and head, the best ones, those of the highest norm, and an example."""
     run = runs[PARALLEL]
     found = AlignmentResult(alignment_error_rates(run), average_head_norms(run, setting.readings.average_norm))
-    best, published = {key: found.best_layer(*key) for key in WAYS}, reference()
+    best, published = {key: found.best_layer(*key) for key in WAYS}, paper_numbers(NAME)
     numbers = _alignment_numbers(setting, found)
     layer_rows = (
         (way, method, layer + 1, *rates.cells())

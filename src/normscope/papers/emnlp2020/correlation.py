@@ -17,7 +17,7 @@ from normscope.papers.emnlp2020 import shared
 from normscope.papers.emnlp2020.measures import KINDS, NORM_BINS, WEIGHT_BINS
 from normscope.papers.emnlp2020.shared import CATEGORIES, REFERENCE
 from normscope.papers.emnlp2020.shares import mean_category_shares
-from normscope.papers.published import quote_published
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts, map_charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
@@ -39,7 +39,7 @@ TEXT = (
 def weight_norm_section(setting: Setting, runs: Runs) -> Section:
     """Table 2: Spearman's correlation of alpha and ||f(x)|| by category; by layer; and where they cancel."""
     readings, run = setting.readings, runs[shared.PLAIN]
-    names, published = shared.category_labels(readings), shared.reference()
+    names, published = shared.category_labels(readings), paper_numbers(shared.NAME)
     counts = _weight_norm_counts(setting, run)
     rho, pairs, rows = {}, {}, []
     for category in CATEGORIES:

@@ -9,7 +9,8 @@ import numpy as np
 
 from normscope.measures.dispersion import Moments
 from normscope.papers.common import claim_with_published, finite_numbers
-from normscope.papers.emnlp2020.shared import PLAIN, REFERENCE, merged_norm_moments, reference, scan_side
+from normscope.papers.emnlp2020.shared import NAME, PLAIN, REFERENCE, merged_norm_moments, scan_side
+from normscope.papers.published import paper_numbers
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Cell, Picture, Section, Table, none_if_nan
@@ -25,7 +26,7 @@ TEXT = (
 
 def dispersion_section(setting: Setting, runs: Runs) -> Section:
     """Table 1: mean, SD, CV, max and min of ||f(x)|| by head, and averages over heads."""
-    run, published = runs[PLAIN], reference()
+    run, published = runs[PLAIN], paper_numbers(NAME)
     moments = merged_norm_moments(setting, run, "layer", "head")
     values = {place: _dispersion_values(found, setting.readings.sd == "sample") for place, found in moments.items()}
     average = [fmean(found[n] for found in values.values()) for n in range(3)]

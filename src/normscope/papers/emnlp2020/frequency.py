@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from normscope.measures.frequency import spearman
 from normscope.papers import frequencies
 from normscope.papers.common import CLEAR, finite_numbers
-from normscope.papers.emnlp2020.shared import PLAIN, REFERENCE, reference, scan_side
-from normscope.papers.published import quote_published
+from normscope.papers.emnlp2020.shared import NAME, PLAIN, REFERENCE, scan_side
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
@@ -48,7 +48,7 @@ def norm_frequency_section(setting: Setting, runs: Runs) -> Section:
         used &= ranks < counts.ranks.unseen
     values = {name: tokens[name].to_numpy() for name in QUANTITIES}
     rho = {name: spearman(ranks[used], found[used]) for name, found in values.items()}
-    published = reference()
+    published = paper_numbers(NAME)
     columns = ("Spearman", "Spearman without special tokens", f"Spearman, {REFERENCE}")
     table = Table.of(
         "frequency-spearman",

@@ -8,7 +8,6 @@ import polars as pl
 
 from normscope.corpus.store import Run
 from normscope.measures.dispersion import Moments, combined
-from normscope.papers import published
 from normscope.papers.study import Setting
 
 NAME = "emnlp2020"
@@ -16,11 +15,6 @@ REFERENCE = "BERT-base on Wikipedia, published"
 PLAIN = "attention"  # the run over the text as it is
 PARALLEL = "alignment"  # the run over sentence pairs
 CATEGORIES = ("first", "separator", "punctuation", "other")
-
-
-def reference() -> dict[str, float]:
-    """The paper's main numbers by key."""
-    return published.main_published_numbers(NAME)
 
 
 def categories_by_kind(readings: Any) -> dict[str, str]:

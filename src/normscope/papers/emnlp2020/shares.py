@@ -10,13 +10,14 @@ from normscope.corpus.store import Run
 from normscope.papers.common import layer_numbers, published_curves
 from normscope.papers.emnlp2020.shared import (
     CATEGORIES,
+    NAME,
     PLAIN,
     REFERENCE,
     add_category,
     category_labels,
-    reference,
     scan_side,
 )
+from normscope.papers.published import paper_numbers
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
@@ -99,7 +100,9 @@ def mean_category_shares(setting: Setting, run: Run) -> pl.DataFrame:
 
 
 def _category_share_picture(what: str, curves: Curves, layers: Sequence[int], names: Mapping[str, str]) -> Picture:
-    published = published_curves(reference(), {names[c]: f"share.{what}.{c}.L{{}}" for c in curves}, len(layers))
+    published = published_curves(
+        paper_numbers(NAME), {names[c]: f"share.{what}.{c}.L{{}}" for c in curves}, len(layers)
+    )
     series = {names[c]: curves[c] for c in curves}
     chart = charts.line_chart(series, x=layers, ylabel=TITLES[what].partition(": ")[2], reference=published)
     return Picture(f"fig3-{what}", f"Fig. 3. {TITLES[what]}", chart, f"Dashed: {REFERENCE}." if published else "")
@@ -115,7 +118,7 @@ def _category_share_claims(
     names: Mapping[str, str], layers: Sequence[int], weight: Curves, part: Curves
 ) -> tuple[Claim, ...]:
     theirs, norms = (
-        published_curves(reference(), {c: f"share.{what}.{c}.L{{}}" for c in CATEGORIES}, 12)
+        published_curves(paper_numbers(NAME), {c: f"share.{what}.{c}.L{{}}" for c in CATEGORIES}, 12)
         for what in ("weight", "norm")
     )
     known = len(theirs) == len(norms) == len(CATEGORIES)

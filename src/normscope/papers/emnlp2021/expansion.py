@@ -6,8 +6,8 @@ from normscope.analyzer import Analyzer
 from normscope.engine import probing
 from normscope.measures import expansion as rates
 from normscope.papers.common import finite_numbers
-from normscope.papers.emnlp2021.shared import PUBLISHED, reference
-from normscope.papers.published import quote_published
+from normscope.papers.emnlp2021.shared import NAME, PUBLISHED
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
@@ -24,7 +24,7 @@ PRE_NORM = "\n\nIn this model x is the output of the norm before the attention."
 
 def expansion_section(setting: Setting, runs: Runs) -> Section:
     """Per layer, by both matrices."""
-    lens, published = setting.lens, reference()
+    lens, published = setting.lens, paper_numbers(NAME)
     found = expansion_rates(lens)
     layers = range(1, setting.depth + 1)
     theirs = [value for key, value in published.items() if key.startswith("expansion.code.L")]

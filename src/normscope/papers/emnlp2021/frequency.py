@@ -14,8 +14,8 @@ from normscope.measures.frequency import spearman
 from normscope.papers import frequencies
 from normscope.papers.common import finite_numbers
 from normscope.papers.emnlp2021.ratios import aggregate_rounded, mixing_ratios, mixing_scopes, scope_of_alias
-from normscope.papers.emnlp2021.shared import PUBLISHED, REFERENCE, reference
-from normscope.papers.published import quote_published
+from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
@@ -27,7 +27,7 @@ is the most frequent, so a negative correlation means that frequent words mix mo
 
 def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation with the rank, over all tokens and without special ones."""
-    lens, published = setting.lens, reference()
+    lens, published = setting.lens, paper_numbers(NAME)
     frame = token_mixing_ratios(setting, runs["plain"])
     ids = lens.tokenizer.convert_tokens_to_ids(frame["token"].to_list())
     counts, _ = frequencies.load_or_count_frequencies(setting, ids)

@@ -17,8 +17,8 @@ from normscope.papers.common import (
 )
 from normscope.papers.emnlp2021 import ratios
 from normscope.papers.emnlp2021.ratios import TYPES, ByLayer, mixing_scopes, overall_mixing, scope_of_alias
-from normscope.papers.emnlp2021.shared import PUBLISHED, REFERENCE, claim_over_layers, reference
-from normscope.papers.published import quote_published
+from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE, claim_over_layers
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts, map_charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
@@ -29,7 +29,7 @@ MEANS = {"micro": "Means over all tokens (micro).", "macro": "Means over the mea
 
 def mixing_section(setting: Setting, runs: Runs) -> Section:
     """Table 2: mean, max and min of the mixing ratio by each method."""
-    lens, average, published = setting.lens, setting.readings.table_average, reference()
+    lens, average, published = setting.lens, setting.readings.table_average, paper_numbers(NAME)
     found = ratios.summarise_mixing(ratios.mixing_ratios(lens, runs[masked_run(setting)]), average)
     names = [name for name in mixing_scopes(lens) if name in found]
     table = Table.of(
@@ -73,7 +73,9 @@ def mixing_layers_section(setting: Setting, runs: Runs) -> Section:
         shared=False,
         decimals=0,
     )
-    published = published_curves(reference(), {name: f"mixing.{name}.L{{}}.overall" for name in names}, setting.depth)
+    published = published_curves(
+        paper_numbers(NAME), {name: f"mixing.{name}.L{{}}.overall" for name in names}, setting.depth
+    )
     lines = charts.line_chart(
         {name: overall_mixing(found[name]) for name in names},
         x=numbers,
@@ -100,7 +102,7 @@ def mixing_layers_section(setting: Setting, runs: Runs) -> Section:
 def mixing_depth_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of the mixing ratio of a layer, over all tokens, with the number of the layer."""
     found = {name: overall_mixing(means) for name, means in _mixing_by_layer(setting, runs).items()}
-    numbers, published = range(1, setting.depth + 1), reference()
+    numbers, published = range(1, setting.depth + 1), paper_numbers(NAME)
     rho = {name: rank_correlation(means, numbers) for name, means in found.items()}
     columns = {"method": "", "first layer (%)": ".1f", "last layer (%)": ".1f"}
     table = Table.of(
@@ -139,7 +141,7 @@ def _mixing_by_layer(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, 
 
 
 def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim, ...]:
-    lens, published = setting.lens, reference()
+    lens, published = setting.lens, paper_numbers(NAME)
     scopes = [scope_of_alias(lens, f"attention{suffix}") for suffix in ("", "-residual", "-block")]
     attention, residual, block = (means[name] for name in scopes)
     weights, half = means[scope_of_alias(lens, "weights")], ratios.residual_weights_scope(lens)
@@ -182,7 +184,7 @@ def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim,
 
 
 def _layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
-    published = reference()
+    published = paper_numbers(NAME)
     keys = {(n, kind): f"mixing.ATTNRESLN-N.L{n}.{kind}" for n in range(1, 13) for kind in TYPES}
     theirs = {place: published[key] for place, key in keys.items() if key in published}
     claims = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normscope.measures.permutation import spearman_p
-from normscope.papers import published
 from normscope.papers.common import rank_correlation
 from normscope.papers.study import Setting
 from normscope.reports.report import Claim
@@ -13,11 +12,6 @@ from normscope.reports.report import Claim
 NAME = "emnlp2021"
 PUBLISHED = "published"  # a column
 REFERENCE = "Published: BERT-base on Wikipedia."
-
-
-def reference() -> dict[str, float]:
-    """The paper's main numbers by key."""
-    return published.main_published_numbers(NAME)
 
 
 def claim_over_layers(

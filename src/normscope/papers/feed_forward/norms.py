@@ -15,8 +15,8 @@ from normscope.errors import NormscopeError
 from normscope.measures.similarity import spearman
 from normscope.papers.common import describe_masking, layer_numbers, layers_text, masked_run
 from normscope.papers.feed_forward.measures import NORM, removal_count, removal_name, split_by_gain
-from normscope.papers.feed_forward.shared import reference, require_layout
-from normscope.papers.published import quote_published
+from normscope.papers.feed_forward.shared import NAME, require_layout
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
@@ -99,7 +99,7 @@ def low_gain_section(setting: Setting, runs: Runs) -> Section:
         "changes it most",
         rest[most] > whole[most],
         f"layer {layers[most]}: {whole[most]:.2f} to {rest[most]:.2f}; it rises in {rising}",
-        quote_published(reference(), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED),
+        quote_published(paper_numbers(NAME), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED),
     )
     series = {"all dimensions": whole, f"without {count} of the lowest gain": rest}
     return Section(

@@ -14,7 +14,8 @@ from normscope.papers.feed_forward import groups as pair_groups
 from normscope.papers.feed_forward.amplification import PLAIN, describe_normalisation
 from normscope.papers.feed_forward.groups import GroupAmplification, LayerTests, MatchedGroups, TokenUnits, other_axis
 from normscope.papers.feed_forward.maps import Texts, Values, read_texts
-from normscope.papers.feed_forward.shared import reference, require_layout
+from normscope.papers.feed_forward.shared import NAME, require_layout
+from normscope.papers.published import paper_numbers
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
@@ -194,6 +195,6 @@ def _significant_layers(found: Sequence[Difference], alpha: float) -> list[int]:
 
 
 def _published_layers(kind: PairKind) -> str:
-    published = reference()
+    published = paper_numbers(NAME)
     layers = [layer for layer in range(1, 13) if f"{kind.key}.L{layer}.p" in published]
     return f"in {len(layers)} of 12: {layers_text(layers)}" if layers else ""

@@ -8,16 +8,10 @@ from dataclasses import dataclass
 
 from normscope.analyzer import Analyzer
 from normscope.models.scopes import aliases_of, steps_of
-from normscope.papers import published
 from normscope.papers.study import Setting
 
 NAME = "ff"
 REFERENCE = "BERT-base on Wikipedia"
-
-
-def reference() -> dict[str, float]:
-    """The paper's main numbers by key."""
-    return published.main_published_numbers(NAME)
 
 
 @dataclass(frozen=True)

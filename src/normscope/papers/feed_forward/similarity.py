@@ -10,8 +10,8 @@ import polars as pl
 
 from normscope.corpus.store import Run
 from normscope.papers.common import claim_with_published, describe_masking, layer_numbers, layers_text, masked_run
-from normscope.papers.feed_forward.shared import REFERENCE, FeedForwardLayout, reference, require_layout
-from normscope.papers.published import quote_published
+from normscope.papers.feed_forward.shared import NAME, REFERENCE, FeedForwardLayout, require_layout
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts, map_charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table
@@ -92,7 +92,7 @@ def _mean_similarities(table: pl.LazyFrame) -> dict[tuple[str, str], ByLayer]:
 
 
 def _similarity_table(scopes: FeedForwardLayout, readings: Mapping[str, ByPair]) -> Table:
-    published = reference()
+    published = paper_numbers(NAME)
     theirs = {scope: published.get(f"similarity.{scope}") for scope in scopes.chain}
     known = any(theirs.values())
     rows: list[tuple[Cell, ...]] = []
@@ -136,7 +136,7 @@ def _similarity_layers_table(
 def _similarity_claims(
     scopes: FeedForwardLayout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
 ) -> tuple[Claim, ...]:
-    published, ff = reference(), steps[scopes.ff]
+    published, ff = paper_numbers(NAME), steps[scopes.ff]
     lowest = min(ff, key=lambda layer: ff[layer])
     back = [layer for layer in ff if before[scopes.ff_residual][layer] > before[scopes.ff][layer]]
     whole = _layer_mean(raw[scopes.residual, scopes.layer])

@@ -224,7 +224,7 @@ def test_a_claim_over_layers(bert: Case) -> None:
     weak = claim_over_layers(bert.setting, "", [1.0, 2.0, 3.0, 6.0, 5.0, 4.0], [2.0, 1.0, 3.0, 5.0, 4.0, 6.0], 1, "")
     assert weak.holds is None
     assert "over 6 layers (p = 0." in weak.ours
-    assert "vary" in claim_over_layers(bert.setting, "", rising, [1.0] * 6, 1, "").ours
+    assert "variation" in claim_over_layers(bert.setting, "", rising, [1.0] * 6, 1, "").ours
     assert "few" in claim_over_layers(bert.setting, "", rising[:2], [1.0, 2.0], 1, "").ours
 
 
@@ -255,7 +255,7 @@ def test_frequency(bert: Case, special: str) -> None:
         assert section.numbers[f"frequency.{scope}.all"] == pytest.approx(spearmanr(values, ranks).statistic)
         expected = spearmanr(values[ordinary], ranks[ordinary]).statistic
         assert section.numbers[f"frequency.{scope}.words"] == pytest.approx(expected)
-    assert f"{len(ids)} tokens, {ordinary.sum()} without" in table(section, "frequency-spearman").note
+    assert f"{len(ids)} tokens, {ordinary.sum()} of them not special" in table(section, "frequency-spearman").note
     assert "corpus itself" in table(section, "frequency-spearman").note
     assert section.claims[0].holds == (section.numbers["frequency.ATTNRESLN-N.words"] < 0)
     assert section.claims[0].published == "Spearman -0.58 by ATTNRESLN-N"
@@ -299,7 +299,7 @@ def test_expansion(bert: Case) -> None:
         assert section.numbers[f"expansion.{matrix}.max"] == pytest.approx(max(expected), rel=1e-9)
         assert section.numbers[f"expansion.{matrix}.min"] == pytest.approx(min(expected), rel=1e-9)
         assert bert.section("expansion", expansion=matrix).claims[0].ours.startswith(f"{np.mean(expected):.2f}")
-    assert section.claims[0].published == "0.88 by the code's matrix"
+    assert section.claims[0].published == "0.88 with the code's matrix"
     assert list(pictures(section)) == ["expansion-chart"]
 
 
@@ -344,7 +344,7 @@ def test_what_is_missing(bert: Case) -> None:
     assert [name for name, one in SECTIONS.items() if not one.runs(without)] == ["comparison", "expansion"]
     vision = replace(bert.setting, lens=Analyzer(tiny_layers("vit"), object()), example="a cat")
     for name in ("comparison", "frequency"):
-        assert "this model reads no text" in (SECTIONS[name].missing(vision) or "")
+        assert "this model does not read text" in (SECTIONS[name].missing(vision) or "")
 
 
 def changed(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float]:
@@ -445,11 +445,11 @@ def test_a_pre_ln_model_has_its_own_names(llama: Case) -> None:
         # Llama's norms are in float32 whatever the model is in, so that padding in a batch moves the last digits.
         assert section.numbers[f"mixing.{scope}.mean"] == pytest.approx(joined.mean(), rel=1e-6)
         assert section.numbers[f"mixing.{scope}.min"] == pytest.approx(0, abs=1e-12)  # the first token sees itself only
-    assert "no masked tokens" in section.text
+    assert "not trained with masked tokens" in section.text
     assert section.claims[-1].holds is None  # no norm after the residual
     layers = llama.section("layers")
     assert layers.claims[2].holds is None  # no [MASK]
-    assert "sees no other" in layers.claims[1].ours
+    assert "attends only to itself" in layers.claims[1].ours
     assert "mask" not in table(layers, "fig3-layers").columns
     expansion = llama.section("expansion").numbers
     assert expansion["expansion.code.mean"] == pytest.approx(expansion["expansion.paper.mean"])  # no biases
@@ -491,7 +491,7 @@ def test_few_layers(tmp_path: Path) -> None:
     assert one.section("depth").claims[0].holds is None
     section = one.section("uniform")
     assert section.claims[0].holds is None
-    assert "no head" in section.text
+    assert "without a head" in section.text
     assert not any("loss" in key for key in section.numbers)
 
 
@@ -519,7 +519,7 @@ def test_no_masking_where_it_is_not_wanted(bert: Case) -> None:
     plans = [plan for experiment in PAPER.experiments for plan in experiment.runs(setting)]
     assert not any(plan.masked for plan in plans)
     assert {plan.name for plan in plans} == {"plain", "uniform"}
-    assert "as asked for" in bert.section("mixing", masking=False).text
+    assert "as requested" in bert.section("mixing", masking=False).text
 
 
 def test_every_experiment_of_the_paper() -> None:

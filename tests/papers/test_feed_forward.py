@@ -362,8 +362,8 @@ def test_entities(lens: Analyzer, made: tuple[Report, Path]) -> None:
 
 def test_a_causal_pre_ln_model(causal: Analyzer, made_causal: tuple[Report, Path]) -> None:
     report, out = made_causal
-    assert [title for title, _ in report.skipped] == ["Dimensions that the last norm makes small"]
-    assert "No norm follows" in report.skipped[0][1]
+    assert [title for title, _ in report.skipped] == ["Dimensions that the last norm scales down"]
+    assert "have no norm after" in report.skipped[0][1]
     assert sorted(path.name for path in (out / "runs").iterdir()) == ["plain"]
     scopes = scopes_of(causal)
     assert scopes.components == ("ATTN-W", "LN1 ATTN", "RES1", "LN2", "FF", "RES2")
@@ -398,7 +398,7 @@ def test_other_readings_need_no_other_run(lens: Analyzer, made: tuple[Report, Pa
     assert "signed distances" in words.text
     assert "special tokens included" in words.text
     pairs = section(lens, out, "amplification", list_specials=False, min_sequences=1, min_occurrences=1, axis="input")
-    assert "contributions of every input" in pairs.text
+    assert "contributions of each input" in pairs.text
     (rows,) = [part.rows for part in pairs.parts if part.name == "amplified-pairs"]  # type: ignore[union-attr]
     assert not {token for row in rows for token in row[3:5]} & {"[CLS]", "[SEP]"}
 
@@ -415,7 +415,7 @@ def test_nothing_to_compare(lens: Analyzer, tmp_path: Path) -> None:
 def test_what_cannot_run(data: Path, tmp_path: Path) -> None:
     parallel = Analyzer(tiny_layers.tiny("gpt_neox"), toy_tokenizer())
     assert feed_forward_layout(parallel) is None
-    with pytest.raises(NormscopeError, match="beside the attention"):
+    with pytest.raises(NormscopeError, match="in parallel with attention"):
         run_paper(parallel, data, tmp_path / "out")
     setting = Setting(parallel, "", None, {}, FeedForwardReadings(), None, None, (), None)
     for experiment in PAPER.experiments:

@@ -58,12 +58,12 @@ def test_marks_that_are_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.txt", "1 5 21\n", r"a\.txt:1: The token id 21 is outside the model's vocabulary \(0 to 20\)"),
-        ("a.txt", "1 5 3\n2 4 3\n", r"a\.txt:2: The token id 3 is there a second time"),
+        ("a.txt", "1 5 21\n", r"a\.txt:1: Token id 21 is outside the model's vocabulary \(0 to 20\)"),
+        ("a.txt", "1 5 3\n2 4 3\n", r"a\.txt:2: Duplicate token id 3"),
         ("a.txt", "1 5\n", "rank, count, token id"),
         ("a.txt", "the 5 3\n", "rank, count, token id"),
         ("a.txt", "1 -5 3\n", "rank, count, token id"),
-        ("a.txt", "1 0 3\n", "has no frequencies"),
+        ("a.txt", "1 0 3\n", "contains no frequencies"),
         ("a.txt", "", "empty"),
         (
             "a.tsv",
@@ -147,5 +147,5 @@ def test_a_file_of_another_vocabulary() -> None:
         own = count_tokens(entry_token_ids(entries, tokenizer))
         assert refuse_other_vocabulary(right, own, tokenizer.all_special_ids).covered > 0.99
         for wrong in (shuffled, shifted):
-            with pytest.raises(NormscopeError, match=f"{wrong.source} is of another vocabulary"):
+            with pytest.raises(NormscopeError, match=f"{wrong.source} is for another vocabulary"):
                 refuse_other_vocabulary(wrong, own, tokenizer.all_special_ids)

@@ -150,9 +150,9 @@ def test_all_that_can_run_is_run(data: Path, folder: Path, tmp_path: Path) -> No
     known = dict(report.facts)
     assert known["layers"] == "BERT: 2 layers with 4 heads, width 24"
     assert known["data"] == str(data)
-    assert known["sequences"].startswith("12 of ")
+    assert known["sequences"].startswith("12 with ")
     assert "12 % of the tokens masked (seed 0); 0 of 12 entries could not" in known["run \u201cmasked\u201d"]
-    assert known["run \u201cplain\u201d"].startswith("nothing masked")
+    assert known["run \u201cplain\u201d"].startswith("no tokens masked")
     assert ("masked", 12, 12) in seen
     assert ("sections", 3, 3) in seen
     assert (tmp_path / "out/tables/mixing.csv").is_file()
@@ -208,7 +208,7 @@ def test_chosen_experiments_must_run(data: Path, folder: Path, tmp_path: Path) -
         made(data, folder, tmp_path / "out", experiments=["weights", "entities"])
     with pytest.raises(NormscopeError, match="no experiment 'mix'"):
         made(data, folder, tmp_path / "out", experiments=["mix"])
-    with pytest.raises(NormscopeError, match="no reading 'percant'"):
+    with pytest.raises(NormscopeError, match="Unknown reading 'percant'"):
         made(data, folder, tmp_path / "out", readings=["percant=true"])
     assert not (tmp_path / "out").exists()
 
@@ -231,7 +231,7 @@ def test_without_data(folder: Path, tmp_path: Path) -> None:
     assert [section.name for section in report.sections] == ["weights"]
     assert [why for _, why in report.skipped] == [study.NO_DATA] * 3
     assert not (tmp_path / "out/runs").exists()
-    with pytest.raises(NormscopeError, match="'mixing' cannot run here: It reads a corpus: give DATA"):
+    with pytest.raises(NormscopeError, match="'mixing' cannot run here: This experiment needs a corpus: pass DATA"):
         made(None, folder, tmp_path / "out", experiments=["mixing"])
 
 
@@ -245,13 +245,13 @@ def test_models_without_a_mask_token_are_not_masked(data: Path, folder: Path, tm
     lens = Analyzer.from_pretrained(folder)
     lens.tokenizer.mask_token = None
     report = made(data, lens, tmp_path / "out", experiments=["mixing"])
-    assert dict(report.facts)["run \u201cmasked\u201d"].startswith("nothing masked: the model has no mask token")
+    assert dict(report.facts)["run \u201cmasked\u201d"].startswith("no tokens masked (the model has no mask token)")
     assert Run(tmp_path / "out/runs/masked").manifest["options"]["mask_seed"] is None
 
 
 def test_only_the_first_entries(data: Path, folder: Path, tmp_path: Path) -> None:
     report = made(data, folder, tmp_path / "out", experiments=["mixing"], limit=5)
-    assert "(the first 5 entries only)" in dict(report.facts)["sequences"]
+    assert "(only the first 5 entries)" in dict(report.facts)["sequences"]
     assert len(Run(tmp_path / "out/runs/masked").scan("items").collect()) == 5
 
 
@@ -261,7 +261,7 @@ def test_entries_that_cannot_be_analysed(folder: Path, tmp_path: Path) -> None:
     report = made(path, folder, tmp_path / "out", experiments=["mixing"])
     assert "1 of 2 entries could not be analysed" in dict(report.facts)["run \u201cmasked\u201d"]
     path.write_text("the " * 40 + "\n")
-    with pytest.raises(NormscopeError, match=r"No entry could be analysed. The first: data.txt:1: .*24"):
+    with pytest.raises(NormscopeError, match=r"No entry could be analysed. First error: data.txt:1: .*24"):
         made(path, folder, tmp_path / "other", experiments=["mixing"])
 
 
@@ -288,14 +288,14 @@ def test_what_must_be_installed(folder: Path, tmp_path: Path, monkeypatch: Any, 
 
 
 def test_ray_needs_a_name(data: Path, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(NormscopeError, match="give its name or path"):
+    with pytest.raises(NormscopeError, match="pass its name or path"):
         made(data, Analyzer.from_pretrained(folder), tmp_path / "out", engine="ray")
 
 
 def test_published_numbers_of_the_papers_models(data: Path, papers_model: Path, tmp_path: Path) -> None:
     report = made(data, papers_model, tmp_path / "out")
     assert [(check.key, check.passed) for check in report.checks] == [("expansion.code.mean", True)]  # not this data
-    with pytest.raises(NormscopeError, match="None of these numbers was published for bert-tiny on this data"):
+    with pytest.raises(NormscopeError, match="No numbers were published for bert-tiny on this data"):
         made(data, papers_model, tmp_path / "two", experiments=["mixing"], verify=True)
 
 
@@ -308,7 +308,7 @@ def test_published_numbers_of_data(data: Path, papers_model: Path, tmp_path: Pat
 
 
 def test_verify_wants_a_model_of_the_paper(data: Path, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(NormscopeError, match="not one of the models with published numbers: bert-base, bert-large"):
+    with pytest.raises(NormscopeError, match="Models with published numbers: bert-base, bert-large"):
         made(data, folder, tmp_path / "out", verify=True)
     assert not (tmp_path / "out").exists()  # before anything is computed
 
@@ -328,7 +328,7 @@ class TestMerge:
         assert merge_plans(plans) == plans
 
     def test_masking_must_agree(self) -> None:
-        with pytest.raises(NormscopeError, match="disagree whether the run 'a' masks"):
+        with pytest.raises(NormscopeError, match="disagree on whether the run 'a' masks"):
             merge_plans([RunPlan("a", ("mixing",)), RunPlan("a", ("mixing",), masked=True)])
 
     def test_unknown_measures(self) -> None:
@@ -377,7 +377,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 def test_command(run: Callable[..., Result], data: Path, folder: Path, tmp_path: Path) -> None:
     found = run("emnlp2021", data, "--model", folder, "-o", tmp_path / "out", "--reading", "percent=false")
     assert found.exit_code == 0, found.output
-    assert f"{tmp_path / 'out/report.html'}: 3 experiments. 1 of 1 claims holds here." in found.output
+    assert f"{tmp_path / 'out/report.html'}: 3 experiments. 1 of 1 claims holds." in found.output
     assert "not run: Named entities: The corpus has no named entities." in found.stderr
     assert "--reading percent=false" in (tmp_path / "out/report.md").read_text()
 

@@ -75,7 +75,7 @@ def test_byte_level_tokens() -> None:
 def test_a_token_of_two_words_is_refused() -> None:
     backend = Tokenizer(models.BPE({"<s>": 0, "a": 1, " ": 2, "a ": 3, "a a": 4}, [("a", " "), ("a ", "a")]))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
-    with pytest.raises(NormscopeError, match="'a a' holds letters of two words"):
+    with pytest.raises(NormscopeError, match="'a a' covers characters of two words"):
         gold_word_ids(["a", "a"], [0, 4], tokenizer)
 
 
@@ -114,7 +114,7 @@ def test_a_word_without_a_token() -> None:
     tokenizer = Deaf()
     with pytest.raises(NormscopeError, match=r"word 2 \('x'\) has no token"):
         gold_word_ids(["a", "x"], tokenizer("a x")["input_ids"], tokenizer)
-    with pytest.raises(NormscopeError, match="Without a tokenizer"):
+    with pytest.raises(NormscopeError, match="needs a tokenizer"):
         gold_word_ids(["a"], [3], None)
 
 

@@ -164,7 +164,7 @@ def test_error_bars_and_marks() -> None:
             lambda: map_charts.heat_map_chart(np.ones((2, 3)), rows="ab", columns="ab"),
             r"\(2, 3\).*2 rows and 2 columns",
         ),
-        (lambda: charts.scatter_chart([1, 2], [1], xlabel="", ylabel=""), "as many x as y"),
+        (lambda: charts.scatter_chart([1, 2], [1], xlabel="", ylabel=""), "of equal length"),
     ],
 )
 def test_refusals(make: Callable[[], Any], said: str) -> None:

@@ -1,4 +1,4 @@
-"""Readings: parameters with documented defaults for what a paper leaves open.
+"""Readings: documented parameters for the choices that a paper leaves open.
 
 @dataclass(frozen=True)
 class Readings:
@@ -20,34 +20,32 @@ TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 def reading_field(default: Any, help: str, choices: Sequence[Any] | None = None) -> Any:
-    """A field of a readings dataclass: a str, int, float or bool, one of `choices` if there are any."""
+    """A field of a readings dataclass: a str, int, float or bool, limited to `choices` if given."""
     return field(default=default, metadata={"help": help, "choices": None if choices is None else tuple(choices)})
 
 
 def choice_field(help: str, *options: str) -> Any:
-    """A field of a readings dataclass that is one of the options, by default the first."""
+    """A field of a readings dataclass with fixed options; the first is the default."""
     return reading_field(options[0], help, options)
 
 
 def parse_readings(cls: type[Readings], given: Sequence[str]) -> Readings:
-    """The readings, with those given as "key=value" changed; the type is that of the default."""
+    """Readings from "key=value" strings; missing ones keep their defaults, whose types are used for conversion."""
     known: dict[str, Field[Any]] = {entry.name: entry for entry in fields(cls)}  # type: ignore[arg-type]  # a dataclass
     values: dict[str, Any] = {}
     for entry in given:
         key, equals, value = entry.partition("=")
         name = key.strip().replace("-", "_")
         if not equals or not name:
-            raise NormscopeError(f"A reading is given as KEY=VALUE, not {entry!r}.")
+            raise NormscopeError(f"A reading must have the form KEY=VALUE, not {entry!r}.")
         if name not in known:
-            raise NormscopeError(
-                f"There is no reading {key!r}.{nearest(name, known)} Known: {', '.join(known) or 'none'}."
-            )
+            raise NormscopeError(f"Unknown reading {key!r}.{nearest(name, known)} Known: {', '.join(known) or 'none'}.")
         values[name] = _parse_reading(known[name], value.strip())
     return cls(**values)
 
 
 def describe_readings(readings: Any) -> tuple[tuple[str, str, str], ...]:
-    """Name, value used, and what it means with the other choices."""
+    """Name, value and meaning of each reading, with its choices and default."""
     return tuple(
         (entry.name, _format_reading(getattr(readings, entry.name)), _explain_reading(entry))
         for entry in fields(readings)
@@ -59,7 +57,7 @@ def _parse_reading(entry: Field[Any], text: str) -> Any:
     choices = entry.metadata["choices"]
     if choices is not None and value not in choices:
         raise NormscopeError(
-            f"The reading {entry.name} is one of {', '.join(map(_format_reading, choices))}, not {text!r}."
+            f"The reading {entry.name} must be one of {', '.join(map(_format_reading, choices))}, not {text!r}."
         )
     return value
 
@@ -77,7 +75,7 @@ def _convert_reading(name: str, text: str, kind: type) -> Any:
             raise ValueError
     except (KeyError, ValueError) as error:
         wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-        raise NormscopeError(f"The reading {name} is {wanted}, not {text!r}.") from error
+        raise NormscopeError(f"The reading {name} must be {wanted}, not {text!r}.") from error
     return text
 
 

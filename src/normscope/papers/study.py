@@ -1,4 +1,4 @@
-"""A paper as a list of experiments, and how they are run: on the corpus engine, then into one report."""
+"""A paper as a list of experiments, which are run on the corpus engine and written into one report."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from normscope.reports import facts
 from normscope.reports.report import Report, Section
 from normscope.reports.write import write_report
 
-PAPERS = {  # name -> module; the last two are studies of our own
+PAPERS = {  # name -> module; the last two are our own studies
     "emnlp2020": "emnlp2020",
     "emnlp2021": "emnlp2021",
     "ff": "feed_forward",
     "layers": "across_layers",
     "shapley": "shapley",
 }
-NO_DATA = "It reads a corpus: give DATA."
-PEEK = 1000  # entries that show which annotations a corpus has
-Progress = Callable[[str, int, int], None]  # what is counted (the name of a run, or "sections"), done, total
+NO_DATA = "This experiment needs a corpus: pass DATA."
+PEEK = 1000  # entries inspected for the annotations of a corpus
+Progress = Callable[[str, int, int], None]  # name of a run, or "sections"; number done; total
 Runs = Mapping[str, Run]  # finished corpus runs by name
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What was asked for: the model, the data and how to read the paper."""
+    """The model, the data and the readings of one reproduction."""
 
     lens: Analyzer
-    data: str  # "" if there is none
+    data: str  # empty without a corpus
     format: str | None
     reader: Mapping[str, Any]
     readings: Any  # the paper's dataclass of readings
     frequencies: Path | None  # a file of word frequencies
-    example: str | None  # a text to draw maps of
+    example: str | None  # a text whose maps are shown
     entries: tuple[Entry, ...]  # the first readable ones, at most PEEK
     limit: int | None
 
@@ -59,17 +59,17 @@ class Setting:
 
     @property
     def has_target(self) -> bool:
-        """Whether entries have a target side, as parallel text has."""
+        """Whether entries have a target text, as in parallel corpora."""
         return any(entry.target is not None for entry in self.entries)
 
     @property
     def has_links(self) -> bool:
-        """Whether words are linked to words of the other side."""
+        """Whether entries have word alignments."""
         return any(entry.possible for entry in self.entries)
 
     @property
     def side(self) -> str:
-        """The side that papers read: the first one, for an encoder-decoder the encoder."""
+        """The side that papers analyse: the first, which is the encoder of an encoder-decoder."""
         return self.lens.loaded.stacks[0].side
 
     @property
@@ -79,18 +79,18 @@ class Setting:
 
     @property
     def mask_seed(self) -> int | None:
-        """The seed of masked runs; None if they cannot mask: the model has two sides or no mask token."""
+        """The seed of masked runs; None if the model cannot mask (two sides, or no mask token)."""
         if self.lens.two_sided or getattr(self.lens.tokenizer, "mask_token_id", None) is None:
             return None
         return int(getattr(self.readings, "mask_seed", 0))
 
     @property
     def masks(self) -> bool:
-        """Whether the model was trained with masked tokens; causal models were not, even if the tokenizer has some."""
+        """Whether the model was trained with masked tokens; never for causal models, even with a mask token."""
         return self.mask_seed is not None and self.side == "encoder"
 
     def read(self) -> Iterator[Entry | Fault]:
-        """The entries of the data once more, at most `limit`."""
+        """Read the entries of the data again, at most `limit`."""
         options = dict(self.reader)
         if self.format == "pairs":
             options.setdefault("tokenizer", self.lens.tokenizer)
@@ -98,12 +98,12 @@ class Setting:
 
 
 def nothing_missing(setting: Setting) -> str | None:
-    """`missing` of an experiment that always can run."""
+    """`missing` of an experiment that can always run."""
     return None
 
 
 def no_runs(setting: Setting) -> tuple[RunPlan, ...]:
-    """`runs` of an experiment that needs no data."""
+    """`runs` of an experiment without corpus runs."""
     return ()
 
 
@@ -116,7 +116,7 @@ class Experiment:
     section: Callable[[Setting, Runs], Section]
     runs: Callable[[Setting], tuple[RunPlan, ...]] = no_runs  # the corpus runs that it reads
     missing: Callable[[Setting], str | None] = nothing_missing  # why it cannot run here, or None
-    needs: str = "a corpus"  # as `--list` shows it: "sentences with named entities"
+    needs: str = "a corpus"  # shown by `--list`, such as "sentences with named entities"
 
 
 @dataclass(frozen=True)
@@ -126,19 +126,19 @@ class Paper:
     name: str  # as on the command line: "emnlp2020"
     title: str
     citation: str
-    readings: type[Any]  # a frozen dataclass whose fields are made by `reading`; `mask_seed` if runs are masked
+    readings: type[Any]  # a frozen dataclass of `reading_field`s, including `mask_seed` if runs are masked
     experiments: tuple[Experiment, ...]
 
 
 @dataclass(frozen=True)
 class NoReadings:
-    """The readings of a study that leaves nothing open."""
+    """The readings of a study without open choices."""
 
 
 def find_paper(name: str) -> Paper:
     """A paper by its name on the command line."""
     if name not in PAPERS:
-        raise NormscopeError(f"There is no paper {name!r}. Known: {', '.join(PAPERS)}.")
+        raise NormscopeError(f"Unknown paper {name!r}. Known: {', '.join(PAPERS)}.")
     _require_report_packages()
     found: Paper = import_module(f"normscope.papers.{PAPERS[name]}").PAPER
     return found
@@ -164,10 +164,10 @@ def reproduce(
 ) -> tuple[Report, Path]:
     """Run a paper's experiments on a model and a corpus, and write the report into the folder `out`.
 
-    All experiments that can run here are run, or those of the given names. Their corpus runs are kept in `out`/runs:
-    the same call resumes, and nothing is computed twice. `readings` are given as "key=value". `data` may be None if no
-    experiment needs a corpus. With `verify` the model must be one of the paper's. `engine`, `workers`, `threads` and
-    `address` are those of `normscope.corpus.run`.
+    Runs the named experiments, by default all that the model and the data allow. Their corpus runs are kept in
+    `out`/runs, so that the same call resumes and nothing is computed twice. `readings` are strings "key=value". `data`
+    may be None if no experiment needs a corpus. With `verify` the model must be one of the paper's models. `engine`,
+    `workers`, `threads` and `address` are those of `normscope.corpus.run`.
     """
     _require_report_packages()
     chosen = _named_experiments(paper, experiments)
@@ -176,7 +176,9 @@ def reproduce(
     key = published.published_model_key(lens)
     if verify and key not in published.published_models(paper.name):
         known = ", ".join(published.published_models(paper.name)) or "none"
-        raise NormscopeError(f"{lens.model_name} is not one of the models with published numbers: {known}.")
+        raise NormscopeError(
+            f"No numbers were published for {lens.model_name}. Models with published numbers: {known}."
+        )
     file = None if frequencies is None else Path(frequencies)
     setting = _with_first_entries(
         Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit)
@@ -203,7 +205,7 @@ def reproduce(
     path = write_report(report, out)
     if verify and not report.checks:
         known = "; ".join(published.CORPORA[name].name for name in published.published_corpora(paper.name, key or ""))
-        raise NormscopeError(f"None of these numbers was published for {key} on this data, only for: {known}.")
+        raise NormscopeError(f"No numbers were published for {key} on this data. Data with published numbers: {known}.")
     return report, path
 
 
@@ -239,7 +241,7 @@ def _require_report_packages() -> None:
 
 
 def _named_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
-    """The experiments of these names, or all."""
+    """The experiments with these names, or all."""
     known = {experiment.name: experiment for experiment in paper.experiments}
     for name in names or ():
         if name not in known:
@@ -250,7 +252,7 @@ def _named_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experi
 def _split_by_ability(
     paper: Paper, chosen: Sequence[Experiment], setting: Setting, strict: bool
 ) -> tuple[list[Experiment], list[tuple[str, str]]]:
-    """The experiments that can run here, and the titles of the others with the reason. `strict`: all must."""
+    """The experiments that can run, and the titles of the others with the reason; with `strict` all must run."""
     able, skipped = [], []
     for experiment in chosen:
         why = NO_DATA if not setting.data and experiment.runs(setting) else experiment.missing(setting)
@@ -267,7 +269,7 @@ def _split_by_ability(
 
 
 def _with_first_entries(setting: Setting) -> Setting:
-    """The setting with the first readable entries of its data."""
+    """The setting with the first readable entries of its data filled in."""
     if not setting.data:
         return setting
     entries = (entry for entry in setting.read() if isinstance(entry, Entry))
@@ -338,9 +340,9 @@ def _study_facts(
     if setting.frequencies is not None:
         found.append(("word frequencies", str(setting.frequencies)))
     for plan in _merged_plans(setting, experiments):
-        masked = "nothing masked"
+        masked = "no tokens masked"
         if plan.masked and setting.mask_seed is None:
-            masked += ": the model has no mask token"
+            masked += " (the model has no mask token)"
         elif plan.masked:
             masked = f"12 % of the tokens masked (seed {setting.mask_seed})"
         found.append((f"run \u201c{plan.name}\u201d", f"{masked}; {facts.describe_run(runs[plan.name])}"))

@@ -1,4 +1,4 @@
-"""Charts of reports: one style, colour-blind safe colours, no text parsed as mathematics. Heat maps: `map_charts`."""
+"""Charts in one style, with colour-blind safe colours and no text parsed as mathematics. Heat maps: `map_charts`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The palette of Okabe and Ito without its yellow, which is too pale for a line.
+# The Okabe-Ito palette without yellow, which is too pale for lines.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
-WIDTH = 5.8  # inches: a report's column
+WIDTH = 5.8  # inches, the column width of a report
 HEIGHT = 2.7
 HORIZONTAL = 3  # labels up to this length are drawn horizontally
-VECTOR_POINTS = 3_000  # above, points are an image
+VECTOR_POINTS = 3_000  # more points are rasterised
 PUBLISHED = "published"
 
 Values = NDArray[np.float64]
@@ -40,9 +40,9 @@ def line_chart(
     reference: Mapping[str, Sequence[float]] | None = None,
     ylim: tuple[float, float] | None = None,
 ) -> Figure:
-    """A line per series; published lines (`reference`) are dashed, in the colour of the series of the same name.
+    """One line per series; published values (`reference`) are dashed, in the colour of the series with the same name.
 
-    Layers count from 1: x=range(1, layers + 1). A reference of another length than x has the places x[0], x[0] + 1, ...
+    Layers are numbered from 1: x=range(1, layers + 1). A reference whose length differs from x starts at x[0].
     """
     _check_series_lengths(series, x)
     given = dict(reference or {})
@@ -73,9 +73,9 @@ def bar_chart(
     errors: Mapping[str, Sequence[float]] | None = None,
     marks: Sequence[str] | None = None,
 ) -> Figure:
-    """Bars of every group side by side at each x.
+    """Bars of all groups side by side at each x.
 
-    `errors`: half the length of each error bar, by group. `marks`: a text above each x, such as "*" for significance.
+    `errors`: half-length of the error bars by group. `marks`: a text above each x, such as "*" for significance.
     """
     _check_series_lengths(groups, x)
     with style():
@@ -107,7 +107,7 @@ def histogram_chart(
 ) -> Figure:
     """The distribution of each group, as shares of the group in common bins.
 
-    `limits`: ends of the first and the last bin, which also count values beyond them.
+    `limits`: range of the bins; values outside are counted in the first and last bin.
     """
     with style():
         figure, axes = _chart_axes(WIDTH, HEIGHT)
@@ -131,10 +131,10 @@ def scatter_chart(
     labels: Sequence[str] | None = None,
     groups: Sequence[str] | None = None,
 ) -> Figure:
-    """A point per pair; `labels` (which may be empty) are written beside the points, `groups` colour them."""
+    """One point per pair, coloured by `groups` and labelled with `labels` (which may be empty strings)."""
     across, up = to_floats(x), to_floats(y)
     if not len(across) == len(up) == len(labels or up) == len(groups or up):
-        raise NormscopeError("A scatter chart needs as many x as y, labels and groups.")
+        raise NormscopeError("A scatter chart needs x, y, labels and groups of equal length.")
     kinds = list(dict.fromkeys(groups or [""]))
     of = np.array([kinds.index(kind) for kind in groups]) if groups else np.zeros(len(across), int)
     look: dict[str, Any] = {"linewidths": 0, "rasterized": len(across) > VECTOR_POINTS}
@@ -155,7 +155,7 @@ def scatter_chart(
 
 
 def figure_to_svg(figure: Figure, salt: str) -> str:
-    """The figure as SVG: the same text for the same figure; ids are made from `salt`."""
+    """The figure as reproducible SVG; ids are derived from `salt`."""
     import matplotlib
 
     buffer = io.BytesIO()
@@ -165,7 +165,7 @@ def figure_to_svg(figure: Figure, salt: str) -> str:
 
 
 def figure_to_pdf(figure: Figure) -> bytes:
-    """The figure as a PDF file, the same for the same figure."""
+    """The figure as a reproducible PDF file."""
     buffer = io.BytesIO()
     with style():
         figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": "normscope", "Producer": None})
@@ -190,7 +190,7 @@ def _series_colour(n: int) -> str:
 
 
 def _series_marker(n: int) -> str:
-    return MARKS[(n + n // len(COLOURS)) % len(MARKS)]  # a colour that is used again gets another mark
+    return MARKS[(n + n // len(COLOURS)) % len(MARKS)]  # repeated colours get another marker
 
 
 def to_floats(values: ArrayLike) -> Values:
@@ -204,7 +204,7 @@ def _check_series_lengths(series: Mapping[str, Sequence[float]], x: Sequence[Any
         raise NormscopeError("A chart needs at least one series of at least one value.")
     for name, values in series.items():
         if len(values) != len(x):
-            raise NormscopeError(f"The series {name!r} has {len(values)} values for {len(x)} places.")
+            raise NormscopeError(f"The series {name!r} has {len(values)} values for {len(x)} x values.")
 
 
 def blank_figure(width: float, height: float, layout: Literal["constrained", "compressed"]) -> Figure:
@@ -225,13 +225,15 @@ def _chart_axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _finish_chart(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
-    """Label the axes, and add a legend above if there are several entries."""
+    """Label the axes, and add a legend above the chart if it has several entries."""
     axes.set_xlabel(xlabel, fontsize=8)
     axes.set_ylabel(ylabel, fontsize=8)
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         columns = _legend_columns(names, figure.get_figwidth())
-        by_row = [n for first in range(columns) for n in range(first, len(names), columns)]  # it fills by columns
+        by_row = [
+            n for first in range(columns) for n in range(first, len(names), columns)
+        ]  # legends are filled by columns
         figure.legend(
             [handles[n] for n in by_row],
             [names[n] for n in by_row],
@@ -247,8 +249,8 @@ def _finish_chart(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:
-    """As few rows as fit, as even as possible."""
-    room = width * 14.5  # characters of its size in a line
+    """The number of columns that gives few, evenly filled rows."""
+    room = width * 14.5  # characters per line at the legend's font size
     if sum(len(name) + 5 for name in names) <= room:
         return len(names)
     most = max(1, int(room // (max(map(len, names)) + 5)))
@@ -256,13 +258,13 @@ def _legend_columns(names: Sequence[str], width: float) -> int:
 
 
 def freeze_layout(figure: Figure) -> None:
-    """Draw the tick labels in the current style and freeze the layout, so that saving does not compute it again."""
+    """Draw the tick labels in the current style and freeze the layout, so that saving does not recompute it."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
 def _set_whole_number_ticks(axes: Axes, x: Sequence[float], reference: Mapping[str, Sequence[float]]) -> None:
-    """Ticks at whole numbers if x has only these, as layers do."""
+    """Put ticks at integers if all x are integers, as for layers."""
     if not all(float(place).is_integer() for place in x):
         return
     last = max([x[-1], *(x[0] + len(values) - 1 for values in reference.values())])
@@ -297,7 +299,7 @@ def _bin_groups(
 
 
 def set_label_ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
-    """A label at each place; if `room` (in inches) is too small, at every second, fifth, tenth, ... place."""
+    """Label each position, or every second, fifth, tenth, ... if `room` (in inches) is too small."""
     texts = [shorten(visible(str(label)), 20) if str(label) else "" for label in labels]
     longest = max(map(len, texts), default=0)
     across = axis.axis_name == "x"
@@ -307,7 +309,7 @@ def set_label_ticks(axis: Any, labels: Sequence[Any], size: float, room: float) 
     places = range(0, len(labels), step)
     axis.set_ticks(places, [texts[k] for k in places], fontsize=size)
     if not horizontal:
-        # Anchored at their ends, so that they end at the axis in any font.
+        # Anchored at the end of the text, so that labels touch the axis in any font.
         for label in axis.get_ticklabels():
             label.set(rotation=90, rotation_mode="anchor", ha="right", va="center")
 

@@ -1,4 +1,4 @@
-"""A report as a self-contained page: no scripts, no network, figures and styles embedded, every text escaped."""
+"""A report as a self-contained HTML page: no scripts or network access, embedded figures and styles, escaped text."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from normscope.reports.report import (
 )
 from normscope.view.labels import visible
 
-STATES = {True: ("yes", "holds"), False: ("no", "does not hold"), None: ("open", "cannot be said")}
-ENLARGED = 1.4  # how much larger than on paper a figure may become
+STATES = {True: ("yes", "holds"), False: ("no", "does not hold"), None: ("open", "undecided")}
+ENLARGED = 1.4  # largest magnification of a figure, relative to its printed size
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-FOLDED_CHECKS = 30  # more are collapsed
+FOLDED_CHECKS = 30  # longer lists of checks are collapsed
 
 
 def html_page(report: Report, figures: Mapping[str, str]) -> str:
-    """The source of report.html, given its figures by name as SVG."""
+    """The source of report.html, given its figures as SVG by name."""
     parts: list[tuple[str, str, str]] = []  # anchor, title, content
     if report.claims:
         parts.append(("claims", "Claims", _html_all_claims(report)))
@@ -38,11 +38,11 @@ def html_page(report: Report, figures: Mapping[str, str]) -> str:
     if report.readings:
         parts.append(("readings", "Readings", _html_readings(report)))
     if report.checks:
-        parts.append(("published", "Beside the published numbers", _html_checks(report.checks)))
+        parts.append(("published", "Comparison with published numbers", _html_checks(report.checks)))
     for section in report.sections:
         parts.append((f"section-{section.name}", section.title, _html_section(section, figures)))
     if report.skipped:
-        parts.append(("skipped", "Not run here", _html_skipped(report)))
+        parts.append(("skipped", "Experiments not run", _html_skipped(report)))
     links = "\n".join(f'<li><a href="#{anchor}">{escape_html(title)}</a></li>' for anchor, title, _ in parts)
     body = "\n".join(
         f'<section id="{anchor}">\n<h2>{escape_html(title)}</h2>\n{content}\n</section>'
@@ -83,19 +83,19 @@ def html_page(report: Report, figures: Mapping[str, str]) -> str:
 
 
 def escape_html(given: str) -> str:
-    """Any text as HTML; control characters and lone surrogates, which no page may hold, are spelled out."""
+    """Text escaped for HTML; control characters and lone surrogates, which HTML does not allow, are spelled out."""
     return html.escape("".join(char if char in "\n\t " else visible(char) for char in given))
 
 
 def html_sentence(given: str) -> str:
-    """A sentence as HTML, with real minus signs before its numbers."""
+    """A sentence as HTML, with typographic minus signs before numbers."""
     return re.sub(r"(^|(?<=[\s(=,]))-(?=\d)", "\u2212", escape_html(given))
 
 
 def inline_svg(source: str, name: str, title: str) -> str:
-    """An SVG file as part of a page: as wide as there is room, with unique ids.
+    """An SVG file for embedding in a page, scaled to the available width and with unique ids.
 
-    Only tags are changed, so a text such as `id="x"` in a figure stays as it is.
+    Only tags are edited, so text such as `id="x"` inside a figure is left unchanged.
     """
     root = re.search(r"<svg\b[^>]*>", source)
     assert root is not None
@@ -123,7 +123,7 @@ def _html_all_claims(report: Report) -> str:
 
 
 def _html_claims(claims: Iterable[tuple[Claim, str]]) -> str:
-    """Each claim with its verdict; a link to its section where one is given."""
+    """A list of claims with verdicts, linked to the anchors that are not empty."""
     entries = []
     for claim, anchor in claims:
         state, verdict = STATES[claim.holds]
@@ -140,7 +140,7 @@ def _html_facts(report: Report) -> str:
     rows = "\n".join(
         f'<tr><th scope="row">{escape_html(a)}</th><td>{escape_html(b)}</td></tr>' for a, b in report.facts
     )
-    whole = re.sub(r"(?<= )--[a-z-]+", r"<span>\g<0></span>", escape_html(report.command))  # a line may not end within
+    whole = re.sub(r"(?<= )--[a-z-]+", r"<span>\g<0></span>", escape_html(report.command))  # keeps options on one line
     command = f"\n<pre><code>{whole}</code></pre>" if whole else ""
     return f'<table class="facts"><tbody>\n{rows}\n</tbody></table>{command}'
 
@@ -156,12 +156,12 @@ def _html_readings(report: Report) -> str:
 
 def _html_checks(checks: Sequence[Check]) -> str:
     failed, counted = count_failures(checks), sum(check.passed is not None for check in checks)
-    summary = f"{counted - failed} of {counted} numbers are within their tolerance"
-    summary += f"; {len(checks) - counted} more are shown, but do not count." if counted < len(checks) else "."
+    summary = f"{counted - failed} of {counted} numbers are within tolerance"
+    summary += f"; {len(checks) - counted} more are shown but not counted." if counted < len(checks) else "."
     table = Table(
         "checks",
         "Numbers published for this model and data",
-        ("number", "published", "ours", "tolerance", "verdict", "why this tolerance"),
+        ("number", "published", "ours", "tolerance", "verdict", "reason for the tolerance"),
         tuple((c.key, c.published, c.ours, c.tolerance, c.verdict, c.why) for c in checks),
         folded=len(checks) > FOLDED_CHECKS,
     )
@@ -186,7 +186,7 @@ def _html_picture(picture: Picture, source: str) -> str:
 
 
 def _html_table(table: Table) -> str:
-    right = (False, *cells.numeric_columns(table)[1:])  # the first column names its row
+    right = (False, *cells.numeric_columns(table)[1:])  # the first column labels the row
     formats = [table.formats.get(column, "") for column in table.columns]
 
     def line(tag: str, row: Iterable[str]) -> str:

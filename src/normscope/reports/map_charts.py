@@ -1,4 +1,4 @@
-"""Heat maps of reports: one matrix, or several side by side."""
+"""Heat maps for reports: one matrix, or several side by side."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ABSENT = "#e3e5e8"  # cells without a value
-VECTOR_CELLS = 3_000  # above, cells are an image: a page with that many rectangles opens slowly
+VECTOR_CELLS = 3_000  # more cells are rasterised, since pages with many rectangles load slowly
 
 
 def heat_map_chart(values: ArrayLike, *, rows: Sequence[Any], columns: Sequence[Any], **look: Any) -> Figure:
-    """One matrix in colours; `look` as for `heat_maps`."""
+    """Heat map of one matrix; `look` as for `heat_map_charts`."""
     return heat_map_charts({"": values}, rows=rows, columns=columns, **look)
 
 
@@ -41,14 +41,14 @@ def heat_map_charts(
     decimals: int = 2,
     shared: bool = True,
 ) -> Figure:
-    """Matrices side by side under their titles, with one colour scale, or one for each (shared=False); `label` names
-    what the colours show."""
+    """Heat maps of several matrices side by side, with a common colour scale or one each (shared=False); `label` is the
+    label of the colour bar."""
     maps = {title: np.atleast_2d(to_floats(values)) for title, values in panels.items()}
     for title, values in maps.items():
         if values.shape != (len(rows), len(columns)):
             raise NormscopeError(
-                f"The heat map {title!r} is of shape {values.shape}, but its labels are for {len(rows)} rows and "
-                f"{len(columns)} columns."
+                f"The heat map {title!r} has shape {values.shape}, but labels for {len(rows)} rows and {len(columns)} "
+                "columns."
             )
     across = min(len(maps), 3 if len(maps) != 4 else 2)
     down = math.ceil(len(maps) / across)
@@ -63,7 +63,7 @@ def heat_map_charts(
         figure = blank_figure(
             left + across * (wide + (0.55 if own else 0.12)) + (0 if own else 0.75) + 0.2,
             under + down * (high + 0.25) + 0.3,
-            "compressed",  # bars as high as the maps
+            "compressed",  # makes colour bars as high as the maps
         )
         grid = figure.subplots(down, across, squeeze=False)
         every = _colour_limits(list(maps.values()), diverging)
@@ -90,7 +90,7 @@ def heat_map_charts(
 
 
 def _map_size(rows: int, columns: int, across: int, annotate: bool) -> tuple[float, float]:
-    """Width and height in inches of one map: square cells, unless one side is much longer."""
+    """Width and height of one map in inches: square cells, unless one side is much longer."""
     wide = (WIDTH - 1.3) / across
     cell = min(0.36 if annotate else 0.24, wide / columns, 7 / rows)
     if cell < 0.1 and max(rows, columns) > 4 * min(rows, columns):
@@ -99,7 +99,7 @@ def _map_size(rows: int, columns: int, across: int, annotate: bool) -> tuple[flo
 
 
 def _label_room(labels: Sequence[Any], size: float, horizontal: bool = False) -> float:
-    """Inches that labels take beside a map."""
+    """The space in inches that labels need next to a map."""
     longest = 1 if horizontal else min(max((len(visible(str(label))) for label in labels), default=1), 20)
     return 0.25 + longest * size / 72 * 0.6
 
@@ -127,7 +127,7 @@ def _paint_map(
     image: ScalarMappable
     if values.size * maps <= VECTOR_CELLS:
         sides = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
-        # Edges in the colour of the face close the hairlines that viewers draw between rectangles.
+        # Edges in the face colour hide the hairlines that viewers draw between rectangles.
         image = axes.pcolormesh(*sides, seen, edgecolors="face", linewidth=0.15, **options)
     else:
         image = axes.imshow(seen, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5), **options)

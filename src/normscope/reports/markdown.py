@@ -1,4 +1,4 @@
-"""A report as Markdown (GitHub's), with links to its figures and tables."""
+"""A report as GitHub-flavoured Markdown, with links to its figures and tables."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from normscope.reports.report import (
 )
 from normscope.view.labels import visible
 
-FOLDED = 20  # rows of a long table that are shown
-STATES = {True: "holds", False: "does **not** hold", None: "cannot be said"}
+FOLDED = 20  # rows shown of a long table
+STATES = {True: "holds", False: "does **not** hold", None: "undecided"}
 
 
 def markdown_page(report: Report) -> str:
@@ -41,19 +41,19 @@ def markdown_page(report: Report) -> str:
         ]
         blocks += ["## Readings", READINGS, _markdown_table(("reading", "used here", "meaning"), rows)]
     if report.checks:
-        blocks += ["## Beside the published numbers", _markdown_checks(report)]
+        blocks += ["## Comparison with published numbers", _markdown_checks(report)]
     for section in report.sections:
         blocks += _markdown_section(section)
     if report.skipped:
         blocks += [
-            "## Not run here",
+            "## Experiments not run",
             "\n".join(f"- {escape_markdown(title)}: {escape_markdown(why)}" for title, why in report.skipped),
         ]
     return "\n\n".join(blocks) + "\n"
 
 
 def markdown_claims(claims: Sequence[Claim]) -> str:
-    """Each claim on a line."""
+    """A table with one claim per row."""
     rows = [
         (
             escape_markdown(claim.text),
@@ -67,15 +67,15 @@ def markdown_claims(claims: Sequence[Claim]) -> str:
 
 
 def escape_markdown(given: str) -> str:
-    """The text of one paragraph, escaped so that Markdown shows it as it is."""
+    """The text of one paragraph, escaped so that Markdown shows it literally."""
     line = " ".join("".join(map(_visible_in_markdown, given)).split())
     line = re.sub(r"[\\`*<|$~]", r"\\\g<0>", line).replace("&", "&amp;").replace("](", "\\](")
-    line = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", line)  # within a word it means nothing
+    line = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", line)  # within a word it has no effect
     return re.sub(r"^([#>+-]|\d+[.)])(?=\s|$)", lambda m: m[1][:-1] + "\\" + m[1][-1], line)
 
 
 def markdown_code(given: str) -> str:
-    """A value as code."""
+    """A value as inline code."""
     line = " ".join("".join(map(_visible_in_markdown, given)).split()).replace("|", "\\|")
     fence = "``" if "`" in line else "`"
     return f"{fence}{line}{fence}" if fence == "`" else f"{fence} {line} {fence}"
@@ -130,7 +130,7 @@ def _markdown_checks(report: Report) -> str:
         for c in report.checks
     ]
     right = (False, True, True, True, False, False)
-    return _markdown_table(("number", "published", "ours", "tolerance", "", "why this tolerance"), rows, right)
+    return _markdown_table(("number", "published", "ours", "tolerance", "", "reason for the tolerance"), rows, right)
 
 
 def _markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[bool] | None = None) -> str:

@@ -1,11 +1,11 @@
 """The files of a report.
 
-report.html        self-contained: styles and figures are embedded, nothing is loaded
-report.md          the same, with links to the figures
-tables/NAME.csv    every table, complete and in full precision
-figures/NAME.svg   every figure, also as NAME.pdf
-numbers.csv        the headline numbers by key, beside the published ones where model and data are the paper's
-claims.csv         the claims, and whether they hold here
+report.html        self-contained, with embedded styles and figures
+report.md          the same content, with links to the figures
+tables/NAME.csv    each table, complete and in full precision
+figures/NAME.svg   each figure, also as NAME.pdf
+numbers.csv        headline numbers by key, with the published numbers if model and data are the paper's
+claims.csv         claims, and whether they hold
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ def write_report(report: Report, folder: str | Path) -> Path:
 
 
 def check_part_names(report: Report) -> None:
-    """Names of sections, tables and figures become anchors and files: they must be usable and unique."""
+    """Check that the names of sections, tables and figures, used as anchors and file names, are valid and unique."""
     seen: set[str] = set()
     for section in report.sections:
         for name in (section.name, *(part.name for part in section.parts)):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-                raise NormscopeError(f"{name!r} cannot name a part of a report: letters, digits and - . _ only.")
+                raise NormscopeError(f"{name!r} is not a valid name in a report: use only letters, digits and - . _")
         for part in section.parts:
             if part.name.lower() in seen:
-                raise NormscopeError(f"Two parts of the report are called {part.name!r}.")
+                raise NormscopeError(f"Two parts of the report have the name {part.name!r}.")
             seen.add(part.name.lower())
     if len({section.name for section in report.sections}) < len(report.sections):
         raise NormscopeError("Two sections of the report have the same name.")
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A CSV file: numbers in full precision, an empty cell for None."""
+    """CSV text with numbers in full precision and empty cells for None."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)

@@ -53,9 +53,9 @@ def test_a_causal_model(tmp_path: Path) -> None:
     settings = Settings(methods=("exact", "alti_logit", "leave_one_out"), positions=2, target="given")
     report, _ = compare_methods(causal(), corpus_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
     facts = dict(report.facts)
-    assert "2 positions drawn at random" in facts["prediction"]
-    assert "really there" in facts["target"]
-    assert facts["masking"].startswith("a token is replaced by '[UNK]'")
+    assert "2 random positions" in facts["prediction"]
+    assert "the actual token" in facts["target"]
+    assert facts["masking"].startswith("tokens are replaced by '[UNK]'")
     assert not report.skipped
     found = numbers(tmp_path / "out")
     assert found["accuracy.mask.exact"] != found["kept.mask.exact"]
@@ -100,7 +100,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     with pytest.raises(NormscopeError, match="no head"):
         compare_methods(Analyzer(tiny("bert"), toy_tokenizer()), data, tmp_path / "out")
-    with pytest.raises(NormscopeError, match="give its name or path"):
+    with pytest.raises(NormscopeError, match="pass its name or path"):
         compare_methods(classifier(), data, tmp_path / "out", engine="ray")
     short = tmp_path / "short.txt"
     short.write_text("the cat\n")

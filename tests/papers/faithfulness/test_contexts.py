@@ -32,10 +32,10 @@ def test_models_that_predict_nothing_are_refused() -> None:
     for lens, reason in (
         (Analyzer(tiny("bert"), toy_tokenizer()), "no head"),
         (Analyzer(tiny("bert", "SequenceClassification")), "tokenizer"),
-        (Analyzer(tiny("bert", "SequenceClassification", num_labels=1), toy_tokenizer()), "one output"),
+        (Analyzer(tiny("bert", "SequenceClassification", num_labels=1), toy_tokenizer()), "single output"),
         (Analyzer(tiny("bert", "TokenClassification"), toy_tokenizer()), "no head that predicts a class"),
-        (Analyzer(tiny_layers("marian", "Seq2SeqLM"), toy_tokenizer()), "one side"),
-        (Analyzer(tiny_layers("vit", "ImageClassification")), "read text"),
+        (Analyzer(tiny_layers("marian", "Seq2SeqLM"), toy_tokenizer()), "encoder or decoder that reads text"),
+        (Analyzer(tiny_layers("vit", "ImageClassification")), "reads text"),
     ):
         with pytest.raises(NormscopeError, match=reason):
             prediction_task(lens)
@@ -48,7 +48,7 @@ def test_a_class() -> None:
     assert found.given == 2
     for label, given in (("1", 1), ("label_0", 0), ("7", None), ("nonsense", None), (None, None)):
         assert prediction_contexts(classifier(), item(classifier()), label, "a", Settings())[0].given == given
-    with pytest.raises(NormscopeError, match="has none that the model knows"):
+    with pytest.raises(NormscopeError, match="has no label that the model knows"):
         prediction_contexts(classifier(), item(classifier()), None, "a", Settings(target="given"))
 
 
@@ -117,8 +117,8 @@ def test_settings() -> None:
         ({"target": "nope"}, "one of top, given"),
         ({"erasures": ["burn"]}, "mask or delete"),
         ({"erasures": []}, "mask or delete"),
-        ({"positions": -1}, "0 \\(the last one\\) or more"),
-        ({"nonsense": 1}, "no setting nonsense"),
+        ({"positions": -1}, "0 \\(the last position\\) or more"),
+        ({"nonsense": 1}, "settings: nonsense"),
     ):
         with pytest.raises(NormscopeError, match=reason):
             settings_from_plain(wrong)

@@ -104,7 +104,7 @@ def test_a_causal_model_that_classifies() -> None:
             expected = by_hand(lens, [1 if n in some else id for n, id in enumerate(ids)], None)
             torch.testing.assert_close(logits, expected.double(), rtol=1e-6, atol=1e-6)
         if pad == 0:
-            with pytest.raises(NormscopeError, match="marks the end of a text"):
+            with pytest.raises(NormscopeError, match="marks the end of the text"):
                 replacement_token(lens, "[PAD]")
         assert replacement_token(lens).token == "[UNK]"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from normscope.papers.common import plan_run
 from normscope.papers.emnlp2020.alignment import alignment_section
 from normscope.papers.emnlp2020.correlation import weight_norm_section
 from normscope.papers.emnlp2020.dispersion import dispersion_section
@@ -13,13 +13,12 @@ from normscope.papers.emnlp2020.shared import NAME, PARALLEL, PLAIN
 from normscope.papers.emnlp2020.shares import category_shares_section
 from normscope.papers.frequencies import missing_word_counts
 from normscope.papers.readings import choice_field, reading_field
-from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, Paper, Setting
 
 
 @dataclass(frozen=True)
 class NormReadings:
-    """Where the paper, or its code, leaves something open."""
+    """Choices that the paper and its code leave open."""
 
     sd: str = choice_field(
         "SD of Table 1: of the population (divided by n) or of a sample (n - 1)", "population", "sample"
@@ -28,46 +27,42 @@ class NormReadings:
         "what counts as punctuation: comma and period, or every mark", "comma-period", "all"
     )
     share_norm: str = choice_field(
-        "norms of Fig. 3: the sum of ||alpha f|| of each head, averaged over heads, or that of the layer's ||sum "
-        "over heads of alpha f||",
+        "norms of Fig. 3: the sum of ||alpha f|| per head, averaged over heads, or the sum of the layer's ||sum over "
+        "heads of alpha f||",
         *("heads", "layer"),
     )
     large_weight: float = reading_field(
-        2.0, "a large alpha in the list of cancelling layers: this many times that of uniform attention"
+        2.0, "what counts as a large alpha in the list of cancelling layers: this multiple of uniform attention"
     )
-    small_norm: float = reading_field(0.5, "a small ||f|| in that list: at most this part of the layer's mean")
+    small_norm: float = reading_field(
+        0.5, "what counts as a small ||f|| in that list: at most this fraction of the layer's mean"
+    )
     frequency_tokens: str = choice_field(
-        "tokens whose frequency counts: all, or words only, without special tokens", "all", "words"
+        "tokens to correlate with frequency: all, or words only (no special tokens)", "all", "words"
     )
     unseen: str = choice_field(
-        "tokens that the frequency file does not count: ranked one below the last, or left out", "rank", "leave"
+        "tokens missing from the frequency file: ranked one below the last, or left out", "rank", "leave"
     )
     average_norm: str = choice_field(
-        "mean norm of a head of the cross-attention: over all cells of all sentences, or over the means of sentences",
+        "mean norm of a cross-attention head: over all cells of all sentences, or over the sentence means",
         *("cells", "sentences"),
     )
     aer_correlation: str = choice_field(
-        "error rates of heads that are correlated with their norm: by norms or by weights", "norm", "weight"
+        "which error rates of heads are correlated with their norm: those by norms or by weights", "norm", "weight"
     )
 
 
 def _missing_alignment(setting: Setting) -> str | None:
-    lens, hint = setting.lens, "(read it as 'alignments')."
+    lens, hint = setting.lens, "(use --format alignments)."
     if not lens.two_sided:
-        return (
-            f"It reads cross-attention, and {lens.family.name} has none: it needs an encoder-decoder for translation."
-        )
+        return f"{lens.family.name} has no cross-attention; this experiment needs an encoder-decoder for translation."
     if lens.family.input != "text" or lens.tokenizer is None:
-        return "It aligns words, but there is no tokenizer of a text on both sides."
+        return "Aligning words needs text on both sides, and a tokenizer."
     if not setting.has_target:
-        return f"It needs sentence pairs, and this corpus has no target sentences {hint}"
+        return f"The corpus has no target sentences; this experiment needs sentence pairs {hint}"
     if not setting.has_links:
-        return f"It needs gold links between words, sure or possible, and this corpus has none {hint}"
+        return f"The corpus has no gold links between words, sure or possible {hint}"
     return None
-
-
-def _plan_one_run(name: str, *measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
-    return lambda setting: (RunPlan(name, measures),)
 
 
 PAPER = Paper(
@@ -80,32 +75,32 @@ PAPER = Paper(
     readings=NormReadings,
     experiments=(
         Experiment(
-            "dispersion", "Dispersion of ||f(x)|| (Table 1)", dispersion_section, _plan_one_run(PLAIN, "norm_moments")
+            "dispersion", "Dispersion of ||f(x)|| (Table 1)", dispersion_section, plan_run(PLAIN, "norm_moments")
         ),
         Experiment(
             "shares",
             "Special tokens and punctuation (Fig. 3)",
             category_shares_section,
-            _plan_one_run(PLAIN, "category_shares"),
+            plan_run(PLAIN, "category_shares"),
         ),
         Experiment(
             "correlation",
             "Weights against ||f(x)|| (Table 2)",
             weight_norm_section,
-            _plan_one_run(PLAIN, "weight_norm_counts", "category_shares", "norm_moments"),
+            plan_run(PLAIN, "weight_norm_counts", "category_shares", "norm_moments"),
         ),
         Experiment(
             "frequency",
             "Word frequency",
             norm_frequency_section,
-            _plan_one_run(PLAIN, "token_means"),
+            plan_run(PLAIN, "token_means"),
             missing_word_counts,
         ),
         Experiment(
             "alignment",
             "Word alignment (Table 3)",
             alignment_section,
-            _plan_one_run(PARALLEL, "alignment_hits", "cross_norms"),
+            plan_run(PARALLEL, "alignment_hits", "cross_norms"),
             _missing_alignment,
             needs="an encoder-decoder and sentence pairs with gold links",
         ),

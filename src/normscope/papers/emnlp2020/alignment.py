@@ -26,9 +26,9 @@ from normscope.inputs.encode import encode
 from normscope.measures.alignment import SETTINGS, Hits, word_maps
 from normscope.measures.frequency import spearman
 from normscope.measures.similarity import correlation
-from normscope.papers.common import CLEAR, claim_with_published, finite_numbers
+from normscope.papers.common import CLEAR, claim_with_published, finite_numbers, layer_picture
 from normscope.papers.emnlp2020.measures import LAYER_LEVEL, aligned_words, cross_attention_maps
-from normscope.papers.emnlp2020.shared import NAME, PARALLEL
+from normscope.papers.emnlp2020.shared import NAME, PARALLEL, head_map_picture
 from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts, map_charts
@@ -43,17 +43,18 @@ WAYS = tuple(product(SETTINGS, METHODS))
 REFERENCE = "German-English, published"
 RATES = dict.fromkeys(("AER (%)", "AER of linked words (%)", "precision (%)", "recall (%)"), ".1f")
 NORM = "mean ||alpha f||"
-FEWEST, MOST = 6, 16  # words on either side of the sentence pair in the figure, if there is such a pair
+FEWEST, MOST = 6, 16  # preferred number of words on each side of the sentence pair in the figure
 GOLD = "#d55e00"
 TEXT = (
-    "The decoder is given the gold translation (teacher forcing). AWO (alignment with output) takes the row of the "
-    "cross-attention that writes a word, AWI (alignment with input) the row that reads it, one later. Subwords become "
-    "words: sums over the subwords of a source word, means over those of a target word. Each target word is linked to "
-    "the source word with the largest cell; if that is an end token, it gets no link.\n\n"
-    "AER = 1 - (|A and S| + |A and P|) / (|A| + |S|) over the corpus, for the predicted links A and the sure links S "
-    "and possible links P of the gold data: {:,} sure and {:,} possible links in {:,} sentence pairs, {:.0%} of the "
-    "target words with a link. Gold data that leave many words unlinked penalise any method that links every word, so "
-    "the error rate is also given for only those target words that have a gold link."
+    "The decoder reads the gold translation (teacher forcing). AWO (alignment with output) uses the row of the "
+    "cross-attention that predicts a word, AWI (alignment with input) the row that reads it, one position later. "
+    "Subword maps are merged into word maps by summing over the subwords of a source word and averaging over those of "
+    "a target word. Each target word is linked to the source word with the largest cell, or to none if that cell "
+    "belongs to an end token.\n\n"
+    "AER = 1 - (|A and S| + |A and P|) / (|A| + |S|) over the corpus, where A are the predicted links and S and "
+    "P the sure and possible links of the gold data: {:,} sure and {:,} possible links in {:,} sentence pairs; {:.0%} "
+    "of the target words have a link. Gold data that leave many words unlinked penalise any method that links every "
+    "word, so the error rate is also given for the target words with a gold link alone."
 )
 
 
@@ -106,7 +107,7 @@ class AlignmentResult:
 
 
 def alignment_section(setting: Setting, runs: Runs) -> Section:
-    """The alignment study: AER by layer and head, the best ones, those of the highest norm, and an example."""
+    """AER by layer and head, of the best layers and those with the highest norm, and an example."""
     run = runs[PARALLEL]
     found = AlignmentResult(alignment_error_rates(run), average_head_norms(run, setting.readings.average_norm))
     best, published = {key: found.best_layer(*key) for key in WAYS}, paper_numbers(NAME)
@@ -180,7 +181,7 @@ def _alignment_numbers(setting: Setting, found: AlignmentResult) -> dict[str, fl
 
 
 def _count_gold_links(setting: Setting, run: Run) -> tuple[int, int, int, float]:
-    """Sure and possible links, sentence pairs, and the share of target words with a link, of the analysed entries."""
+    """Sure links, possible links, sentence pairs and the share of linked target words, over the analysed entries."""
     done = set(run.scan("items").select("id").collect()["id"].to_list())
     entries = [entry for entry in setting.read() if isinstance(entry, Entry) and entry.id in done]
     words = sum(len(entry.target or ()) for entry in entries)
@@ -192,7 +193,7 @@ def _count_gold_links(setting: Setting, run: Run) -> tuple[int, int, int, float]
 def _alignment_summary(
     found: AlignmentResult, best: Mapping[tuple[str, str], int], published: Mapping[str, float]
 ) -> Table:
-    """Table 3 of the paper, with AWI beside it."""
+    """Table 3 of the paper, for both AWO and AWI."""
     rows: list[tuple[Cell, ...]] = []
     layer, (head_layer, head) = found.highest_layer, found.highest_head
     for way in SETTINGS:
@@ -205,8 +206,8 @@ def _alignment_summary(
             cells = found.rates[way, method][at, LAYER_LEVEL].cells()
             rows.append((way, method, f"best layer: {at + 1}", *cells, published.get(f"{key}.{method}.best")))
         for name, place, theirs in (
-            (f"layer of the highest norm: {layer + 1}", (layer, LAYER_LEVEL), "highest_layer"),
-            (f"head of the highest norm: L{head_layer + 1}H{head + 1}", (head_layer, head), "highest_head"),
+            (f"layer with the highest norm: {layer + 1}", (layer, LAYER_LEVEL), "highest_layer"),
+            (f"head with the highest norm: L{head_layer + 1}H{head + 1}", (head_layer, head), "highest_head"),
         ):
             cells = found.rates[way, "norm"][place].cells()
             rows.append((way, "norm", name, *cells, published.get(f"{key}.{theirs}")))
@@ -215,33 +216,24 @@ def _alignment_summary(
         "Table 3. Alignment error rate",
         {"setting": "", "method": "", "of": "", **RATES, f"AER (%), {REFERENCE}": ".1f"},
         rows,
-        "Published: the mean of five models of another language pair.",
+        "Published: mean of five models for another language pair.",
     )
 
 
 def _error_rate_chart(found: AlignmentResult) -> Picture:
     series = {f"{way}, {method}": [rates.aer for rates in found.by_layer(way, method)] for way, method in WAYS}
-    chart = charts.line_chart(series, x=[layer + 1 for layer in found.layers], ylabel="AER (%)")
-    return Picture("table3-layers", "Alignment error rate by layer", chart, "Lower is better.")
+    layers = [layer + 1 for layer in found.layers]
+    return layer_picture(
+        "table3-layers", "Alignment error rate by layer", series, layers, "AER (%)", "Lower is better."
+    )
 
 
 def _error_rate_maps(found: AlignmentResult) -> Picture:
-    rates = {way: found.rates[way, "norm"] for way in SETTINGS}
     panels = {
-        f"AER (%), {way}": _layer_head_grid({place: rates[way][place].aer for place in found.norms}) for way in SETTINGS
+        f"AER (%), {way}": {place: found.rates[way, "norm"][place].aer for place in found.norms} for way in SETTINGS
     }
-    panels[NORM] = _layer_head_grid(found.norms)
-    rows, columns = (range(1, size + 1) for size in panels[NORM].shape)
-    chart = map_charts.heat_map_charts(panels, rows=rows, columns=columns, xlabel="head", ylabel="layer", shared=False)
-    return Picture("table3-heads", "Alignment error rate by norms, and mean norm, of each head", chart)
-
-
-def _layer_head_grid(values: Mapping[Place, float]) -> NDArray[np.float64]:
-    """(layers, heads)."""
-    grid = np.full(tuple(1 + max(place[n] for place in values) for n in (0, 1)), nan)
-    for place, value in values.items():
-        grid[place] = value
-    return grid
+    title = "Alignment error rate by norms, and mean norm, of each head"
+    return head_map_picture("table3-heads", title, {**panels, NORM: found.norms})
 
 
 def _norm_error_scatter(setting: Setting, found: AlignmentResult) -> Picture:
@@ -270,7 +262,7 @@ def alignment_examples(setting: Setting, best: Mapping[tuple[str, str], int]) ->
     for entry in _example_pairs(setting):
         try:
             source, target, maps = _alignment_matrices(setting, entry, best)
-        except NormscopeError:  # its words cannot be told apart; another one's can
+        except NormscopeError:  # its tokens cannot be assigned to words; try another pair
             continue
         for way in SETTINGS:
             panels = {f"{method}, layer {best[way, 'norm'] + 1}": maps[way, method] for method in METHODS}
@@ -281,14 +273,14 @@ def alignment_examples(setting: Setting, best: Mapping[tuple[str, str], int]) ->
                 f"alignment-{way.lower()}",
                 f"Alignment of one sentence pair, {way}",
                 figure,
-                f"{entry.id}. Framed: gold links, dashed if they are merely possible. The layer is the best one by "
+                f"{entry.id}. Frames: gold links, dashed if only possible. The layer is the one with the lowest AER by "
                 "norms over the corpus.",
             )
         return
 
 
 def _example_pairs(setting: Setting) -> list[Entry]:
-    """The entry that was asked for by its id; else those with links, of a good length first."""
+    """The entry whose id is the example; otherwise entries with links, those of preferred length first."""
     linked = [entry for entry in setting.entries if entry.possible]
     asked = [entry for entry in linked if entry.id == setting.example]
 
@@ -301,7 +293,7 @@ def _example_pairs(setting: Setting) -> list[Entry]:
 def _alignment_matrices(
     setting: Setting, entry: Entry, best: Mapping[tuple[str, str], int]
 ) -> tuple[list[str], list[str], dict[tuple[str, str], NDArray[np.float64]]]:
-    """The labels of source and target, and the matrix of each setting and method."""
+    """Source labels, target labels, and the word-level matrix for each setting and method."""
     lens = setting.lens
     (item,) = encode(lens.loaded, (" ".join(entry.words or ()), " ".join(entry.target or ())))
     (result,) = run(
@@ -323,7 +315,7 @@ def _alignment_matrices(
 
 
 def _frame_gold_links(figure: Figure, panels: int, entry: Entry) -> None:
-    """Frames around the gold links."""
+    """Draw a frame around each gold link."""
     from matplotlib.patches import Rectangle
 
     for axes in figure.axes[:panels]:
@@ -343,7 +335,10 @@ def _alignment_claims(
     for key, what in (("mean", "on average over layers"), ("best", "in the best layer")):
         for way in SETTINGS:
             norm, weight = keys = [f"alignment.{way}.{method}.{key}" for method in ("norm", "weight")]
-            text, template = f"Norms align better than weights {what} ({way})", "AER {:.1f} % against {:.1f} %"
+            text, template = (
+                f"Norms give better alignments than weights {what} ({way})",
+                "AER {:.1f} % against {:.1f} %",
+            )
             ours = [numbers[one] for one in keys]
             claims.append(claim_with_published(text, numbers[norm] < numbers[weight], template, ours, published, *keys))
     early = found.layers[: max(1, len(found.layers) // 2)]
@@ -351,28 +346,36 @@ def _alignment_claims(
     both = ("alignment.AWI.norm.best", "alignment.AWO.norm.best")
     claims += [
         Claim(
-            "In early layers AWI aligns better than AWO",
+            "In early layers AWI gives better alignments than AWO",
             awi < awo,
             f"AER by norms {awi:.1f} % against {awo:.1f} % in layers 1 to {early[-1] + 1}",
             quote_published(published, "best layer by norms: {:.1f} % (2) against {:.1f} % (5)", *both),
         ),
         Claim(
-            "With AWI the layer of the highest norm is the best one",
+            "With AWI the layer with the highest norm has the lowest error rate",
             found.highest_layer == best["AWI", "norm"],
             f"layer {found.highest_layer + 1} has the highest norm, layer {best['AWI', 'norm'] + 1} the lowest AER",
             "layer 2 in all five models",
         ),
     ]
     for way, sign, text in (
-        ("AWI", -1, "With AWI heads of a higher norm align better: error rate and norm correlate negatively, below {}"),
-        ("AWO", 1, "With AWO they align worse: error rate and norm correlate positively, above {}"),
+        (
+            "AWI",
+            -1,
+            "With AWI, heads with a higher norm align better: error rate and norm correlate negatively (below {})",
+        ),
+        (
+            "AWO",
+            1,
+            "With AWO, heads with a higher norm align worse: error rate and norm correlate positively (above {})",
+        ),
     ):
         rho = numbers[f"alignment.{way}.rho"]
         claims.append(
             Claim(
                 text.format(sign * CLEAR),
                 None if isnan(rho) else sign * rho > CLEAR,
-                "there are too few heads" if isnan(rho) else f"Spearman {rho:.2f}",
+                "too few heads" if isnan(rho) else f"Spearman {rho:.2f}",
                 quote_published(published, "Spearman {:.2f}", f"alignment.{way}.rho"),
             )
         )

@@ -1,4 +1,4 @@
-"""Whether alpha and ||f(x)|| cancel each other (EMNLP 2020, Table 2)."""
+"""Whether alpha and ||f(x)|| cancel out (EMNLP 2020, Table 2)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
 from normscope.measures.grouped import OCTAVES, resolution, spearman
-from normscope.papers.common import CLEAR, finite_numbers
+from normscope.papers.common import CLEAR, finite_numbers, layer_picture, scan_side
 from normscope.papers.emnlp2020 import shared
 from normscope.papers.emnlp2020.measures import KINDS, NORM_BINS, WEIGHT_BINS
 from normscope.papers.emnlp2020.shared import CATEGORIES, REFERENCE
 from normscope.papers.emnlp2020.shares import mean_category_shares
 from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
-from normscope.reports import charts, map_charts
+from normscope.reports import map_charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
 
 BinnedPairs = tuple[NDArray[Any], ...]  # bins of alpha, bins of ||f||, counts
 
-COARSE_WEIGHTS = 1  # bins an octave in the figure
+COARSE_WEIGHTS = 1  # bins per octave in the figure
 COARSE_NORMS = 4
 TEXT = (
-    "Every pair of a query and a key, in every layer and head, has a weight alpha and the key's ||f(x)||. Spearman's "
-    "correlation of the two is taken over all pairs whose key is of a category. There are too many pairs to rank, so "
-    "they are counted in logarithmic bins, {} of alpha and {} of ||f(x)|| per octave; pairs of one bin count as "
-    "ties. Resolution is the share of the rank variance between bins: 1 would be no grouping at all.\n\n"
-    "Where a large alpha meets a small ||f(x)||: the layers and categories whose tokens get at least {:g} times the "
-    "weight that they would get from uniform attention, while their mean ||f(x)|| is at most {:g} of the layer's."
+    "Each pair of a query and a key, in each layer and head, has a weight alpha and the key's ||f(x)||. Spearman's "
+    "correlation of the two is computed over all pairs whose key belongs to a category. There are too many pairs to "
+    "rank individually, so they are counted in logarithmic bins, {} per octave for alpha and {} for ||f(x)||; pairs in "
+    "the same bin are ties. Resolution is the share of the rank variance that lies between bins (1: no binning).\n\n"
+    "The last table lists layers and categories that combine a large alpha with a small ||f(x)||: their tokens receive "
+    "at least {:g} times the weight of uniform attention, and their mean ||f(x)|| is at most {:g} times the layer's."
 )
 
 
@@ -54,7 +54,6 @@ def weight_norm_section(setting: Setting, runs: Runs) -> Section:
     columns = {"category": "", "Spearman": ".2f", "pairs": ",", "resolution of alpha": ".5f"}
     columns |= {"resolution of ||f||": ".5f", f"Spearman, {REFERENCE}": ".2f", "pairs, published": ","}
     title = "Spearman's correlation of alpha and ||f(x)||"
-    lines = charts.line_chart(by_layer, x=[n + 1 for n in layers], ylabel="Spearman")
     return Section(
         "correlation",
         "Weights against ||f(x)||",
@@ -62,7 +61,7 @@ def weight_norm_section(setting: Setting, runs: Runs) -> Section:
         (
             Table.of("table2-spearman", f"Table 2. {title}", columns, rows),
             _pair_density_picture({names[c]: _coarsen_bins(*_category_pairs(counts, c)) for c in present}),
-            Picture("table2-layers", f"{title} in each layer", lines),
+            layer_picture("table2-layers", f"{title} in each layer", by_layer, [n + 1 for n in layers], "Spearman"),
             Table.of(
                 "table2-by-layer",
                 f"{title} by layer",
@@ -83,7 +82,7 @@ def _weight_norm_counts(setting: Setting, run: Run) -> pl.DataFrame:
     categories = shared.categories_by_kind(setting.readings)
     by_code = {code: categories[name] for code, name in enumerate(KINDS)}
     return (
-        shared.scan_side(setting, run, "weight_norm_counts")
+        scan_side(run, "weight_norm_counts", setting.side)
         .with_columns(pl.col("kind").replace_strict(by_code, return_dtype=pl.String).alias("category"))
         .group_by(keys)
         .agg(pl.col("count").sum())
@@ -99,7 +98,7 @@ def _category_pairs(counts: pl.DataFrame, category: str, layer: int | None = Non
 
 
 def _pair_density_picture(cells: Mapping[str, BinnedPairs]) -> Picture:
-    """The distribution of pairs by category: alpha across, ||f|| upwards, in coarse bins."""
+    """The joint distribution by category in coarse bins: alpha on the x axis, ||f|| on the y axis."""
     weights, norms = (np.concatenate([found[n] for found in cells.values()]) for n in (0, 1))
     left, bottom, top = _lowest_weight_bin(cells), int(norms.min()), int(norms.max())
     across, up = np.arange(left, int(weights.max()) + 1), np.arange(top, bottom - 1, -1)
@@ -119,9 +118,9 @@ def _pair_density_picture(cells: Mapping[str, BinnedPairs]) -> Picture:
     )
     return Picture(
         "table2-pairs",
-        "Where the pairs of alpha and ||f(x)|| lie",
+        "Joint distribution of alpha and ||f(x)||",
         chart,
-        "Each category by itself. The leftmost column includes all smaller weights, a hundredth of the pairs.",
+        "Each category is normalised separately. The leftmost column includes all smaller weights (1 % of the pairs).",
     )
 
 
@@ -131,7 +130,7 @@ def _coarsen_bins(weights: NDArray[Any], norms: NDArray[Any], counts: NDArray[An
 
 
 def _lowest_weight_bin(cells: Mapping[str, BinnedPairs]) -> int:
-    """The coarse bin of alpha below which less than a hundredth of all pairs lies."""
+    """The 1 % quantile of the coarse bins of alpha."""
     weights, counts = (np.concatenate([found[n] for found in cells.values()]) for n in (0, 2))
     order = np.argsort(weights)
     below = np.cumsum(counts[order]) / counts.sum()
@@ -139,7 +138,7 @@ def _lowest_weight_bin(cells: Mapping[str, BinnedPairs]) -> int:
 
 
 def _cancellation_table(setting: Setting, run: Run, names: Mapping[str, str]) -> Table:
-    """The layers and categories with a large alpha and a small ||f||."""
+    """The layers and categories with a large alpha and a small ||f||, which cancel."""
     means = shared.merged_norm_moments(setting, run, "layer", "category")
     whole = shared.merged_norm_moments(setting, run, "layer")
     rows: list[tuple[Cell, ...]] = []
@@ -152,13 +151,13 @@ def _cancellation_table(setting: Setting, run: Run, names: Mapping[str, str]) ->
         norm = mean / whole[layer,].mean
         if times >= setting.readings.large_weight and norm <= setting.readings.small_norm:
             rows.append((layer + 1, names[category], times, weight, mean, norm))
-    columns = ("alpha, times even", "sum of alpha", "mean ||f||", "mean ||f||, of the layer's")
+    columns = ("alpha / uniform", "sum of alpha", "mean ||f||", "mean ||f|| / layer mean")
     return Table.of(
         "table2-cancelling",
-        "Layers where a large alpha meets a small ||f(x)||",
+        "Layers and categories with a large alpha and a small ||f(x)||",
         {"layer": "", "category": "", **dict.fromkeys(columns, ".2f")},
         rows,
-        "" if rows else "There is none.",
+        "" if rows else "No layer and category meets both conditions.",
     )
 
 
@@ -171,16 +170,16 @@ def _cancellation_claims(
     unknown = isnan(rho["other"]) or not special
     return (
         Claim(
-            "alpha and ||f(x)|| cancel each other on special tokens and punctuation: their correlation is negative, "
-            f"below {-CLEAR}",
+            "alpha and ||f(x)|| cancel out on special tokens and punctuation: their correlation is negative "
+            f"(below {-CLEAR})",
             all(rho[c] < -CLEAR for c in special) if special else None,
-            ours or "there are no such tokens",
+            ours or "no such tokens in the corpus",
             quote_published(published, "[CLS] {:.2f}, [SEP] {:.2f}, comma and period {:.2f}", *keys[:3]),
         ),
         Claim(
-            "They hardly do on other tokens: the correlation is weakest there",
+            "They hardly cancel out on other tokens, where the correlation is weakest",
             None if unknown else all(abs(rho["other"]) < abs(rho[c]) for c in special),
-            "there are no such tokens" if unknown else f"{rho['other']:.2f}; {ours}",
+            "no such tokens in the corpus" if unknown else f"{rho['other']:.2f}; {ours}",
             quote_published(published, "{:.2f}", "spearman.other"),
         ),
     )

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from math import nan
 from statistics import fmean
 
-import numpy as np
-
 from normscope.measures.dispersion import Moments
-from normscope.papers.common import claim_with_published, finite_numbers
-from normscope.papers.emnlp2020.shared import NAME, PLAIN, REFERENCE, merged_norm_moments, scan_side
+from normscope.papers.common import claim_with_published, finite_numbers, scan_side
+from normscope.papers.emnlp2020.shared import NAME, PLAIN, REFERENCE, Head, head_map_picture, merged_norm_moments
 from normscope.papers.published import paper_numbers
 from normscope.papers.study import Runs, Setting
-from normscope.reports import map_charts
-from normscope.reports.report import Cell, Picture, Section, Table, none_if_nan
+from normscope.reports.report import Cell, Section, Table, none_if_nan
 
 COLUMNS = {"mean": "mean", "sd": "SD", "cv": "CV", "max": "max", "min": "min"}  # key of a number -> column
 FORMATS = dict.fromkeys(COLUMNS.values(), ".2f")
-VARIES = 0.1  # a CV above which ||f|| is said to vary; the head that varies least in the paper has 0.12
+VARIES = 0.1  # CV above which ||f|| counts as varying; the least variable head in the paper has 0.12
 TEXT = (
-    "||f(x)|| is the norm of a token's value vector after the output matrix, by head, over all tokens of all "
-    "sequences, special ones included. If it did not vary, attention weights alone would show the contributions."
+    "||f(x)|| is the norm of a token's value vector after the output matrix, for each head, over all tokens of all "
+    "sequences, including special tokens. If it did not vary, attention weights alone would show the contributions."
 )
 
 
@@ -31,7 +27,7 @@ def dispersion_section(setting: Setting, runs: Runs) -> Section:
     values = {place: _dispersion_values(found, setting.readings.sd == "sample") for place, found in moments.items()}
     average = [fmean(found[n] for found in values.values()) for n in range(3)]
     order = sorted(values, key=lambda place: values[place][2])
-    lengths = [int(length) for length in scan_side(setting, run, "items").select("length").collect()["length"]]
+    lengths = [int(length) for length in scan_side(run, "items", setting.side).select("length").collect()["length"]]
     numbers = dict(zip((f"dispersion.{key}" for key in COLUMNS), average, strict=False))
     for place, found in values.items():
         numbers |= {f"dispersion.{_head_name(place)}.{k}": value for k, value in zip(COLUMNS, found, strict=True)}
@@ -45,6 +41,7 @@ def dispersion_section(setting: Setting, runs: Runs) -> Section:
         prefix = f"dispersion.{theirs}" if theirs else "dispersion"
         summary.append((label + head, "here", *ours))
         summary.append((theirs and label + theirs, REFERENCE, *(published.get(f"{prefix}.{key}") for key in COLUMNS)))
+    maps = {label: {place: found[n] for place, found in values.items()} for label, n in (("mean", 0), ("CV", 2))}
     heads = [(layer + 1, head + 1, *map(none_if_nan, found)) for (layer, head), found in values.items()]
     claim = claim_with_published(
         f"||f(x)|| varies between tokens (average CV above {VARIES})",
@@ -60,7 +57,7 @@ def dispersion_section(setting: Setting, runs: Runs) -> Section:
         TEXT,
         (
             Table.of("table1-dispersion", "Table 1. Dispersion of ||f(x)||", {"head": "", "": "", **FORMATS}, summary),
-            _dispersion_picture(values),
+            head_map_picture("table1-heads", "Mean and CV of ||f(x)|| by head", maps),
             Table.of(
                 "table1-every-head",
                 "Dispersion of ||f(x)|| in every head",
@@ -79,16 +76,5 @@ def _dispersion_values(found: Moments, sample: bool) -> tuple[float, ...]:
     return (found.mean, deviation, variation, found.largest, found.smallest)
 
 
-def _head_name(place: tuple[int, int]) -> str:
+def _head_name(place: Head) -> str:
     return f"L{place[0] + 1}H{place[1] + 1}"
-
-
-def _dispersion_picture(values: dict[tuple[int, int], tuple[float, ...]]) -> Picture:
-    layers, heads = ([*range(max(place[n] for place in values) + 1)] for n in (0, 1))
-    panels = {
-        name: np.array([[values.get((layer, head), (nan,) * 5)[n] for head in heads] for layer in layers])
-        for name, n in (("mean", 0), ("CV", 2))
-    }
-    axes = {"rows": [n + 1 for n in layers], "columns": [n + 1 for n in heads], "xlabel": "head", "ylabel": "layer"}
-    chart = map_charts.heat_map_charts(panels, shared=False, **axes)  # type: ignore[arg-type]
-    return Picture("table1-heads", "Mean and CV of ||f(x)|| by head", chart)

@@ -23,12 +23,12 @@ from normscope.measures.grouped import log_bins
 from normscope.papers.common import typed_columns
 from normscope.papers.emnlp2020.word_ids import Words, gold_word_ids
 
-# Those of measures.categories, with punctuation marks other than comma and period kept apart, so that one run serves
-# both readings of "punctuation".
+# The categories of measures.categories, plus "symbol" for punctuation marks other than comma and period, so that one
+# run serves both readings of "punctuation".
 KINDS = ("first", "separator", "mask", "punctuation", "symbol", "other")
-WEIGHT_BINS = 8  # an octave; weights spread over many octaves,
-NORM_BINS = 32  # norms over few
-LAYER_LEVEL = -1  # instead of a head
+WEIGHT_BINS = 8  # per octave; weights span many octaves,
+NORM_BINS = 32  # norms only a few
+LAYER_LEVEL = -1  # in place of a head: the whole layer
 
 
 def token_kind(token: str) -> str:
@@ -113,7 +113,7 @@ def _joint_histogram(
 
 
 def _index_bins(bins: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
-    """The bins that occur, in order, and the place of each value's bin among them."""
+    """The bins that occur, sorted, and the index of each value's bin among them."""
     least = int(bins.min())
     shifted = bins.astype(np.int32) - least
     there = np.bincount(shifted.ravel()) > 0
@@ -131,7 +131,7 @@ def token_means(sample: Sample) -> Columns:
     if not reads_itself(analysis):
         return typed_columns(types, [])
     if "input_ids" not in sample.item.tensors:
-        raise NormscopeError("Word frequencies need text: this model reads none.")
+        raise NormscopeError("Word frequencies need a model that reads text.")
     ids = sample.item.tensors["input_ids"].tolist()
     seen = reachable(analysis).sum(0)  # of each column, the rows that can see it
     received = analysis.heads["weights"].mean((0, 1)).double().sum(0) / seen
@@ -189,7 +189,7 @@ def aligned_words(sample: Sample) -> tuple[Words, Words]:
     """The word of each source token, and of each decoder input."""
     entry, tensors = sample.entry, sample.item.tensors
     if entry.words is None or not isinstance(entry.target, tuple):
-        raise NormscopeError("An alignment needs words on both sides.")
+        raise NormscopeError("Alignments need entries with words on both sides.")
     source = gold_word_ids(entry.words, tensors["input_ids"].tolist(), sample.lens.tokenizer)
     target = gold_word_ids(entry.target, tensors["decoder_input_ids"].tolist(), sample.lens.tokenizer, target=True)
     return source, target
@@ -215,5 +215,5 @@ def _value_norm_array(analysis: Analysis) -> NDArray[Any]:
 
 
 def _token_kind_codes(analysis: Analysis) -> NDArray[np.int32]:
-    """The kind of each column, by its place in KINDS."""
+    """The kind of each column, as an index into KINDS."""
     return np.array([KINDS.index(token_kind(label.token)) for label in analysis.columns], dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The shares of special tokens and punctuation, by weights and by norms (EMNLP 2020, Fig. 3)."""
+"""Shares of special tokens and punctuation, measured by weights and by norms (EMNLP 2020, Fig. 3)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from normscope.corpus.store import Run
-from normscope.papers.common import layer_numbers, published_curves
+from normscope.papers.common import layer_numbers, layer_picture, published_curves, scan_side
 from normscope.papers.emnlp2020.shared import (
     CATEGORIES,
     NAME,
@@ -15,24 +15,22 @@ from normscope.papers.emnlp2020.shared import (
     REFERENCE,
     add_category,
     category_labels,
-    scan_side,
 )
 from normscope.papers.published import paper_numbers
 from normscope.papers.study import Runs, Setting
-from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
 Curves = Mapping[str, Sequence[float]]  # category -> a value for each layer
 
 TITLES = {"weight": "Weight-based: sum of alpha", "norm": "Norm-based: sum of ||alpha f(x)||"}
 TEXT = (
-    "How much of the attention goes to each category of tokens: the sum over its tokens, averaged over all outputs of "
-    "a sequence, then over sequences. By weights it is the sum of alpha (averaged over heads), which is 1 for all "
-    "tokens together; by norms {}."
+    "How much attention each category of tokens receives: the sum over its tokens, averaged over the outputs of a "
+    "sequence and then over sequences. With weights this is the sum of alpha (averaged over heads), which totals 1 "
+    "over all categories; with norms it is {}."
 )
 LEVELS = {
     "heads": "the sum of ||alpha f(x)|| of each head, averaged over heads",
-    "layer": "the sum of the norms ||sum over heads of alpha f(x)|| of the layer",
+    "layer": "the sum of the layer's norms ||sum over heads of alpha f(x)||",
 }
 
 
@@ -55,7 +53,7 @@ def category_shares_section(setting: Setting, runs: Runs) -> Section:
         "Fig. 3. Weights and norms by category",
         {
             **{"layer": "", "category": "", "sum of alpha": ".3f", "sum of ||alpha f||": ".3f"},
-            "of the layer's norms (%)": ".1f",
+            "share of norms (%)": ".1f",
         },
         (
             (layer, names[c], weight[c][n], norm[c][n], 100 * part[c][n])
@@ -85,7 +83,7 @@ def category_shares_section(setting: Setting, runs: Runs) -> Section:
 def mean_category_shares(setting: Setting, run: Run) -> pl.DataFrame:
     """layer (from 0), category -> `weight`, `norm` and `keys` (share of the tokens), each the mean over sequences."""
     norm = "norm" if setting.readings.share_norm == "heads" else "layer_norm"
-    frame = add_category(scan_side(setting, run, "category_shares"), setting.readings)
+    frame = add_category(scan_side(run, "category_shares", setting.side), setting.readings)
     by_sequence = frame.group_by("id", "layer", "category").agg(
         pl.col("weight").sum(), pl.col(norm).sum().alias("norm"), pl.col("keys").sum()
     )
@@ -104,12 +102,12 @@ def _category_share_picture(what: str, curves: Curves, layers: Sequence[int], na
         paper_numbers(NAME), {names[c]: f"share.{what}.{c}.L{{}}" for c in curves}, len(layers)
     )
     series = {names[c]: curves[c] for c in curves}
-    chart = charts.line_chart(series, x=layers, ylabel=TITLES[what].partition(": ")[2], reference=published)
-    return Picture(f"fig3-{what}", f"Fig. 3. {TITLES[what]}", chart, f"Dashed: {REFERENCE}." if published else "")
+    ylabel, note = TITLES[what].partition(": ")[2], f"Dashed: {REFERENCE}." if published else ""
+    return layer_picture(f"fig3-{what}", f"Fig. 3. {TITLES[what]}", series, layers, ylabel, note, reference=published)
 
 
 def _parts_of_total(curves: Curves) -> dict[str, list[float]]:
-    """Each category's part of the sum over categories, by layer."""
+    """Each category's share of the sum over categories, by layer."""
     sums = [sum(values) for values in zip(*(curves[c] for c in CATEGORIES), strict=True)]
     return {c: [value / total for value, total in zip(curves[c], sums, strict=True)] for c in CATEGORIES}
 
@@ -130,17 +128,17 @@ def _category_share_claims(
         ours, by_weight, by_norm = _peak_weight(layers, weight, part, some)
         claims.append(
             Claim(
-                f"{what} get much weight, but contribute little: where they get most weight, their part of the "
-                "norms is less than half of it",
+                f"{what} receive much weight but contribute little: in the layer where their weight peaks, their share "
+                "of the norms is less than half their share of the weight",
                 by_norm < by_weight / 2 if by_weight > 0 else None,
-                ours if by_weight > 0 else "there is no such token",
+                ours if by_weight > 0 else "no such tokens in the corpus",
                 _peak_weight(range(1, 13), theirs, _parts_of_total(norms), some)[0] if known else "",
             )
         )
     least = min(part["other"])
     claims.append(
         Claim(
-            "By norms, ordinary tokens contribute most in every layer",
+            "Measured by norms, ordinary tokens contribute most in every layer",
             least > 0.5,
             f"at least {100 * least:.0f} % (layer {layers[part['other'].index(least)]})",
             f"at least {100 * min(_parts_of_total(norms)['other']):.0f} %" if known else "",
@@ -150,7 +148,7 @@ def _category_share_claims(
 
 
 def _peak_weight(layers: Sequence[int], weight: Curves, part: Curves, some: Sequence[str]) -> tuple[str, float, float]:
-    """The layer where some categories get most weight, in words; their weight and their part of the norms there."""
+    """The layer where the categories together receive most weight, described; their weight and norm shares there."""
     sums = [sum(values) for values in zip(*(weight[c] for c in some), strict=True)]
     at = max(range(len(sums)), key=sums.__getitem__)
     norm = sum(part[c][at] for c in some)

@@ -1,4 +1,4 @@
-"""The maps of an example with attention alone, with the residual, with normalization (EMNLP 2021, Fig. 2)."""
+"""Maps of an example: attention alone, with the residual, and with normalization (EMNLP 2021, Fig. 2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
-LONGEST = 40  # tokens that can be read along an axis
+LONGEST = 40  # most tokens that stay legible along an axis
 KINDS = {"norms": ("-N", "norm of the contribution"), "weights": ("-W", "weight")}  # suffix of the scopes, label
 
 
@@ -37,33 +37,33 @@ def example_maps_section(setting: Setting, runs: Runs) -> Section:
     shares = {name: own_shares(result[name]) for name in result.scopes}
     table = Table.of(
         "comparison-own",
-        "Share of a token itself in its row of the map (%), mean over the example's tokens",
+        "Share of the diagonal (%): each token's share in its own row, mean over tokens",
         {"layer": "", **dict.fromkeys(result.scopes, ".1f")},
         ((n + 1, *(shares[name][n] for name in result.scopes)) for n in range(depth)),
     )
     alone, block = (scope_of_alias(lens, alias) for alias in ("attention", "attention-block"))
     by_alone, by_block = (sum(shares[name]) / depth for name in (alone, block))
     claim = Claim(
-        "With residual and normalization the diagonal dominates the map; attention alone looks at other tokens",
+        "The diagonal dominates the map with residual and normalization, but not with attention alone",
         by_block > 50 > by_alone,
-        f"share of the diagonal {by_alone:.1f} % by {alone}, {by_block:.1f} % by {block}",
+        f"share of the diagonal {by_alone:.1f} % in {alone}, {by_block:.1f} % in {block}",
     )
-    title = "Attention, residual and normalization in an example"
-    return Section("comparison", title, f"The example: {' '.join(tokens)}", (*pictures, table), (claim,))
+    title = "Maps of an example with attention, residual and normalization"
+    return Section("comparison", title, f"Example: {' '.join(tokens)}", (*pictures, table), (claim,))
 
 
 def missing_example(setting: Setting) -> str | None:
-    """Why there is no text to draw maps of."""
+    """Why no example can be analysed, or None."""
     if setting.lens.family.input != "text":
-        return "It draws maps of a text, but this model reads no text."
+        return "The example is a text, but this model does not read text."
     if setting.lens.tokenizer is None:
-        return "It draws maps of a text, but there is no tokenizer to read one with."
+        return "The example is a text, which needs a tokenizer."
     given = setting.example is not None or setting.entries
-    return None if given else "It draws maps of a text: give DATA or --example."
+    return None if given else "No example text: pass DATA or --example."
 
 
 def example_encoding(setting: Setting) -> dict[str, list[int]]:
-    """The example, or else the first entry, as an encoding of at most 40 tokens."""
+    """The example, by default the first entry, as an encoding of at most LONGEST tokens."""
     tokenizer = setting.lens.tokenizer
     texts: tuple[str, ...] = () if setting.example is None else (setting.example,)
     if not texts:
@@ -83,9 +83,9 @@ def own_shares(maps: Tensor) -> list[float]:
 
 
 def _analyze_attention_block(lens: Analyzer, encoding: Mapping[str, Any]) -> Analysis:
-    """The maps up to the end of the attention block; in an encoder-decoder, those of the encoder."""
+    """The maps up to the end of the attention block, for an encoder-decoder those of the encoder."""
     given = dict(encoding)
-    if lens.two_sided:  # the decoder's input does not matter to the encoder
+    if lens.two_sided:  # the encoder does not depend on the decoder input
         given["decoder_input_ids"] = given["input_ids"][:1]
     result = lens.analyze(given, scopes=mixing_scopes(lens))
     return result if isinstance(result, Analysis) else result.side(lens.loaded.stacks[0].side)

@@ -1,4 +1,4 @@
-"""Mixing ratio against word frequency (EMNLP 2021, section 5.3), for unmasked text, averaged over layers."""
+"""Mixing ratio and word frequency (EMNLP 2021, section 5.3), on unmasked text, averaged over layers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
 
 TITLES = {"all": "all tokens", "words": "without special tokens"}
-TEXT = """Each token's mixing ratio is averaged over layers and correlated with the frequency rank of its type; rank 1 \
-is the most frequent, so a negative correlation means that frequent words mix more. The text is not masked."""
+TEXT = """Each token's mixing ratio is averaged over layers and correlated with the frequency rank of its type. Rank 1 \
+is the most frequent type, so a negative correlation means that frequent words mix more. The text is not masked."""
 
 
 def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
-    """Spearman's correlation with the rank, over all tokens and without special ones."""
+    """Spearman's correlation of mixing ratio and frequency rank, with and without special tokens."""
     lens, published = setting.lens, paper_numbers(NAME)
     frame = token_mixing_ratios(setting, runs["plain"])
     ids = lens.tokenizer.convert_tokens_to_ids(frame["token"].to_list())
@@ -53,26 +53,25 @@ def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
             )
             for name in values
         ),
-        f"{len(ranks)} tokens, {int(ordinary.sum())} without special ones. Frequencies: {counts.source}. {REFERENCE}",
+        f"{len(ranks)} tokens, {int(ordinary.sum())} of them not special. Frequencies: {counts.source}. {REFERENCE}",
     )
     places, means = means_by_rank(ranks[ordinary], {name: some[ordinary] for name, some in values.items()})
-    xlabel = "frequency rank, about (logarithm to base 10)"
+    xlabel = "frequency rank (logarithm to base 10), binned"
     chart = charts.line_chart(means, x=places, xlabel=xlabel, ylabel="mixing ratio (%)", ylim=(0, 100))
-    title, note = (
-        "Mean mixing ratio of words by frequency rank",
-        "Half a power of ten to a point; without special tokens.",
-    )
+    title, note = "Mean mixing ratio of words by frequency rank", "Two points per power of ten; no special tokens."
     last = scope_of_alias(lens, "attention-block")
     found = none_if_nan(rho[last, "words"])
     claim = Claim(
-        "Frequent words mix more: the mixing ratio falls with the frequency rank",
+        "Frequent words mix more: the mixing ratio decreases with the frequency rank",
         None if found is None else found < 0,
-        "the ratio does not vary" if found is None else f"Spearman {found:.2f} by {last}, without special tokens",
+        "the mixing ratio does not vary"
+        if found is None
+        else f"Spearman {found:.2f} by {last}, without special tokens",
         quote_published(published, "Spearman {:.2f} by ATTNRESLN-N", "frequency.ATTNRESLN-N.words"),
     )
     return Section(
         "frequency",
-        "Mixing ratio against word frequency",
+        "Mixing ratio and word frequency",
         TEXT,
         (table, Picture("frequency-ranks", title, chart, note)),
         (claim,),
@@ -81,14 +80,14 @@ def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
 
 
 def token_mixing_ratios(setting: Setting, run: Run) -> pl.DataFrame:
-    """A row for each token of the corpus: id, position, token, type, and by each method its ratio, mean over layers."""
+    """One row per token of the corpus: id, position, token, type and, for each method, the mean ratio over layers."""
     keys = ["id", "position", "token", "type"]
     found = aggregate_rounded(mixing_ratios(setting.lens, run), ["scope", *keys], pl.col("percent").mean())
     return found.pivot(on="scope", index=keys, values="percent").sort("id", "position")
 
 
 def special_token_mask(setting: Setting, frame: pl.DataFrame) -> NDArray[np.bool_]:
-    """Which tokens are special according to the reading `special`."""
+    """Boolean mask of the tokens that the reading `special` counts as special."""
     if setting.readings.special == "tokenizer":
         found: Any = frame["token"].is_in(list(setting.lens.tokenizer.all_special_tokens)).to_numpy()
     else:
@@ -99,7 +98,7 @@ def special_token_mask(setting: Setting, frame: pl.DataFrame) -> NDArray[np.bool
 def means_by_rank(
     ranks: NDArray[np.int64], values: Mapping[str, NDArray[np.float64]]
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """The middle of every half power of ten of ranks that occurs, as a logarithm, and the means of the values there."""
+    """Centres (log10) of the non-empty bins of half a power of ten, and the means of the values in each bin."""
     bins = np.floor(2 * np.log10(np.maximum(ranks, 1))).astype(int)
     present = np.unique(bins)
     means = {name: [float(some[bins == one].mean()) for one in present] for name, some in values.items()}

@@ -1,4 +1,4 @@
-"""Mixing ratios: of all tokens (Table 2), by layer and kind of token (Fig. 3), against depth (EMNLP 2021)."""
+"""Mixing ratios (EMNLP 2021): overall (Table 2), by layer and kind of token (Fig. 3), and in relation to depth."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from normscope.papers.common import (
     claim_with_published,
     describe_masking,
     finite_numbers,
+    layer_picture,
     masked_run,
     published_curves,
     rank_correlation,
@@ -20,11 +21,11 @@ from normscope.papers.emnlp2021.ratios import TYPES, ByLayer, mixing_scopes, ove
 from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE, claim_over_layers
 from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
-from normscope.reports import charts, map_charts
+from normscope.reports import map_charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
 
 KEYS = ("mean", "max", "min")
-MEANS = {"micro": "Means over all tokens (micro).", "macro": "Means over the means of the sequences (macro)."}
+MEANS = {"micro": "Means over all tokens (micro).", "macro": "Means over the sequence means (macro)."}
 
 
 def mixing_section(setting: Setting, runs: Runs) -> Section:
@@ -39,7 +40,7 @@ def mixing_section(setting: Setting, runs: Runs) -> Section:
         ((name, *found[name].values(), *(published.get(f"mixing.{name}.{key}") for key in KEYS)) for name in names),
         f"{MEANS[average]} {REFERENCE}",
     )
-    text = "How much of a token's new vector comes from the other tokens, and how much from itself."
+    text = "The mixing ratio is the share of a token's new vector that comes from other tokens rather than from itself."
     return Section(
         "mixing",
         "Mixing ratio",
@@ -76,22 +77,24 @@ def mixing_layers_section(setting: Setting, runs: Runs) -> Section:
     published = published_curves(
         paper_numbers(NAME), {name: f"mixing.{name}.L{{}}.overall" for name in names}, setting.depth
     )
-    lines = charts.line_chart(
+    lines = layer_picture(
+        "fig3-lines",
+        "Mixing ratio of all tokens by layer",
         {name: overall_mixing(found[name]) for name in names},
-        x=numbers,
-        ylabel="mixing ratio (%)",
+        numbers,
+        "mixing ratio (%)",
+        f"Dashed: {REFERENCE[0].lower()}{REFERENCE[1:]}" if published else "",
         reference=published,
         ylim=(0, 100),
     )
-    dashed = f"Dashed: {REFERENCE[0].lower()}{REFERENCE[1:]}" if published else ""
-    text = "The first token is [CLS] or what begins a text, a separator is [SEP] or what ends one."
+    text = "The first token is [CLS] or the token that starts a text; a separator is [SEP] or the token that ends one."
     return Section(
         "layers",
         "Mixing ratio by layer and kind of token",
         f"{text} {describe_masking(setting)}",
         (
-            Picture("fig3-heat", "Fig. 3. Mixing ratio (%), each method on its own colour scale", heat),
-            Picture("fig3-lines", "Mixing ratio of all tokens, layer by layer", lines, dashed),
+            Picture("fig3-heat", "Fig. 3. Mixing ratio (%); each method has its own colour scale", heat),
+            lines,
             table,
         ),
         _layer_claims(setting, found[scope_of_alias(setting.lens, "attention-block")]),
@@ -100,30 +103,30 @@ def mixing_layers_section(setting: Setting, runs: Runs) -> Section:
 
 
 def mixing_depth_section(setting: Setting, runs: Runs) -> Section:
-    """Spearman's correlation of the mixing ratio of a layer, over all tokens, with the number of the layer."""
+    """Spearman's correlation of a layer's overall mixing ratio with its index."""
     found = {name: overall_mixing(means) for name, means in _mixing_by_layer(setting, runs).items()}
     numbers, published = range(1, setting.depth + 1), paper_numbers(NAME)
     rho = {name: rank_correlation(means, numbers) for name, means in found.items()}
     columns = {"method": "", "first layer (%)": ".1f", "last layer (%)": ".1f"}
     table = Table.of(
         "depth-spearman",
-        "Spearman's correlation of a layer's mean mixing ratio with its number",
+        "Spearman's correlation of a layer's mean mixing ratio with its index",
         {**columns, "Spearman": ".2f", "p": ".2f", PUBLISHED: ".2f"},
         (
             (name, *(means[0], means[-1]), rho[name], none_if_nan(p), published.get(f"depth.{name}"))
             for name, means in found.items()
             for p in [spearman_p(means, numbers)]
         ),
-        f"p: two-sided, by permutation. {REFERENCE}",
+        f"p: two-sided permutation test. {REFERENCE}",
     )
     theirs = quote_published(published, "Spearman {:.2f} over 12 layers", "depth.ATTNRESLN-N")
     means = found[scope_of_alias(setting.lens, "attention-block")]
     return Section(
         "depth",
-        "Mixing ratio against depth",
-        f"Over the {setting.depth} layers of this model. With few layers, strong correlations often occur by chance.",
+        "Mixing ratio and depth",
+        f"Correlations over {setting.depth} layers; with few layers, chance correlations are often strong.",
         (table,),
-        (claim_over_layers(setting, "The mixing ratio falls with depth", means, numbers, -1, theirs),),
+        (claim_over_layers(setting, "The mixing ratio decreases with depth", means, numbers, -1, theirs),),
         finite_numbers({f"depth.{name}": value for name, value in rho.items()}),
     )
 
@@ -134,7 +137,7 @@ def middle_layers(depth: int) -> list[int]:
 
 
 def _mixing_by_layer(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, str], float]]:
-    """The means of each method, in the layer's order."""
+    """Method -> (layer, kind of token) -> mean, methods in the order of the layer's scopes."""
     frame = ratios.mixing_ratios(setting.lens, runs[masked_run(setting)])
     found = ratios.mean_mixing_by_layer(frame, setting.readings.layer_average)
     return {name: found[name] for name in mixing_scopes(setting.lens) if name in found}
@@ -151,14 +154,14 @@ def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim,
 
     claims = [
         claim(
-            "By weights mixing dominates; by norms, with residual and normalization, a token mostly keeps its own",
+            "Mixing dominates by weights, but by norms with residual and normalization tokens mostly keep their own",
             weights > 50 > block,
             "{:.1f} % against {:.1f} %",
             (weights, block),
             *("ATTN-W", "ATTNRESLN-N"),
         ),
         claim(
-            "The residual connection lowers the mixing by norms to less than a half",
+            "The residual connection reduces norm-based mixing to less than half",
             residual < attention / 2,
             "from {:.1f} % to {:.1f} %",
             (attention, residual),
@@ -168,7 +171,7 @@ def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim,
     if half is not None:
         claims.append(
             Claim(
-                "Weights with half a residual (Abnar and Zuidema) still overestimate the mixing",
+                "Weights with the residual as half (Abnar and Zuidema) still overestimate mixing",
                 means[half] > residual,
                 f"{means[half]:.1f} % against {residual:.1f} % by norms",
                 quote_published(
@@ -176,7 +179,7 @@ def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim,
                 ),
             )
         )
-    further, template = "Layer normalization lowers the mixing further", "from {:.1f} % to {:.1f} %"
+    further, template = "Layer normalization reduces mixing further", "from {:.1f} % to {:.1f} %"
     last = claim(further, block < residual, template, (residual, block), "ATTNRES-N", "ATTNRESLN-N")
     if scopes[1] == scopes[2]:
         last = Claim(further, None, "no norm follows the residual here", last.published)
@@ -189,13 +192,13 @@ def _layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
     theirs = {place: published[key] for place, key in keys.items() if key in published}
     claims = []
     for kind, less, text in (
-        ("separator", True, "In the middle layers separators ([SEP]) mix less than ordinary tokens"),
-        ("first", True, "In the middle layers the first token ([CLS]) mixes less than ordinary tokens"),
-        ("mask", False, "In the middle layers [MASK] mixes more than ordinary tokens"),
+        ("separator", True, "In the middle layers, separators ([SEP]) mix less than ordinary tokens"),
+        ("first", True, "In the middle layers, the first token ([CLS]) mixes less than ordinary tokens"),
+        ("mask", False, "In the middle layers, [MASK] mixes more than ordinary tokens"),
     ):
-        ours, why = _middle_means(means, kind, setting.depth), "there is no such token"
+        ours, why = _middle_means(means, kind, setting.depth), "no such tokens in the corpus"
         if kind == "first" and setting.side == "decoder":
-            ours, why = None, "the first token of a causal model sees no other"
+            ours, why = None, "the first token of a causal model attends only to itself"
         holds = None if ours is None else (ours[0] < ours[1]) == less
         claims.append(
             Claim(
@@ -209,7 +212,7 @@ def _layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
 
 
 def _middle_means(means: ByLayer, kind: str, depth: int) -> tuple[float, float] | None:
-    """The mean over the middle layers for a kind of token and for ordinary ones."""
+    """Means over the middle layers for a kind of token and for ordinary tokens."""
     values = [[means[n, one] for n in middle_layers(depth) if (n, one) in means] for one in (kind, "other")]
     return (float(np.mean(values[0])), float(np.mean(values[1]))) if all(values) else None
 

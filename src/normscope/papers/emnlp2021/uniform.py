@@ -1,7 +1,7 @@
-"""Uniform attention instead of the learned one, against the mixing ratio of the layer (EMNLP 2021, section 6).
+"""Effect of uniform attention in a layer, compared with the layer's mixing ratio (EMNLP 2021, section 6).
 
-Others had found that a model works nearly as well with attention that is not learned. The paper's explanation: only a
-small part of each vector is mixed. So the less a layer mixes, the less it should matter.
+Earlier work found that models work nearly as well with attention that is not learned. The paper's explanation is that
+only a small part of each vector is mixed. The less a layer mixes, the less uniform attention should then change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ import polars as pl
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
 from normscope.measures.permutation import spearman_p
-from normscope.papers.common import describe_masking, finite_numbers, linear_correlation, masked_run, rank_correlation
+from normscope.papers.common import (
+    describe_masking,
+    finite_numbers,
+    layer_picture,
+    linear_correlation,
+    masked_run,
+    rank_correlation,
+    scan_side,
+)
 from normscope.papers.emnlp2021.measures import ALL
 from normscope.papers.emnlp2021.ratios import (
     aggregate_rounded,
@@ -36,18 +44,18 @@ CHANGES = {"relative": "change (%)", "cosine": "cosine"}
 LOSSES = {"loss": "loss", "added": "loss added"}
 AXES = {"relative": "relative change (%)", "cosine": "cosine distance"}
 MEASURES = ("spearman", "p", "pearson")
-TEXT = """The attention weights of one layer, or of all, are made equal for all tokens that it may see, and the model \
-continues from there: how far its final hidden states h move, as ||h' - h|| / ||h|| and as cosine distance, means over \
+TEXT = """The attention weights of one layer, or of all layers, are replaced by equal weights on all visible tokens. \
+The tables show how much the final hidden states h change, as ||h' - h|| / ||h|| and as cosine distance, averaged over \
 tokens."""
 CHANGE_NOTE = "Change: ||h' - h|| / ||h||. Cosine: the cosine distance of h and h'."
-LOSS_NOTE = " Loss: cross-entropy in nats, and how much higher it is than with the learned attention."
+LOSS_NOTE = " Loss: cross-entropy in nats. Loss added: its increase over the learned attention."
 CORRELATION_NOTE = (
-    "p: of Spearman's, two-sided, by permutation. A change in a low layer passes through all layers above."
+    "p: two-sided permutation test of Spearman's. A change in a low layer passes through all layers above it."
 )
 
 
 def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
-    """The change by each layer, and by all at once, beside the mixing ratio of the layer."""
+    """Change of the output for each layer and for all layers at once, with the layer's mixing ratio."""
     lens, average, depth = setting.lens, setting.readings.layer_average, setting.depth
     weights, block = scope_of_alias(lens, "weights"), scope_of_alias(lens, "attention-block")
     means = mean_mixing_by_layer(mixing_ratios(lens, runs[masked_run(setting)]), average)
@@ -78,7 +86,7 @@ def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
         ),
         Table.of(
             "uniform-correlation",
-            f"Correlation over the {depth} layers of a layer's mixing ratio with the change it makes",
+            f"Correlation of mixing ratio and change of the output over the {depth} layers",
             {"mixing by": "", "with": "", "Spearman": ".2f", "p": ".2f", "Pearson": ".2f"},
             ((name, kinds[kind], *some) for (name, kind), some in correlations.items()),
             CORRELATION_NOTE,
@@ -86,7 +94,7 @@ def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
     )
     return Section(
         "uniform",
-        "Uniform attention instead of the learned one",
+        "Uniform instead of learned attention",
         "\n\n".join((TEXT, _describe_loss(setting, found[ALL]), describe_masking(setting))),
         (*tables, *_uniform_pictures(mixing, changed, chosen)),
         _uniform_claims(setting, mixing, changed),
@@ -95,14 +103,14 @@ def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
 
 
 def uniform_attention_changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float]]:
-    """layer (from 0, or ALL) -> relative change in percent and cosine distance; if there is a head, its loss, what
-    is added to it and the plain one. Each sequence counts once (macro), or by its tokens (micro); losses are means
-    over all scored tokens."""
+    """layer (from 0, or ALL) -> relative change in percent and cosine distance; with a head also the loss, its increase
+    and the loss with learned attention. Sequences count equally (macro) or by tokens (micro); losses are means over
+    all scored tokens."""
     weight = pl.lit(1.0) if average == "macro" else pl.col("tokens").cast(pl.Float64)
     score = pl.col("scored").cast(pl.Float64)
     means = [((pl.col(kind) * weight).sum() / (weight + 0 * pl.col(kind)).sum()).alias(kind) for kind in CHANGES]
     losses = [((pl.col(kind).fill_nan(0.0) * score).sum() / score.sum()).alias(kind) for kind in ("loss", "plain_loss")]
-    rows = run.scan("uniform_attention").filter(pl.col("side") == lens.loaded.stacks[0].side)
+    rows = scan_side(run, "uniform_attention", lens.loaded.stacks[0].side)
     found: dict[int, dict[str, float]] = {}
     for row in aggregate_rounded(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
         values = {"relative": 100 * row["relative"], "cosine": row["cosine"]}
@@ -123,10 +131,9 @@ def _uniform_pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Pic
         labels=[f"layer {n}" for n in layers],
     )
     series = {f"mixing by {name}": some for name, some in mixing.items()} | {"relative change": changed["relative"]}
-    lines = charts.line_chart(series, x=layers, ylabel="%")
-    against = "Change of the output by uniform attention in a layer against its mixing ratio"
-    beside = "Mixing ratio, and relative change of the final hidden states, layer by layer (%)"
-    return Picture("uniform-scatter", against, scatter), Picture("uniform-layers", beside, lines)
+    against = "Change of the output by uniform attention in a layer, against the layer's mixing ratio"
+    beside = "Mixing ratio and relative change of the final hidden states by layer (%)"
+    return Picture("uniform-scatter", against, scatter), layer_picture("uniform-layers", beside, series, layers, "%")
 
 
 def _uniform_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
@@ -135,13 +142,13 @@ def _uniform_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[
     return (
         claim_over_layers(
             setting,
-            "Uniform attention in a layer that mixes little changes little: the change grows with the mixing ratio",
+            "Uniform attention changes less where a layer mixes less: the change increases with the mixing ratio",
             mixing[block],
             changed[setting.readings.change],
             1,
         ),
         Claim(
-            "Uniform attention in one layer changes the output as little as mixing by norms says, not by weights",
+            "The change by uniform attention in one layer is closer to norm-based than to weight-based mixing",
             abs(change - by_block) < abs(change - by_weights),
             f"change {change:.1f} %; mixing {by_block:.1f} % by {block}, {by_weights:.1f} % by {weights}",
         ),
@@ -167,10 +174,10 @@ def _uniform_numbers(
 
 def _describe_loss(setting: Setting, everywhere: Mapping[str, Any]) -> str:
     if "plain" not in everywhere:
-        return "This model has no head that predicts tokens here, so there is no loss to compare."
-    what = "at the masked tokens" if masked_run(setting) == "masked" else "of each next token"
+        return "The model was loaded without a head that predicts tokens, so there is no loss to compare."
+    what = "of the masked tokens" if masked_run(setting) == "masked" else "of the next token"
     guess = math.log(setting.lens.loaded.limits.vocabulary)
     return (
-        f"The loss is the cross-entropy {what} in nats; with the learned attention it is {everywhere['plain']:.3f}. A "
-        f"uniform guess among all tokens would have {guess:.3f}: if the loss is near that, it has little to lose."
+        f"The loss is the cross-entropy {what} in nats: {everywhere['plain']:.3f} with learned attention, {guess:.3f} "
+        "for a uniform guess over the vocabulary. If the two are close, the loss has little room to increase."
     )

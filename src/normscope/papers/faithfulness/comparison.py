@@ -1,4 +1,4 @@
-"""Compare methods on a model and a corpus: a corpus run that resumes and scales out, then a report."""
+"""Compare attribution methods on a model and a corpus: a corpus run, then a report."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from normscope.reports import facts
 from normscope.reports.report import Report
 from normscope.reports.write import write_report
 
-SHARD = 16  # entries that are written together: they take long
+SHARD = 16  # entries per shard; small, since each takes long
 TASKS = {
     "class": "the class of a text",
-    "next": "the next token, from those before it",
-    "masked": "a masked token, from the others",
+    "next": "the next token, from the tokens before it",
+    "masked": "a masked token, from the other tokens",
 }
 TITLE = "Which attribution to trust"
 CITATION = (
@@ -48,10 +48,10 @@ def compare_methods(
     progress: Callable[[str, int, int], None] | None = None,
     **engine: Unpack[EngineOptions],
 ) -> tuple[Report, Path]:
-    """Compare methods by how much a model's predictions depend on the tokens they name, and write a report to `out`.
+    """Compare methods by how much predictions depend on the tokens they score highest; write a report to `out`.
 
-    The model classifies texts or predicts tokens; see `Settings` for the choices. The same call resumes. `engine`,
-    `workers`, `threads` and `address` are those of `normscope.corpus.run`.
+    The model must classify texts or predict tokens; see `Settings` for the options. Repeating the call resumes an
+    interrupted run. `engine`, `workers`, `threads` and `address` are those of `normscope.corpus.run`.
     """
     chosen = settings or Settings()
     lens = load_for_engine(model, engine)
@@ -99,24 +99,24 @@ def _faithfulness_facts(
     lens: Analyzer, data: str, found: Results, settings: Settings, run: Run, task: str
 ) -> tuple[tuple[str, str], ...]:
     entries = int(run.manifest["data"]["entries"])
-    given = "the label" if task == "class" else "the token that is really there"
-    target = given if settings.target == "given" else "what the model itself predicts"
-    where = "at the last position" if not settings.positions else f"at {settings.positions} positions drawn at random"
+    given = "the label" if task == "class" else "the actual token"
+    target = given if settings.target == "given" else "the model's own prediction"
+    where = "at the last position" if not settings.positions else f"at {settings.positions} random positions"
     return (
         ("model", f"{facts.model_display_name(lens)} ({type(lens.model).__name__}, {lens.loaded.depths[0]} layers)"),
         ("data", data),
         (
             "contexts",
-            f"{found.contexts:,} in {found.entries:,} entries, with {found.tokens:.1f} tokens to take away on average; "
+            f"{found.contexts:,} in {found.entries:,} entries, with {found.tokens:.1f} removable tokens on average; "
             f"{entries - found.entries:,} of {entries:,} entries could not be used",
         ),
         ("prediction", TASKS[task] + ("" if task == "class" else f", {where}")),
         ("target", f"{target}, with a probability of {found.probability:.3f} on average"),
         (
             "masking",
-            f"a token is replaced by {replacement_token(lens, settings.replacement).token!r}; special tokens stay",
+            f"tokens are replaced by {replacement_token(lens, settings.replacement).token!r}; special tokens are kept",
         ),
-        *((f"without scores in {count:,} contexts", f"{name}: {why}") for name, (count, why) in found.partly.items()),
+        *((f"no scores in {count:,} contexts", f"{name}: {why}") for name, (count, why) in found.partly.items()),
         ("versions", facts.package_versions()),
     )
 
@@ -149,7 +149,7 @@ def _faithfulness_command(
 
 
 def _fingerprint_head(lens: Analyzer) -> str:
-    """A fingerprint of the weights outside the base model, on which all predictions depend."""
+    """Fingerprint of the weights outside the base model, which affect all predictions."""
     base = {id(parameter) for parameter in lens.loaded.base.parameters()}
 
     def parts() -> Iterator[bytes]:

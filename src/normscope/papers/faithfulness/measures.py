@@ -1,4 +1,4 @@
-"""The corpus measure behind `normscope faithfulness`: all contexts of an entry, all methods, all shares of tokens."""
+"""Corpus measure of `normscope faithfulness`: all contexts of an entry, all methods, all shares of tokens."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from normscope.papers.faithfulness.predictions import (
 from normscope.papers.faithfulness.scores import LEAVE_ONE_OUT, RANDOM, TokenScores
 from normscope.papers.faithfulness.settings import Settings, settings_from_plain
 
-# Shares of the tokens that are taken away, or kept: those of ERASER (1, 5, 10, 20, 50 %), those of DecompX (10 to
-# 90 %), nothing and everything.
+# Shares of the tokens that are removed or kept: those of ERASER (1, 5, 10, 20, 50 %) and of DecompX (10 to 90 %), none
+# and all.
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 NOTHING = Erased("mask", frozenset())
 
 
 @register("faithfulness", scopes=("weights",), whole=True)
 def measure_faithfulness(sample: Sample) -> Columns:
-    """position, method -> scores of the tokens; the target's probability and the model's choice without the top share
-    of the tokens and with nothing else, by masking and by deletion; or the reason why the method has no scores"""
+    """position, method -> token scores; the target's probability and the model's choice without the top share of tokens
+    and with only these, by masking and by deletion; or the reason why the method has no scores"""
     settings = settings_from_plain(sample.settings)
     rows: list[dict[str, Any]] = []
     for context in prediction_contexts(sample.lens, sample.item, sample.entry.label, sample.entry.id, settings):
@@ -93,7 +93,7 @@ def _method_scores(
 
 
 def _erasures_by_share(found: TokenScores, context: Context, erasure: str) -> tuple[list[Erased], list[Erased]]:
-    """The tokens taken away at each share: the top of the ranking, and all but it."""
+    """The tokens removed at each share: the top of the ranking, and everything except the top."""
     order = [context.removable[n] for n in ranking(found.values)]
     return (
         [Erased(erasure, removed(order, share)) for share in SHARES],

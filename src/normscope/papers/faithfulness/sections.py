@@ -1,4 +1,4 @@
-"""The sections of the report: AOPC, accuracy without the top tokens, curves, and agreement of the methods."""
+"""Report sections: AOPC, accuracy without the top tokens, curves, and agreement between methods."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from normscope.papers.faithfulness.scores import GRADIENT, LEAVE_ONE_OUT, RANDOM
 from normscope.reports import charts
 from normscope.reports.report import Cell, Picture, Section, Table
 
-SHOWN = 4  # methods in a chart of curves, beside the references
+SHOWN = 4  # methods in a chart of curves, in addition to the references
 NAMES = {"mask": "masking", "delete": "deletion"}
 REFERENCES = {GRADIENT: "gradient", LEAVE_ONE_OUT: "leave-one-out", RANDOM: "random"}
-TAKEN = "share of the tokens taken away, those of the highest scores first"
+TAKEN = "share of tokens removed, highest scores first"
 AOPC = (
-    "Tokens are ranked by a method's scores for the target. Comprehensiveness is what the probability of the target "
-    "loses when the top of the ranking is taken away: the higher, the better the method found what the model needs. "
-    "Sufficiency is what it loses when nothing but the top is left: the lower, the better.\n\n"
-    "AOPC is the mean over the shares of tokens 10, 20, ... 90 % (DecompX) and, in the columns so marked, 1, 5, 10, "
-    "20, 50 % (ERASER); counts of tokens are rounded up. Intervals are 95 % bootstraps over entries; the lead over "
-    "random scores is paired by entry, its p-value two-sided."
+    "Tokens are ranked by a method's scores for the target. Comprehensiveness is the drop in the target's probability "
+    "when the top of the ranking is removed; higher is better. Sufficiency is the drop when only the top of the "
+    "ranking is kept; lower is better.\n\n"
+    "AOPC is the mean over removing 10, 20, ..., 90 % of the tokens (DecompX) or, in the columns marked ERASER, 1, 5, "
+    "10, 20 and 50 %; numbers of tokens are rounded up. Intervals are 95 % bootstrap intervals over entries. The lead "
+    "over random scores is paired by entry; its p-value is two-sided."
 )
 ACCURACY = (
-    "How often the model still makes the choice that it made with all tokens, when the top of a method's ranking is "
-    "taken away: the lower, the better. If the entries have labels, or the text shows the right token, also how often "
-    "that choice is right."
+    "How often the model keeps the choice it made with all tokens when the top of a method's ranking is removed; "
+    "lower is better. If the correct answer is known (a label, or the actual token), the accuracy is reported as well."
 )
 CURVES = (
-    "The probability of the target while tokens are taken away, or put back, in the order of a method's ranking. "
-    "Deletion: the lower the curve, the better; insertion: the higher. Areas are means over the whole range, by the "
-    "trapezoidal rule."
+    "The probability of the target while tokens are removed (deletion) or added (insertion) in the order of a method's "
+    "ranking. Lower is better for deletion, higher for insertion. Areas are computed with the trapezoidal rule over "
+    "the whole range."
 )
 AGREEMENT = (
-    "Spearman's and Kendall's (tau-b) rank correlations of the scores of a text's tokens with those of gradient x "
-    "input and of leave-one-out (the loss of probability when one token is masked), mean over contexts. Agreement "
-    "with another method is not faithfulness: it shows which methods give similar rankings."
+    "Spearman's and Kendall's (tau-b) rank correlations of token scores with those of gradient x input and of "
+    "leave-one-out (the drop in probability when a single token is masked), averaged over contexts. Agreement with "
+    "another method is not faithfulness; it shows which methods give similar rankings."
 )
 
 
@@ -72,16 +71,16 @@ def aopc_section(found: Results, erasures: Sequence[str]) -> Section:
         title = f"AOPC by {NAMES[erasure]}"
         tables.append(_method_table(f"aopc-{erasure}", title, columns, rows, {"p": ".4f", "contexts": ""}))
     chart = charts.bar_chart(bars, x=order, xlabel="", ylabel="AOPC", errors=errors)
-    picture = Picture("aopc", "Comprehensiveness", chart, "Bars: 95 % bootstrap intervals over entries.")
+    picture = Picture("aopc", "Comprehensiveness", chart, "Error bars: 95 % bootstrap intervals over entries.")
     return Section("aopc", "Comprehensiveness and sufficiency", AOPC, (picture, *tables), (), numbers)
 
 
 def accuracy_section(found: Results, erasures: Sequence[str]) -> Section:
-    """How much of the model's choice, and of its accuracy, remains without the top tokens."""
+    """How often the model keeps its choice, and its accuracy, without the top tokens."""
     parts: list[Table | Picture] = []
     numbers = {}
     columns = (*(f"{100 * share:.0f} %" for share in DECOMPX), "mean", "from", "to")
-    kinds = {"kept": "The model's choice that stays"} | ({"accuracy": "Accuracy that stays"} if found.labelled else {})
+    kinds = {"kept": "Choices kept"} | ({"accuracy": "Accuracy"} if found.labelled else {})
     for erasure in erasures:
         for kind, title in kinds.items():
             rows: list[tuple[Cell, ...]] = []
@@ -105,7 +104,7 @@ def accuracy_section(found: Results, erasures: Sequence[str]) -> Section:
 
 
 def curves_section(found: Results, erasures: Sequence[str]) -> Section:
-    """Deletion and insertion curves with the areas under them."""
+    """Deletion and insertion curves, and the areas under them."""
     parts: list[Table | Picture] = []
     numbers = {}
     for erasure in erasures:
@@ -121,7 +120,7 @@ def curves_section(found: Results, erasures: Sequence[str]) -> Section:
         parts.append(_method_table(f"areas-{erasure}", f"Areas under the curves, by {NAMES[erasure]}", columns, rows))
         for kind, title, xlabel in (
             ("without", "Deletion", TAKEN),
-            ("only", "Insertion", "share of the tokens present, those of the highest scores first"),
+            ("only", "Insertion", "share of tokens present, highest scores first"),
         ):
             series = _best_method_curves(
                 found, erasure, lambda one, key=(erasure, kind): np.mean(one.after[key], axis=0)
@@ -164,12 +163,12 @@ def _method_table(
     rows: Sequence[tuple[Cell, ...]],
     more: dict[str, str] | None = None,
 ) -> Table:
-    """A row for each method, its numbers with three digits."""
+    """A table with a row per method and numbers with three decimals."""
     return Table.of(name, title, {"method": "", **dict.fromkeys(columns, ".3f"), **(more or {})}, rows)
 
 
 def _best_method_curves(found: Results, erasure: str, curve: Any) -> dict[str, list[float]]:
-    """The curves of the best methods and the references: more lines could not be told apart."""
+    """Curves of the best methods and the references; more lines would be illegible."""
     references = [name for name in REFERENCES if name in found.methods]
     best = [name for name in results.methods_best_first(found, erasure) if name not in references]
     return {name: [float(value) for value in curve(found.methods[name])] for name in (*best[:SHOWN], *references)}

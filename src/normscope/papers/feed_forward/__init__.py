@@ -1,11 +1,12 @@
 """ICLR 2024: "Analyzing Feed-Forward Blocks in Transformers through the Lens of Attention Maps".
 
-The readings follow its preprint, "Feed-Forward Blocks Control Contextualization in Masked Language Models"; there is
-no public code.
+The readings follow the preprint, "Feed-Forward Blocks Control Contextualization in Masked Language Models"; no code was
+published.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from normscope.papers.common import masked_plan
@@ -29,76 +30,73 @@ from normscope.papers.study import Experiment, Paper, Setting
 
 @dataclass(frozen=True)
 class FeedForwardReadings:
-    """Where the paper leaves something open."""
+    """Choices that the paper leaves open."""
 
     mask_seed: int = reading_field(
-        0, "seed of the masked tokens of similarities, norms and gains; pairs are of plain text"
+        0, "seed for masking, used for similarities, norms and gains; pairs are from unmasked text"
     )
     normalise: str = choice_field(
-        "maps of Table 1 and Fig. 5: as they are, each row divided by its sum, or each column; Table 1 has all three",
+        "maps of Table 1 and Fig. 5: unnormalised, or each row or column divided by its sum; Table 1 has all three",
         *("raw", "row", "column"),
     )
     axis: str = choice_field(
-        "FF-amp, where the paper lets every column sum to 1: the contributions to every output do (steadier), or "
-        "those of every input (the literal reading, with inputs in columns); tests are reported for both",
+        "normalisation of FF-amp, for which the paper has each column sum to 1: over the contributions to each output "
+        "(more stable), or of each input (the literal reading, inputs in columns); tests are reported for both",
         *("output", "input"),
     )
     distance: str = choice_field(
-        "distance of the pairs that are matched: |i - j|, or i - j with its sign", "absolute", "signed"
+        "distance by which pairs are matched: |i - j|, or i - j with its sign", "absolute", "signed"
     )
     level: str = choice_field(
-        "what the test of the claims counts: every pair of positions, or every pair of types with its mean; both "
+        "unit of the test that decides the claims: each pair of positions, or each pair of types with its mean; both "
         "are reported",
         *("instance", "type"),
     )
-    resamples: int = reading_field(10_000, "resamples of the bootstrap, which the paper does not say")
-    sided: str = choice_field("the test: whether the targets are above, or whether they differ", "one", "two")
-    alpha: float = reading_field(0.05, "level of significance")
+    resamples: int = reading_field(10_000, "number of bootstrap resamples, not stated in the paper")
+    sided: str = choice_field("one-sided test (targets are larger) or two-sided test (targets differ)", "one", "two")
+    alpha: float = reading_field(0.05, "significance level")
     specials: bool = reading_field(
-        False, "special tokens among the other pairs that words and entities are compared with"
+        False, "include special tokens in the pairs that words and entities are compared with"
     )
-    seed: int = reading_field(0, "seed of the sampled pairs and of the bootstrap")
-    list_specials: bool = reading_field(True, "special tokens in the lists of amplified pairs; the paper's have some")
+    seed: int = reading_field(0, "seed for sampling pairs and for the bootstrap")
+    list_specials: bool = reading_field(
+        True, "include special tokens in the lists of amplified pairs, as the paper does"
+    )
     min_sequences: int = reading_field(
-        2, "least number of sequences in which a listed pair occurs; with 1, words that one text repeats win"
+        2, "minimum number of sequences for a listed pair; with 1, words repeated within one text dominate"
     )
-    min_occurrences: int = reading_field(2, "least number of occurrences of a listed pair; the paper drops single ones")
-    gamma_share: float = reading_field(0.01, "share of the dimensions, of the lowest gain, that is removed", SHARES)
+    min_occurrences: int = reading_field(
+        2, "minimum number of occurrences for a listed pair; the paper drops single occurrences"
+    )
+    gamma_share: float = reading_field(0.01, "share of the dimensions to remove, those with the lowest gain", SHARES)
     gamma_rounding: str = reading_field(
-        "floor", "how that share becomes a number of dimensions, at least 1: 768 x 1 % = 7.68", tuple(ROUNDINGS)
+        "floor", "how that share is rounded to a number of dimensions (at least 1): 768 x 1 % = 7.68", tuple(ROUNDINGS)
     )
     gamma_layer: int = reading_field(
-        0, "layer of Fig. 11, from 1; 0 for the one where the feed-forward changes the map most"
+        0, "layer of Fig. 11, from 1; 0: the layer whose feed-forward changes the map most"
     )
 
 
-def _plan_masked_run(setting: Setting, *measures: str) -> tuple[RunPlan, ...]:
-    scopes = feed_forward_layout(setting.lens)
-    return (masked_plan(setting, measures, () if scopes is None else scopes.chain),)
+def _plan_masked_run(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+    def plan(setting: Setting) -> tuple[RunPlan, ...]:
+        scopes = feed_forward_layout(setting.lens)
+        return (masked_plan(setting, measures, () if scopes is None else scopes.chain),)
 
-
-def _plan_similarity(setting: Setting) -> tuple[RunPlan, ...]:
-    return _plan_masked_run(setting, "similarity", "similarity_normalised")
-
-
-def _plan_magnitudes(setting: Setting) -> tuple[RunPlan, ...]:
-    return _plan_masked_run(setting, "ff_magnitudes")
+    return plan
 
 
 def _plan_gain_removal(setting: Setting) -> tuple[RunPlan, ...]:
-    return _plan_masked_run(
-        setting, "ff_magnitudes", removal_name(setting.readings.gamma_share, setting.readings.gamma_rounding)
-    )
+    removal = removal_name(setting.readings.gamma_share, setting.readings.gamma_rounding)
+    return _plan_masked_run("ff_magnitudes", removal)(setting)
 
 
-def _plan_pairs(setting: Setting, *measures: str) -> tuple[RunPlan, ...]:
-    scopes = feed_forward_layout(setting.lens)
-    maps = () if scopes is None else tuple(dict.fromkeys((scopes.input, scopes.ff, scopes.residual, scopes.layer)))
-    return (RunPlan(PLAIN, ("token_words", *measures), maps, maps),)
+def _plan_pairs(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+    def plan(setting: Setting) -> tuple[RunPlan, ...]:
+        scopes = feed_forward_layout(setting.lens)
+        maps = () if scopes is None else tuple(dict.fromkeys((scopes.input, scopes.ff, scopes.residual, scopes.layer)))
+        return (RunPlan(PLAIN, measures, maps, maps),)
 
-
-def _plan_entity_pairs(setting: Setting) -> tuple[RunPlan, ...]:
-    return _plan_pairs(setting, "entity_spans")
+    return plan
 
 
 PAPER = Paper(
@@ -112,36 +110,42 @@ PAPER = Paper(
     experiments=(
         Experiment(
             "similarity",
-            "Similarity of the maps of a layer's scopes",
+            "Similarity of the maps within a layer",
             similarity_section,
-            _plan_similarity,
+            _plan_masked_run("similarity", "similarity_normalised"),
             missing_layout,
         ),
         Experiment(
             "amplification",
-            "Pairs of subwords that are amplified",
+            "Amplified pairs of subwords",
             amplification_section,
-            _plan_pairs,
+            _plan_pairs("token_words"),
             missing_tokenizer,
         ),
-        Experiment("word_split", "Pairs of subwords of one word", word_pairs_section, _plan_pairs, missing_tokenizer),
+        Experiment(
+            "word_split",
+            "Pairs of subwords of one word",
+            word_pairs_section,
+            _plan_pairs("token_words"),
+            missing_tokenizer,
+        ),
         Experiment(
             "entities",
             "Pairs of subwords of one named entity",
             entity_pairs_section,
-            _plan_entity_pairs,
+            _plan_pairs("token_words", "entity_spans"),
             missing_entities,
             needs="sentences with named entities",
         ),
         Experiment(
             "norms",
-            "Norms of the feed-forward's output and of what bypasses it",
+            "Norms of the feed-forward output and of the bypass",
             bypass_norms_section,
-            _plan_magnitudes,
+            _plan_masked_run("ff_magnitudes"),
             missing_layout,
         ),
         Experiment(
-            "gamma", "Dimensions that the last norm makes small", low_gain_section, _plan_gain_removal, missing_norm
+            "gamma", "Dimensions that the last norm scales down", low_gain_section, _plan_gain_removal, missing_norm
         ),
     ),
 )

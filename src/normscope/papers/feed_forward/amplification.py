@@ -1,4 +1,4 @@
-"""Which pairs of subwords the feed-forward amplifies (FF paper, section 5.1: FF-amp matrix, Tables 2 and 3)."""
+"""Pairs of subwords that the feed-forward amplifies (FF paper, section 5.1: FF-amp matrix, Tables 2 and 3)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Cell, Picture, Section, Table
 
-TOP = 10  # pairs of a list, as in the paper
-LONG = 100  # pairs of the longer lists whose overlap is counted too
-DRAWN = 30  # tokens of the matrix in the figure
-PLAIN = "plain"  # the run that masks nothing
+TOP = 10  # pairs per list, as in the paper
+LONG = 100  # pairs per longer list, for which the overlap is counted too
+DRAWN = 30  # tokens of the matrix shown in the figure
+PLAIN = "plain"  # the run without masking
 TEXT = (
-    "FF-amp is the map after the feed-forward ({ff}) minus the one before it ({input}), each normalised so that "
-    "{sums}; amp of an ordered pair of subwords (input, output) is its mean over all their occurrences at two "
-    "different positions. The second list is of the whole block: {layer} minus {residual}. Nothing is masked.\n\n"
-    "Listed are pairs that occur in at least {sequences} sequences and at least {occurrences} times ({pairs:,} pairs "
-    "in {texts:,} sequences), special tokens {specials}."
+    "FF-amp is the map after the feed-forward ({ff}) minus the map before it ({input}), normalised so that {sums}. "
+    "The amp of an ordered pair of subwords (input, output) is the mean of FF-amp over all their occurrences at two "
+    "different positions. The second list is for the whole block: {layer} minus {residual}. The text is not masked.\n\n"
+    "The lists contain pairs that occur in at least {sequences} sequences and at least {occurrences} times ({pairs:,} "
+    "pairs in {texts:,} sequences), special tokens {specials}."
 )
 
 
 def amplification_section(setting: Setting, runs: Runs) -> Section:
-    """An FF-amp matrix, the pairs amplified most by the feed-forward and by its whole block, and what these share."""
+    """An FF-amp matrix, the pairs amplified most by the feed-forward and by the whole block, and their overlap."""
     scopes, readings, run = require_layout(setting), setting.readings, runs[PLAIN]
     given = read_texts(run, scopes)
     pairs = amplified_pairs(run, scopes, given, readings)
@@ -53,16 +53,16 @@ def amplification_section(setting: Setting, runs: Runs) -> Section:
         _overlap_table(lists, pairs),
         _listed_pairs_table(lists, pairs, given),
     )
-    return Section("amplification", "Pairs of subwords that are amplified", text, parts)
+    return Section("amplification", "Amplified pairs of subwords", text, parts)
 
 
 def describe_normalisation(axis: str) -> str:
-    """How maps are normalised, in words."""
-    return f"the contributions {'to every output' if axis == 'output' else 'of every input'} sum to 1"
+    """The normalisation of the maps in words."""
+    return f"the contributions {'to each output' if axis == 'output' else 'of each input'} sum to 1"
 
 
 def _block_components(scopes: FeedForwardLayout) -> str:
-    """LN1 FF RES2 LN2 of a post-LN layer, LN2 FF RES2 of a pre-LN one."""
+    """LN1 FF RES2 LN2 for a post-LN layer, LN2 FF RES2 for a pre-LN layer."""
     start, end = scopes.chain.index(scopes.residual) + 1, scopes.chain.index(scopes.layer) + 1
     return " ".join(scopes.components[start:end])
 
@@ -83,10 +83,10 @@ def _overlap_table(lists: Mapping[str, Values], pairs: AmplifiedPairs) -> Table:
         rows.append((layer, *common, _amp_correlation(a, b)))
     return Table.of(
         "overlap-of-pairs",
-        f"Pairs that both lists have: {' and '.join(lists)}",
+        f"Pairs in both lists: {' and '.join(lists)}",
         {"layer": "", f"of the top {TOP}": "", f"of the top {LONG}": "", "correlation of amp": ".2f"},
         rows,
-        "The correlation is Pearson's, over all pairs that occur often enough.",
+        "Pearson's correlation over all pairs above the minimum counts.",
     )
 
 
@@ -106,7 +106,7 @@ def _listed_pairs_table(lists: Mapping[str, Values], pairs: AmplifiedPairs, give
     columns = dict.fromkeys(("amplified by", "layer", "rank", "input", "output"), "")
     return Table.of(
         "amplified-pairs",
-        "The same lists with amp and how often each pair occurs",
+        "The same lists with amp and the number of occurrences",
         {**columns, "amp": ".4f", "occurrences": "", "sequences": ""},
         rows,
         folded=True,
@@ -114,7 +114,7 @@ def _listed_pairs_table(lists: Mapping[str, Values], pairs: AmplifiedPairs, give
 
 
 def _amp_matrix_picture(setting: Setting, run: Run, scopes: FeedForwardLayout, given: Texts) -> Picture:
-    """The FF-amp matrix of the example, or of a sequence of some 30 tokens, at the layer where others gain most."""
+    """The FF-amp matrix of the example, or of a sequence of about 30 tokens, in the layer with the largest gains."""
     axis = setting.readings.axis
     if setting.example is not None:
         found = setting.lens.analyze(setting.example, scopes=[scopes.input, scopes.ff])
@@ -134,6 +134,6 @@ def _amp_matrix_picture(setting: Setting, run: Run, scopes: FeedForwardLayout, g
         "ff-amp",
         f"FF-amp matrix of a sequence, layer {layer + 1}",
         map_charts.heat_map_chart(matrix, rows=some, columns=some, **look),
-        "The layer in which the gains of other tokens are largest. A token's contribution to itself is left blank."
-        + (f" The first {len(some)} of {len(tokens)} tokens." if len(some) < len(tokens) else ""),
+        "The layer with the largest total gain between different tokens. The diagonal is left blank."
+        + (f" Shown: the first {len(some)} of {len(tokens)} tokens." if len(some) < len(tokens) else ""),
     )

@@ -1,4 +1,4 @@
-"""Pairs of one kind against others of the same distances (FF paper, Fig. 7): subwords of one word, of one entity."""
+"""Pairs within a unit (word or entity) compared with other pairs at the same distances (FF paper, Fig. 7)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from normscope.corpus.store import Run
 from normscope.measures.amplification import AXES
 from normscope.measures.bootstrap import Difference, clustered, difference_of_means
 from normscope.measures.matching import matched
+from normscope.papers.common import scan_side
 from normscope.papers.feed_forward.maps import Numbers, Texts, Values, ff_amp, pair_cells
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.papers.feed_forward.shared import FeedForwardLayout
@@ -41,17 +41,17 @@ class PairCells:
 
 @dataclass(frozen=True)
 class MatchedGroups:
-    """As many others as targets, at the same distances."""
+    """Target pairs and an equal number of other pairs at the same distances."""
 
     targets: PairCells
     others: PairCells
-    dropped: int  # targets without a partner
-    found: int  # targets in all
+    dropped: int  # targets without a match
+    found: int  # all targets
 
 
 @dataclass(frozen=True)
 class GroupAmplification:
-    """FF-amp of both groups under either normalisation: axis -> (layers, pairs)."""
+    """FF-amp of both groups with each normalisation: axis -> (layers, pairs)."""
 
     targets: dict[str, Values]
     others: dict[str, Values]
@@ -68,7 +68,7 @@ class LayerTests:
 
 
 def split_words(given: Texts) -> TokenUnits:
-    """The tokens of each word that has several."""
+    """The tokens of each word that is split into several."""
 
     def units(entry: int) -> list[Numbers]:
         words = given.words[entry]
@@ -81,14 +81,14 @@ def split_words(given: Texts) -> TokenUnits:
 def entity_tokens(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUnits:
     """The tokens of each named entity."""
     spans: dict[str, list[Numbers]] = {}
-    frame = run.scan("entity_spans").filter(pl.col("side") == scopes.side).select("id", "start", "end").collect()
+    frame = scan_side(run, "entity_spans", scopes.side).select("id", "start", "end").collect()
     for id, start, end in frame.iter_rows():
         spans.setdefault(id, []).append(np.arange(start, end))
     return lambda entry: spans.get(given.ids[entry], [])
 
 
 def match_pairs(given: Texts, units: TokenUnits, causal: bool, readings: Any) -> MatchedGroups:
-    """All pairs inside a unit, and as many of the rest, sampled at the same distances."""
+    """All pairs within a unit, and an equal number of other pairs sampled at the same distances."""
     distance = readings.distance
     targets = _collect_cells(given, lambda entry: _cells_within_units(given, units(entry), entry, causal), distance)
     near = np.unique(targets.distances)
@@ -105,7 +105,7 @@ def match_pairs(given: Texts, units: TokenUnits, causal: bool, readings: Any) ->
 
 
 def group_amplification(run: Run, scopes: FeedForwardLayout, given: Texts, groups: MatchedGroups) -> GroupAmplification:
-    """FF-amp of every pair of both groups, one entry's maps at a time."""
+    """FF-amp of all pairs of both groups, reading the maps of one entry at a time."""
     both = (groups.targets, groups.others)
     found: list[dict[str, list[Values]]] = [{axis: [] for axis in AXES} for _ in both]
     for entry, id in enumerate(given.ids):
@@ -123,8 +123,8 @@ def group_amplification(run: Run, scopes: FeedForwardLayout, given: Texts, group
 def bootstrap_layers(
     given: Texts, groups: MatchedGroups, values: GroupAmplification, readings: Any
 ) -> list[LayerTests]:
-    """The bootstrap of every layer: over instances, over types of pairs, over whole sequences, and over instances
-    with maps normalised the other way."""
+    """Bootstrap tests for each layer: over instances, over types of pairs, over whole sequences, and over instances
+    with the other normalisation."""
     options = {"resamples": readings.resamples, "sided": readings.sided, "alpha": readings.alpha}
     axis, seed = readings.axis, readings.seed
     targets, others = values.targets[axis], values.others[axis]
@@ -143,18 +143,18 @@ def bootstrap_layers(
 
 
 def other_axis(axis: str) -> str:
-    """The other way to normalise maps."""
+    """The other axis of normalisation."""
     return next(name for name in AXES if name != axis)
 
 
 def pair_type_keys(given: Texts, cells: PairCells) -> Numbers:
-    """The ordered pair of types of every cell."""
+    """The ordered pair of types of each cell, as one number."""
     found = [given.keys(entry, cells.cells[cells.of(entry)]) for entry in range(len(given))]
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
 def _mean_by_type(keys: Numbers) -> Callable[[Values], Values]:
-    """Values of instances -> the mean of every type."""
+    """A function from values of instances to the means of their types."""
     _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
 
     def means(values: Values) -> Values:
@@ -176,12 +176,12 @@ def _bootstrap_sequences(
         ],
         2,
     )
-    some = counts.sum(1) > 0  # sequences without any such pair do not count
+    some = counts.sum(1) > 0  # only sequences with such pairs
     return clustered(sums[:, some], counts[some], seed=(seed, 3), **options)
 
 
 def _cells_within_units(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
-    """The cells of two different tokens of one unit."""
+    """The cells of two different tokens of the same unit."""
     size = len(given.types[entry])
     found = []
     for unit in units:

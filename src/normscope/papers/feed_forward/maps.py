@@ -1,15 +1,15 @@
-"""The maps that a run kept, entry by entry, as FF-amp (FF paper, section 5)."""
+"""FF-amp from the maps stored with a run, entry by entry (FF paper, section 5)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
 from normscope.measures.amplification import Axis, amplification
+from normscope.papers.common import scan_side
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.papers.feed_forward.shared import FeedForwardLayout
 
@@ -42,12 +42,11 @@ class Texts:
 
 
 def read_texts(run: Run, scopes: FeedForwardLayout) -> Texts:
-    """All entries of a run, in the corpus's order."""
-    mine = pl.col("side") == scopes.side
-    words_of = dict(run.scan("token_words").filter(mine).select("id", "words").collect().iter_rows())
+    """All entries of a run, in corpus order."""
+    words_of = dict(scan_side(run, "token_words", scopes.side).select("id", "words").collect().iter_rows())
     numbers: dict[str, int] = {}
     ids, types, words = [], [], []
-    for id, tokens in run.scan("items").filter(mine).select("id", "tokens").collect().iter_rows():
+    for id, tokens in scan_side(run, "items", scopes.side).select("id", "tokens").collect().iter_rows():
         ids.append(id)
         types.append(np.array([numbers.setdefault(token, len(numbers)) for token in tokens], dtype=np.int64))
         words.append(np.array(words_of[id], dtype=np.int64))
@@ -55,7 +54,7 @@ def read_texts(run: Run, scopes: FeedForwardLayout) -> Texts:
 
 
 def pair_cells(given: Texts, entry: int, causal: bool, specials: bool) -> Numbers:
-    """The cells i n + j of two different positions: in a causal model j < i, without special tokens unless wanted."""
+    """The cells i n + j with j != i (j < i in a causal model), without special tokens unless `specials`."""
     size = len(given.types[entry])
     output, input = np.divmod(np.arange(size * size), size)
     chosen = input < output if causal else input != output
@@ -66,12 +65,12 @@ def pair_cells(given: Texts, entry: int, causal: bool, specials: bool) -> Number
 
 
 def ff_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis) -> Values:
-    """(layers, n n): what the feed-forward itself amplifies."""
+    """(layers, n n): amplification by the feed-forward alone."""
     return _amp_between(run, id, scopes.input, scopes.ff, scopes.side, axis)
 
 
 def block_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis) -> Values:
-    """(layers, n n): what everything from the attention's residual to the layer's end amplifies, LN FF RES LN."""
+    """(layers, n n): amplification from the attention's residual to the end of the layer (LN FF RES LN)."""
     return _amp_between(run, id, scopes.residual, scopes.layer, scopes.side, axis)
 
 

@@ -1,4 +1,4 @@
-"""Whether the feed-forward amplifies pairs of one word, or of one named entity (FF paper, Fig. 7 and 8)."""
+"""Whether the feed-forward amplifies pairs within a word or a named entity (FF paper, Fig. 7 and 8)."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
 INNER = (0.5, 99.5)  # percentiles between which histograms are drawn
-MOST = 3  # histograms
+MOST = 3  # most histograms that are drawn
 TEXT = (
-    "FF-amp of {pairs} ({found:,} ordered pairs at two positions) against as many other pairs, sampled without "
-    "replacement with exactly the same histogram of {distance} distances.{dropped} Other pairs are all that are not "
-    "of one {unit}, {specials}. Nothing is masked.\n\n"
-    "The unpaired bootstrap of the difference of means, {resamples:,} resamples, {sided}-sided: p is the share of "
-    "resampled differences on the other side of zero. Over instances it treats every pair as independent, which pairs "
-    "of one sequence are not, and is optimistic; over types every ordered pair of subwords counts once, with the mean "
-    "of its instances; over sequences whole sequences are resampled.\n\n"
-    "Maps are normalised so that {sums}. What a token gains in itself others lose, so the means of both groups may be "
-    "below zero: the test is of their difference."
+    "FF-amp of {pairs} ({found:,} ordered pairs of positions) is compared with that of an equal number of other pairs, "
+    "sampled without replacement so that both groups have the same histogram of {distance} distances.{dropped} Other "
+    "pairs are all pairs that do not belong to one {unit}, {specials}. The text is not masked.\n\n"
+    "The difference of means is tested with an unpaired bootstrap of {resamples:,} resamples, {sided}-sided: p is the "
+    "share of resampled differences on the other side of zero. The test over instances treats all pairs as "
+    "independent, which pairs of one sequence are not, so it is optimistic. The test over types counts each ordered "
+    "pair of subwords once, with the mean of its instances. The test over sequences resamples whole sequences.\n\n"
+    "Maps are normalised so that {sums}. A gain in a token's contribution to itself is a loss for the others, so the "
+    "means of both groups may be negative; the test concerns their difference."
 )
-DROPPED = " {:,} of them, chosen at random, were left out, since there are too few others at their distance."
+DROPPED = " {:,} target pairs, chosen at random, were left out because too few other pairs have their distance."
 
 
 @dataclass(frozen=True)
 class PairKind:
-    """What is compared with other pairs."""
+    """The kind of pairs that is compared with other pairs."""
 
     name: str  # of the section
     key: str  # of its numbers
@@ -51,17 +51,17 @@ class PairKind:
 
     @property
     def targets(self) -> str:
-        """In a figure's legend."""
+        """Label of the target pairs in figures and tables."""
         return f"of one {self.unit}"
 
     @property
     def none(self) -> str:
-        """What is said if there are none."""
+        """The message if there are no such pairs."""
         return f"no {self.pairs.partition(' of one ')[2]} of these texts has more than one token"
 
     @property
     def stem(self) -> str:
-        """In the names of files."""
+        """The kind in file names."""
         return self.name.replace("_", "-")
 
 
@@ -70,13 +70,13 @@ ENTITIES = PairKind("entities", "entity", "entity", "two subwords of one named e
 
 
 def word_pairs_section(setting: Setting, runs: Runs) -> Section:
-    """Fig. 7 and 8 of words that were split into subwords."""
+    """Fig. 7 and 8 for words that are split into subwords."""
     given = read_texts(runs[PLAIN], require_layout(setting))
     return _pairs_section(setting, runs[PLAIN], given, WORDS, pair_groups.split_words(given))
 
 
 def entity_pairs_section(setting: Setting, runs: Runs) -> Section:
-    """Fig. 7 and 8 of named entities."""
+    """Fig. 7 and 8 for named entities."""
     scopes = require_layout(setting)
     given = read_texts(runs[PLAIN], scopes)
     return _pairs_section(setting, runs[PLAIN], given, ENTITIES, pair_groups.entity_tokens(given, runs[PLAIN], scopes))
@@ -86,10 +86,10 @@ def _pairs_section(setting: Setting, run: Run, given: Texts, kind: PairKind, uni
     scopes, readings = require_layout(setting), setting.readings
     groups = pair_groups.match_pairs(given, units, scopes.causal, readings)
     theirs = _published_layers(kind)
-    statement = f"The feed-forward amplifies {kind.pairs} more than other pairs as far apart, in most layers"
+    statement = f"In most layers the feed-forward amplifies {kind.pairs} more than other pairs at the same distance"
     if not len(groups.targets):
         claim = Claim(statement, None, kind.none, theirs)
-        return Section(kind.name, kind.title, f"There is nothing to compare: {kind.none}.", claims=(claim,))
+        return Section(kind.name, kind.title, f"Nothing to compare: {kind.none}.", claims=(claim,))
     values = pair_groups.group_amplification(run, scopes, given, groups)
     found = pair_groups.bootstrap_layers(given, groups, values, readings)
     chosen = [one.types if readings.level == "type" else one.instances for one in found]
@@ -139,15 +139,15 @@ def _pair_bars(kind: PairKind, targets: Values, others: Values, above: Sequence[
         errors={name: list(1.96 * values.std(1) / np.sqrt(values.shape[1])) for name, values in groups.items()},
         marks=["*" if layer in above else "" for layer in layers],
     )
-    title = f"Fig. 7. Mean FF-amp of pairs {kind.targets}, and of others as far apart"
-    note = "*: significantly larger. Error bars: 1.96 standard errors of independent instances."
+    title = f"Fig. 7. Mean FF-amp of pairs {kind.targets} and of other pairs at the same distances"
+    note = "*: significantly larger. Error bars: 1.96 standard errors, for independent instances."
     return Picture(f"fig7-{kind.stem}", title, chart, note)
 
 
 def _pair_test_tables(
     kind: PairKind, axis: str, values: GroupAmplification, found: Sequence[LayerTests]
 ) -> tuple[Table, Table]:
-    """The means with their difference, and the same test under the other readings."""
+    """The means and their difference, and the test under the other readings."""
     other = other_axis(axis)
     means = dict.fromkeys((kind.targets, "others", "difference", "low", "high"), ".5f")
     levels = dict.fromkeys(("p, instances", "p, types", "p, sequences"), ".4f")
@@ -155,10 +155,10 @@ def _pair_test_tables(
     return (
         Table.of(
             f"{kind.stem}-layers",
-            f"Mean FF-amp of pairs {kind.targets} and of others, over instances, maps normalised by {axis}",
+            f"Mean FF-amp of pairs {kind.targets} and of others, over instances, normalised by {axis}",
             {"layer": "", **means, "p": ".4f"},
             ((n + 1, targets[n], others[n], *vars(one.instances).values()) for n, one in enumerate(found)),
-            "Low and high are the ends of the percentile interval.",
+            "Low and high: ends of the percentile interval.",
         ),
         Table.of(
             f"{kind.stem}-readings",
@@ -168,13 +168,13 @@ def _pair_test_tables(
                 (n, one.instances.p, one.types.p, one.sequences.p, one.other_axis.difference, one.other_axis.p)
                 for n, one in enumerate(found, 1)
             ),
-            f"The last two columns are over instances, of maps normalised so that {describe_normalisation(other)}.",
+            f"The last two columns: over instances, with maps normalised so that {describe_normalisation(other)}.",
         ),
     )
 
 
 def _amp_histograms(kind: PairKind, targets: Values, others: Values, found: Sequence[Difference]) -> list[Picture]:
-    """For the layers with the largest differences, relative to their spread."""
+    """Histograms for the layers with the largest differences relative to their spread."""
     both = np.concatenate([targets, others], 1)
     effect = [one.difference / max(float(both[n].std()), 1e-300) for n, one in enumerate(found)]
     order = sorted(range(len(found)), key=lambda n: -effect[n])[:MOST]
@@ -190,7 +190,7 @@ def _amp_histograms(kind: PairKind, targets: Values, others: Values, found: Sequ
 
 
 def _significant_layers(found: Sequence[Difference], alpha: float) -> list[int]:
-    """The layers, from 1, in which the difference is above zero and significant."""
+    """The layers (from 1) with a significant positive difference."""
     return [layer for layer, one in enumerate(found, 1) if one.p < alpha and one.difference > 0]
 
 

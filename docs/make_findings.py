@@ -28,7 +28,7 @@ AOPC of every method, by masking: what the probability of the predicted token lo
 ranks highest (comprehensiveness, the higher the better), and with nothing but them (sufficiency, the lower the better).
 The interval is a 95 % bootstrap over texts; "above random" is the lead over random scores, paired by text.
 """
-MARKS = {"true": "holds", "false": "does **not** hold", "": "cannot be said"}
+MARKS = {"true": "holds", "false": "does **not** hold", "": "undecided"}
 HEAD = """# Findings
 
 The three papers' experiments on models and corpora that they did not use, and studies of our own. For each claim, one

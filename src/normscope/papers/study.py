@@ -173,12 +173,7 @@ def reproduce(
     chosen = _named_experiments(paper, experiments)
     parsed = parse_readings(paper.readings, readings)
     lens = load_for_engine(model, engine)
-    key = published.published_model_key(lens)
-    if verify and key not in published.published_models(paper.name):
-        known = ", ".join(published.published_models(paper.name)) or "none"
-        raise NormscopeError(
-            f"No numbers were published for {lens.model_name}. Models with published numbers: {known}."
-        )
+    key = _key_of_model(paper, lens, required=verify)
     file = None if frequencies is None else Path(frequencies)
     setting = _with_first_entries(
         Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit)
@@ -232,6 +227,18 @@ def paper_command(
         ("--out", out),
     ]
     return facts.shell_command(("paper", paper, *([setting.data] if setting.data else [])), options)
+
+
+def _key_of_model(paper: Paper, lens: Analyzer, required: bool) -> str | None:
+    """The key of a model with published numbers, or None; with `required`, other models are an error."""
+    key = published.published_model_key(lens)
+    known = published.published_models(paper.name)
+    if required and key not in known:
+        raise NormscopeError(
+            f"No numbers were published for {lens.model_name}. Models with published numbers: "
+            f"{', '.join(known) or 'none'}."
+        )
+    return key
 
 
 def _require_report_packages() -> None:

@@ -32,11 +32,11 @@ def describe_sequences(lengths: Sequence[int], limit: int | None) -> str:
 
 
 def describe_run(run: Run) -> str:
-    """The number of entries that could not be analysed, and the largest completeness error, in words."""
+    """The number of entries that could not be analysed, and the worst completeness error, in words."""
     faults = len(run.scan("errors").select("id").collect()) if "errors" in run.tables else 0
     worst = run.scan("items").select("completeness").max().collect().item()
     entries = int(run.manifest["data"]["entries"])
-    return f"{faults:,} of {entries:,} entries could not be analysed; largest completeness error {worst:.1e}"
+    return f"{faults:,} of {entries:,} entries could not be analysed; worst completeness error {worst:.1e}"
 
 
 def package_versions() -> str:

@@ -70,7 +70,7 @@ def input_spread_section(setting: Setting, runs: Runs) -> Section:
     completeness = float(runs[RUN].scan("flow").select(pl.col("completeness").max()).collect().item())
     numbers = layer_numbers("own", own, layers) | layer_numbers("inputs", inputs, layers)
     numbers["completeness"] = completeness
-    text = f"{EXACT}\n\nThe largest completeness error of any state is {completeness:.1e}."
+    text = f"{EXACT}\n\nThe worst completeness error of any state is {completeness:.1e}."
     return Section("spread", "How inputs spread", text, (table, *pictures), claims, numbers)
 
 

@@ -308,7 +308,7 @@ def test_published_numbers_of_data(data: Path, papers_model: Path, tmp_path: Pat
 
 
 def test_verify_wants_a_model_of_the_paper(data: Path, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(NormscopeError, match="Models with published numbers: bert-base, bert-large"):
+    with pytest.raises(NormscopeError, match="not one of the models with published numbers: bert-base, bert-large"):
         made(data, folder, tmp_path / "out", verify=True)
     assert not (tmp_path / "out").exists()  # before anything is computed
 

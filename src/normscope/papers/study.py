@@ -235,8 +235,7 @@ def _key_of_model(paper: Paper, lens: Analyzer, required: bool) -> str | None:
     known = published.published_models(paper.name)
     if required and key not in known:
         raise NormscopeError(
-            f"No numbers were published for {lens.model_name}. Models with published numbers: "
-            f"{', '.join(known) or 'none'}."
+            f"{lens.model_name} is not one of the models with published numbers: {', '.join(known) or 'none'}."
         )
     return key
 

@@ -110,7 +110,7 @@ class StoppedError(Exception):
         ("serve --no-open --port 0 --model MODEL", "normscope.cli.loading.load"),
         ("corpus DATA -o OUT --model MODEL", "normscope.corpus.runner.run"),
         ("paper ff DATA -o OUT --model MODEL", "normscope.papers.study.reproduce"),
-        ("faithfulness DATA -o OUT --model MODEL", "normscope.papers.faithfulness.comparison.compare"),
+        ("faithfulness DATA -o OUT --model MODEL", "normscope.papers.faithfulness.comparison.compare_methods"),
     ],
 )
 def test_every_command_passes_them_on(line: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,12 +140,12 @@ def test_a_command_line_that_is_refused_to_resume(folder: str, tmp_path: Path) -
 
 
 def test_the_command_of_a_report(folder: str) -> None:
-    from normscope.reports.facts import model_options
+    from normscope.reports.facts import model_arguments
 
     lens: Any = None
-    assert model_options(ModelSource("a/b", "cuda", "float64", "v1"), lens) == [
+    assert model_arguments(ModelSource("a/b", "cuda", "float64", "v1"), lens) == [
         ("--model", "a/b"),
         ("--dtype", "float64"),
         ("--revision", "v1"),
     ]
-    assert model_options("a/b", lens) == [("--model", "a/b"), ("--dtype", None), ("--revision", None)]
+    assert model_arguments("a/b", lens) == [("--model", "a/b"), ("--dtype", None), ("--revision", None)]

@@ -24,9 +24,9 @@ from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import Entry, strict
 from normscope.corpus.readers.formats import read
 from normscope.papers.emnlp2020 import PAPER
-from normscope.papers.emnlp2020.alignment import example_pictures
-from normscope.papers.emnlp2020.measures import KINDS, kind, weight_norm_counts
-from normscope.papers.emnlp2020.shared import norm_moments
+from normscope.papers.emnlp2020.alignment import alignment_examples
+from normscope.papers.emnlp2020.measures import KINDS, token_kind, weight_norm_counts
+from normscope.papers.emnlp2020.shared import merged_norm_moments
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Picture, Report, Section, Table
 from tests.helpers.tiny import tiny
@@ -119,7 +119,7 @@ def test_every_table_and_figure_of_the_paper_is_there(report: Report) -> None:
     assert parts["fig3-weight"] is parts["fig3-norm"] is parts["frequency-norm"] is Picture
     assert all(section.claims for section in report.sections)
     assert report.skipped[0][0].startswith("Word alignment")
-    assert "cross-attention, and BERT has none" in report.skipped[0][1]
+    assert "BERT has no cross-attention" in report.skipped[0][1]
 
 
 def test_dispersion(report: Report, alone: list[Any]) -> None:
@@ -246,11 +246,11 @@ def test_a_frequency_file_of_another_vocabulary_is_refused_before_the_run(
 ) -> None:
     file = tmp_path / "counts.txt"
     file.write_text("1 90 0\n2 3 20\n")  # padding and a piece that never occurs
-    with pytest.raises(NormscopeError, match="another vocabulary, or of quite another language: it holds 0%"):
+    with pytest.raises(NormscopeError, match="another vocabulary or a very different language: it covers 0%"):
         reproduce(PAPER, lens, data, tmp_path / "out", frequencies=file)
     assert not (tmp_path / "out").exists()
     file.write_text("1 90 50\n")
-    with pytest.raises(NormscopeError, match=r"counts\.txt:1: The token id 50 is outside"):
+    with pytest.raises(NormscopeError, match=r"counts\.txt:1: Token id 50 is outside"):
         reproduce(PAPER, lens, data, tmp_path / "out", frequencies=file)
 
 
@@ -286,7 +286,7 @@ def test_kinds_of_tokens() -> None:
     }
     expected |= {"!": "symbol", "\u2581--": "symbol", "##)": "symbol", "\u00bb": "symbol", "$": "other", "the": "other"}
     expected |= {"\u2581": "other", "[MASK]": "mask", "[UNK]": "other"}
-    assert {token: kind(token) for token in expected} == expected
+    assert {token: token_kind(token) for token in expected} == expected
     assert set(expected.values()) == set(KINDS)
 
 
@@ -318,7 +318,7 @@ def test_an_encoder_decoder_is_read_on_its_encoder(translator: Analyzer, pairs_f
         for entry in entries(pairs_file)[:4]
     ]
     norms = np.concatenate([one.value_norms.numpy() for one in alone], axis=-1)
-    found = norm_moments(setting_of(translator, pairs_file, READER), run, "layer", "head")
+    found = merged_norm_moments(setting_of(translator, pairs_file, READER), run, "layer", "head")
     assert {place: one.mean for place, one in found.items()} == pytest.approx(
         {place: norms[place].mean() for place in np.ndindex(2, 4)}
     )
@@ -484,7 +484,7 @@ def test_drawn_alignments(aligned: Report, translator: Analyzer, pairs_file: Pat
     assert {"alignment-awo", "alignment-awi"} <= set(pictures)
     setting = replace(setting_of(translator, pairs_file, READER), example="pairs.jsonl:9")
     layers = {(way, method): 1 for way in ("AWO", "AWI") for method in ("weight", "norm")}
-    picture = list(example_pictures(setting, layers))[1]
+    picture = list(alignment_examples(setting, layers))[1]
     assert (picture.name, picture.note[:14]) == ("alignment-awi", "pairs.jsonl:9.")
     entry = entries(pairs_file)[8]
     for axes in picture.figure.axes[:2]:
@@ -497,13 +497,13 @@ def test_what_alignment_needs(
     translator: Analyzer, lens: Analyzer, pairs_file: Path, data: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"experiments": ["alignment"]}
-    with pytest.raises(NormscopeError, match="reads cross-attention, and BERT has none"):
+    with pytest.raises(NormscopeError, match="BERT has no cross-attention"):
         reproduce(PAPER, lens, pairs_file, tmp_path, format="alignments", **options)
     with pytest.raises(NormscopeError, match="no target sentences"):
         reproduce(PAPER, translator, data, tmp_path, **options)
     bare = tmp_path / "bare.jsonl"
     bare.write_text(json.dumps({"src_words": ["a", "b"], "tgt_words": ["c"], "alignment": []}) + "\n")
-    with pytest.raises(NormscopeError, match="gold links between words, sure or possible, and this corpus has none"):
+    with pytest.raises(NormscopeError, match="no gold links between words, sure or possible"):
         reproduce(PAPER, translator, bare, tmp_path, format="alignments", **options)
 
 
@@ -534,7 +534,7 @@ def test_words_that_cannot_be_distinguished_are_a_fault(translator: Analyzer, pa
     path = tmp_path / "pairs.jsonl"
     path.write_text("\n".join(lines) + "\n")
     lens = Analyzer(translator.model, _dropping(letters_tokenizer()))
-    assert faults(lens, path, tmp_path / "out") == {"pairs.jsonl:5": "The word 2 ('\u0301') has no token of its own."}
+    assert faults(lens, path, tmp_path / "out") == {"pairs.jsonl:5": "The word 2 ('\u0301') has no token."}
 
 
 def _dropping(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:

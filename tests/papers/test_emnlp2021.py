@@ -21,13 +21,13 @@ from normscope.inputs.encode import encode
 from normscope.measures.tokens import token_category
 from normscope.papers import emnlp2021, published
 from normscope.papers.common import rank_correlation
-from normscope.papers.emnlp2021 import PAPER, Readings
-from normscope.papers.emnlp2021.example_maps import LONGEST, example, own_share
-from normscope.papers.emnlp2021.frequency import by_rank
-from normscope.papers.emnlp2021.mixing import middle
-from normscope.papers.emnlp2021.ratios import by_layer, methods, summary
+from normscope.papers.emnlp2021 import PAPER, MixingReadings
+from normscope.papers.emnlp2021.example_maps import LONGEST, example_encoding, own_shares
+from normscope.papers.emnlp2021.frequency import means_by_rank
+from normscope.papers.emnlp2021.mixing import middle_layers
+from normscope.papers.emnlp2021.ratios import mean_mixing_by_layer, mixing_scopes, summarise_mixing
 from normscope.papers.emnlp2021.shared import claim_over_layers
-from normscope.papers.readings import describe, parse
+from normscope.papers.readings import describe_readings, parse_readings
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Picture, Section, Table
 from tests.helpers.tiny import tiny
@@ -87,7 +87,7 @@ def case(lens: Analyzer, folder: Path, count: int = 12) -> Case:
     data = folder / "data.txt"
     data.write_text("\n".join(sentences(count)) + "\n")
     entries = tuple(Entry(id=str(n), text=text) for n, text in enumerate(sentences(count)))
-    return Case(Setting(lens, str(data), None, {}, Readings(), None, None, entries, None), folder / "runs")
+    return Case(Setting(lens, str(data), None, {}, MixingReadings(), None, None, entries, None), folder / "runs")
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def percents(one: Case, run: str, scope: str) -> list[np.ndarray]:
     """entry -> (layers, tokens), in percent, by analyze()."""
     if run not in one.analyses:
         lens = one.setting.lens
-        one.analyses[run] = [lens.analyze({"input_ids": ids}, scopes=methods(lens)) for ids in one.inputs(run)]
+        one.analyses[run] = [lens.analyze({"input_ids": ids}, scopes=mixing_scopes(lens)) for ids in one.inputs(run)]
     return [100 * analysis.mixing_ratio(scope).numpy() for analysis in one.analyses[run]]
 
 
@@ -194,14 +194,14 @@ def test_macro_and_micro_on_a_small_table() -> None:
             "percent": [10.0, 20.0, 60.0, 30.0, 100.0],
         }
     )
-    assert by_layer(frame, "micro") == {"S": {(1, "first"): 20.0, (1, "other"): 60.0, (1, "overall"): 44.0}}
-    assert by_layer(frame, "macro") == {"S": {(1, "first"): 20.0, (1, "other"): 70.0, (1, "overall"): 47.5}}
-    assert summary(frame, "micro") == {"S": {"mean": 44.0, "max": 100.0, "min": 10.0}}
-    assert summary(frame, "macro") == {"S": {"mean": 47.5, "max": 100.0, "min": 10.0}}
+    assert mean_mixing_by_layer(frame, "micro") == {"S": {(1, "first"): 20.0, (1, "other"): 60.0, (1, "overall"): 44.0}}
+    assert mean_mixing_by_layer(frame, "macro") == {"S": {(1, "first"): 20.0, (1, "other"): 70.0, (1, "overall"): 47.5}}
+    assert summarise_mixing(frame, "micro") == {"S": {"mean": 44.0, "max": 100.0, "min": 10.0}}
+    assert summarise_mixing(frame, "macro") == {"S": {"mean": 47.5, "max": 100.0, "min": 10.0}}
 
 
 def test_middle_layers() -> None:
-    assert [middle(depth) for depth in (1, 2, 4, 6, 12)] == [[1], [1], [2, 3], [2, 3, 4], [4, 5, 6, 7, 8, 9]]
+    assert [middle_layers(depth) for depth in (1, 2, 4, 6, 12)] == [[1], [1], [2, 3], [2, 3, 4], [4, 5, 6, 7, 8, 9]]
 
 
 def test_depth(bert: Case) -> None:
@@ -223,13 +223,13 @@ def test_a_claim_over_layers(bert: Case) -> None:
     weak = claim_over_layers(bert.setting, "", [1.0, 2.0, 3.0, 6.0, 5.0, 4.0], [2.0, 1.0, 3.0, 5.0, 4.0, 6.0], 1, "")
     assert weak.holds is None
     assert "over 6 layers (p = 0." in weak.ours
-    assert "vary" in claim_over_layers(bert.setting, "", rising, [1.0] * 6, 1, "").ours
+    assert "variation" in claim_over_layers(bert.setting, "", rising, [1.0] * 6, 1, "").ours
     assert "few" in claim_over_layers(bert.setting, "", rising[:2], [1.0, 2.0], 1, "").ours
 
 
 def test_published_depth_is_that_of_the_last_method() -> None:
-    """The layers are published in whole percents; the values they allow identify the method, with any ties."""
-    reference = published.reference("emnlp2021")
+    """The layers are published in whole percents. What they allow, with ties broken either way, tells the method."""
+    reference = published.paper_numbers("emnlp2021")
     fits = []
     for scope in METHODS:
         means = np.array([reference[f"mixing.{scope}.L{layer}.overall"] for layer in range(1, 13)])
@@ -254,7 +254,7 @@ def test_frequency(bert: Case, special: str) -> None:
         assert section.numbers[f"frequency.{scope}.all"] == pytest.approx(spearmanr(values, ranks).statistic)
         expected = spearmanr(values[ordinary], ranks[ordinary]).statistic
         assert section.numbers[f"frequency.{scope}.words"] == pytest.approx(expected)
-    assert f"{len(ids)} tokens, {ordinary.sum()} without" in table(section, "frequency-spearman").note
+    assert f"{len(ids)} tokens, {ordinary.sum()} of them not special" in table(section, "frequency-spearman").note
     assert "corpus itself" in table(section, "frequency-spearman").note
     assert section.claims[0].holds == (section.numbers["frequency.ATTNRESLN-N.words"] < 0)
     assert section.claims[0].published == "Spearman -0.58 by ATTNRESLN-N"
@@ -275,7 +275,7 @@ def test_frequency_from_a_file(bert: Case, tmp_path: Path) -> None:
 
 
 def test_means_by_rank() -> None:
-    x, means = by_rank(np.array([1, 3, 4, 30, 5000]), {"S": np.array([2.0, 4.0, 1.0, 7.0, 9.0])})
+    x, means = means_by_rank(np.array([1, 3, 4, 30, 5000]), {"S": np.array([2.0, 4.0, 1.0, 7.0, 9.0])})
     assert x == [0.25, 0.75, 1.25, 3.75]  # 3 < sqrt(10) < 4; 10 < 30 < 10^1.5; 10^3.5 < 5000 < 10^4
     assert means == {"S": [3.0, 1.0, 7.0, 9.0]}
 
@@ -298,7 +298,7 @@ def test_expansion(bert: Case) -> None:
         assert section.numbers[f"expansion.{matrix}.max"] == pytest.approx(max(expected), rel=1e-9)
         assert section.numbers[f"expansion.{matrix}.min"] == pytest.approx(min(expected), rel=1e-9)
         assert bert.section("expansion", expansion=matrix).claims[0].ours.startswith(f"{np.mean(expected):.2f}")
-    assert section.claims[0].published == "0.88 by the code's matrix"
+    assert section.claims[0].published == "0.88 with the code's matrix"
     assert list(pictures(section)) == ["expansion-chart"]
 
 
@@ -314,7 +314,7 @@ def test_comparison(bert: Case) -> None:
     np.testing.assert_allclose(np.array(table(section, "comparison-own").rows, dtype=float), expected, rtol=1e-6)
     assert "layer 2 of 4" in section.parts[0].title
     assert "layer 4 of 4" in bert.section("comparison", example_layer=4).parts[0].title
-    assert own_share(torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])) == [12.5]
+    assert own_shares(torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])) == [12.5]
 
 
 def test_examples_are_short(bert: Case) -> None:
@@ -326,10 +326,10 @@ def test_examples_are_short(bert: Case) -> None:
         {"entries": (Entry(id="a", words=tuple(WORDS * 10)),)},
         {"entries": (Entry(id="a", words=("[CLS]", *WORDS * 10, "[SEP]"), pieces=True),)},
     ):
-        encoding = example(replace(bert.setting, **given))  # type: ignore[arg-type]
+        encoding = example_encoding(replace(bert.setting, **given))  # type: ignore[arg-type]
         assert len(encoding["input_ids"]) == LONGEST
         assert encoding["input_ids"][0] == 2
-    pair = example(replace(bert.setting, entries=(Entry(id="a", pair=("a cat", "the dog")),)))
+    pair = example_encoding(replace(bert.setting, entries=(Entry(id="a", pair=("a cat", "the dog")),)))
     assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
 
 
@@ -343,7 +343,7 @@ def test_what_is_missing(bert: Case) -> None:
     assert [name for name, one in SECTIONS.items() if not one.runs(without)] == ["comparison", "expansion"]
     vision = replace(bert.setting, lens=Analyzer(tiny("vit"), object()), example="a cat")
     for name in ("comparison", "frequency"):
-        assert "this model reads no text" in (SECTIONS[name].missing(vision) or "")
+        assert "this model does not read text" in (SECTIONS[name].missing(vision) or "")
 
 
 def changed(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float]:
@@ -437,18 +437,18 @@ def test_uniform_attention_of_a_causal_model(llama: Case) -> None:
 
 def test_a_pre_ln_model_has_its_own_names(llama: Case) -> None:
     names = ("ATTN-W", "LNATTN-N", "LNATTNRES-W", "LNATTNRES-N")
-    assert methods(llama.setting.lens) == names
+    assert mixing_scopes(llama.setting.lens) == names
     section = llama.section("mixing")
     for scope in names:
         joined = np.concatenate([one.ravel() for one in percents(llama, "plain", scope)])
         # Llama's norms are always computed in float32, so padding in a batch changes the last digits.
         assert section.numbers[f"mixing.{scope}.mean"] == pytest.approx(joined.mean(), rel=1e-6)
         assert section.numbers[f"mixing.{scope}.min"] == pytest.approx(0, abs=1e-12)  # the first token sees itself only
-    assert "no masked tokens" in section.text
+    assert "not trained with masked tokens" in section.text
     assert section.claims[-1].holds is None  # no norm after the residual
     layers = llama.section("layers")
     assert layers.claims[2].holds is None  # no [MASK]
-    assert "sees no other" in layers.claims[1].ours
+    assert "attends only to itself" in layers.claims[1].ours
     assert "mask" not in table(layers, "fig3-layers").columns
     expansion = llama.section("expansion").numbers
     assert expansion["expansion.code.mean"] == pytest.approx(expansion["expansion.paper.mean"])  # no biases
@@ -458,7 +458,7 @@ def test_a_pre_ln_model_has_its_own_names(llama: Case) -> None:
 
 def test_methods_of_other_architectures() -> None:
     def names(family: str, head: str | None = None) -> tuple[str, ...]:
-        return methods(Analyzer(tiny(family, head)))
+        return mixing_scopes(Analyzer(tiny(family, head)))
 
     assert names("gpt_neox") == ("ATTN-W", "LNATTN-N", "LNATTNFFRES-N")
     assert names("gemma2") == ("ATTN-W", "LNATTN-N", "LNATTNLN-N", "LNATTNLNRES-W", "LNATTNLNRES-N")
@@ -475,7 +475,7 @@ def test_a_parallel_layer_and_an_encoder_decoder(family: str, tmp_path: Path) ->
         section = one.section(experiment.name)
         assert section.parts
         assert all(np.isfinite(value) for value in section.numbers.values())
-    scope = methods(one.setting.lens)[-1]
+    scope = mixing_scopes(one.setting.lens)[-1]
     expected = []
     for text in sentences(4):
         result = one.setting.lens.analyze(text)
@@ -490,12 +490,12 @@ def test_few_layers(tmp_path: Path) -> None:
     assert one.section("depth").claims[0].holds is None
     section = one.section("uniform")
     assert section.claims[0].holds is None
-    assert "no head" in section.text
+    assert "without a head" in section.text
     assert not any("loss" in key for key in section.numbers)
 
 
 def test_readings() -> None:
-    assert [name for name, _, _ in describe(Readings())] == [
+    assert [name for name, _, _ in describe_readings(MixingReadings())] == [
         "masking",
         "mask_seed",
         "table_average",
@@ -506,17 +506,19 @@ def test_readings() -> None:
         "change",
         "example_layer",
     ]
-    assert parse(Readings, ["layer-average=micro", "mask_seed=3"]) == Readings(layer_average="micro", mask_seed=3)
+    assert parse_readings(MixingReadings, ["layer-average=micro", "mask_seed=3"]) == MixingReadings(
+        layer_average="micro", mask_seed=3
+    )
     with pytest.raises(NormscopeError, match="macro"):
-        parse(Readings, ["layer_average=median"])
+        parse_readings(MixingReadings, ["layer_average=median"])
 
 
 def test_no_masking_where_it_is_not_wanted(bert: Case) -> None:
-    setting = replace(bert.setting, readings=Readings(masking=False))
+    setting = replace(bert.setting, readings=MixingReadings(masking=False))
     plans = [plan for experiment in PAPER.experiments for plan in experiment.runs(setting)]
     assert not any(plan.masked for plan in plans)
     assert {plan.name for plan in plans} == {"plain", "uniform"}
-    assert "as asked for" in bert.section("mixing", masking=False).text
+    assert "as requested" in bert.section("mixing", masking=False).text
 
 
 def test_every_experiment_of_the_paper() -> None:

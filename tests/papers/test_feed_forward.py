@@ -24,12 +24,12 @@ from normscope import Analyzer, NormscopeError, corpus
 from normscope.engine import probing
 from normscope.measures.amplification import amplification
 from normscope.papers.common import layers_text
-from normscope.papers.feed_forward import PAPER, Readings
+from normscope.papers.feed_forward import PAPER, FeedForwardReadings
 from normscope.papers.feed_forward import groups as feed_forward_groups
 from normscope.papers.feed_forward import maps as feed_forward_maps
 from normscope.papers.feed_forward import top as feed_forward_top
 from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, removal_count, removal_name, split_by_gain
-from normscope.papers.feed_forward.shared import Layout, layout
+from normscope.papers.feed_forward.shared import FeedForwardLayout, feed_forward_layout
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Report, Section
 from tests.helpers.tiny import tiny
@@ -101,8 +101,10 @@ def made_causal(causal: Analyzer, data: Path, tmp_path_factory: pytest.TempPathF
 
 
 def section(lens: Analyzer, out: Path, name: str, **readings: Any) -> Section:
-    """One experiment's section of a finished run, with other readings."""
-    setting = Setting(lens, "data", None, {}, Readings(**{"resamples": 300} | readings), None, None, (), None)
+    """One experiment's section of a finished run, read otherwise."""
+    setting = Setting(
+        lens, "data", None, {}, FeedForwardReadings(**{"resamples": 300} | readings), None, None, (), None
+    )
     (experiment,) = [one for one in PAPER.experiments if one.name == name]
     return experiment.section(setting, {path.name: corpus.open(path) for path in (out / "runs").iterdir()})
 
@@ -114,8 +116,8 @@ def analyses(lens: Analyzer, run: corpus.Run) -> Iterator[Any]:
         yield lens.analyze({"input_ids": ids, "token_type_ids": [0] * len(ids)})
 
 
-def scopes_of(lens: Analyzer) -> Layout:
-    found = layout(lens)
+def scopes_of(lens: Analyzer) -> FeedForwardLayout:
+    found = feed_forward_layout(lens)
     assert found is not None
     return found
 
@@ -233,8 +235,8 @@ def test_amplified_pairs(kind: str, axis: Any, request: pytest.FixtureRequest) -
     lens = request.getfixturevalue("lens" if kind == "bert" else "causal")
     _, out = request.getfixturevalue("made" if kind == "bert" else "made_causal")
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
-    texts = feed_forward_maps.texts(run, scopes)
-    readings = Readings(axis=axis, min_sequences=2, min_occurrences=3)
+    texts = feed_forward_maps.read_texts(run, scopes)
+    readings = FeedForwardReadings(axis=axis, min_sequences=2, min_occurrences=3)
     found = feed_forward_top.amplified_pairs(run, scopes, texts, readings)
     sums: dict[tuple[str, str], Any] = defaultdict(lambda: np.zeros((2, 2)))
     counts: Counter[tuple[str, str]] = Counter()
@@ -280,15 +282,15 @@ def test_pairs_of_one_word(kind: str, distance: str, request: pytest.FixtureRequ
     lens = request.getfixturevalue("lens" if kind == "bert" else "causal")
     _, out = request.getfixturevalue("made" if kind == "bert" else "made_causal")
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
-    texts = feed_forward_maps.texts(run, scopes)
-    units, readings = feed_forward_groups.words_in(texts), Readings(distance=distance, seed=1)
-    groups = feed_forward_groups.matched_groups(texts, units, kind == "gpt2", readings)
+    texts = feed_forward_maps.read_texts(run, scopes)
+    units, readings = feed_forward_groups.split_words(texts), FeedForwardReadings(distance=distance, seed=1)
+    groups = feed_forward_groups.match_pairs(texts, units, kind == "gpt2", readings)
     found = list(analyses(lens, run))
     plurals = sum(one.tokens.count("##s") for one in found)
     assert groups.found == plurals * (1 if kind == "gpt2" else 2)
     assert groups.dropped == groups.found - len(groups.targets)
     assert Counter(groups.targets.distances.tolist()) == Counter(groups.others.distances.tolist())
-    values = feed_forward_groups.group_amp(run, scopes, texts, groups)
+    values = feed_forward_groups.group_amplification(run, scopes, texts, groups)
     for cells, got in ((groups.targets, values.targets), (groups.others, values.others)):
         for n in range(0, len(cells), 7):
             one = found[cells.entries[n]]
@@ -309,11 +311,11 @@ def test_tests_of_words(lens: Analyzer, made: tuple[Report, Path]) -> None:
     """Types are means of their instances, sequences are drawn whole; p-values are those of the report."""
     report, out = made
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
-    texts = feed_forward_maps.texts(run, scopes)
-    readings = Readings(resamples=300)
-    groups = feed_forward_groups.matched_groups(texts, feed_forward_groups.words_in(texts), False, readings)
-    values = feed_forward_groups.group_amp(run, scopes, texts, groups)
-    tested = feed_forward_groups.layer_tests(texts, groups, values, readings)
+    texts = feed_forward_maps.read_texts(run, scopes)
+    readings = FeedForwardReadings(resamples=300)
+    groups = feed_forward_groups.match_pairs(texts, feed_forward_groups.split_words(texts), False, readings)
+    values = feed_forward_groups.group_amplification(run, scopes, texts, groups)
+    tested = feed_forward_groups.bootstrap_layers(texts, groups, values, readings)
     rows = table(report, "word-split-layers")
     other = table(report, "word-split-readings")
     for layer, one in enumerate(tested):
@@ -323,7 +325,7 @@ def test_tests_of_words(lens: Analyzer, made: tuple[Report, Path]) -> None:
         means = []
         for cells, given in zip((groups.targets, groups.others), both, strict=True):
             types: dict[int, list[float]] = defaultdict(list)
-            for key, value in zip(feed_forward_groups.keys_of(texts, cells), given, strict=True):
+            for key, value in zip(feed_forward_groups.pair_type_keys(texts, cells), given, strict=True):
                 types[int(key)].append(value)
             means.append(np.mean([np.mean(some) for some in types.values()]))
         assert one.types.difference == pytest.approx(means[0] - means[1])
@@ -336,8 +338,8 @@ def test_tests_of_words(lens: Analyzer, made: tuple[Report, Path]) -> None:
 def test_entities(lens: Analyzer, made: tuple[Report, Path]) -> None:
     report, out = made
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
-    texts = feed_forward_maps.texts(run, scopes)
-    units = feed_forward_groups.entities_in(texts, run, scopes)
+    texts = feed_forward_maps.read_texts(run, scopes)
+    units = feed_forward_groups.entity_tokens(texts, run, scopes)
     spans = run.scan("entity_spans").collect()
     assert set(spans["label"]) == {"ORG"}
     for number, (words, tags) in enumerate(sentences()):
@@ -351,7 +353,7 @@ def test_entities(lens: Analyzer, made: tuple[Report, Path]) -> None:
                 expected[-1] += pieces
             place += len(pieces)
         assert [unit.tolist() for unit in units(number)] == expected
-    groups = feed_forward_groups.matched_groups(texts, units, False, Readings())
+    groups = feed_forward_groups.match_pairs(texts, units, False, FeedForwardReadings())
     assert groups.found == sum(len(unit) * (len(unit) - 1) for n in range(len(texts)) for unit in units(n))
     assert Counter(groups.targets.distances.tolist()) == Counter(groups.others.distances.tolist())
     assert {f"entity.L{layer}.p" for layer in (1, 2)} <= set(report.numbers)
@@ -359,8 +361,8 @@ def test_entities(lens: Analyzer, made: tuple[Report, Path]) -> None:
 
 def test_a_causal_pre_ln_model(causal: Analyzer, made_causal: tuple[Report, Path]) -> None:
     report, out = made_causal
-    assert [title for title, _ in report.skipped] == ["Dimensions that the last norm makes small"]
-    assert "No norm follows" in report.skipped[0][1]
+    assert [title for title, _ in report.skipped] == ["Dimensions that the last norm scales down"]
+    assert "have no norm after" in report.skipped[0][1]
     assert sorted(path.name for path in (out / "runs").iterdir()) == ["plain"]
     scopes = scopes_of(causal)
     assert scopes.components == ("ATTN-W", "LN1 ATTN", "RES1", "LN2", "FF", "RES2")
@@ -395,7 +397,7 @@ def test_other_readings_need_no_other_run(lens: Analyzer, made: tuple[Report, Pa
     assert "signed distances" in words.text
     assert "special tokens included" in words.text
     pairs = section(lens, out, "amplification", list_specials=False, min_sequences=1, min_occurrences=1, axis="input")
-    assert "contributions of every input" in pairs.text
+    assert "contributions of each input" in pairs.text
     (rows,) = [part.rows for part in pairs.parts if part.name == "amplified-pairs"]  # type: ignore[union-attr]
     assert not {token for row in rows for token in row[3:5]} & {"[CLS]", "[SEP]"}
 
@@ -411,10 +413,10 @@ def test_nothing_to_compare(lens: Analyzer, tmp_path: Path) -> None:
 
 def test_what_cannot_run(data: Path, tmp_path: Path) -> None:
     parallel = Analyzer(tiny("gpt_neox"), toy_tokenizer())
-    assert layout(parallel) is None
-    with pytest.raises(NormscopeError, match="beside the attention"):
+    assert feed_forward_layout(parallel) is None
+    with pytest.raises(NormscopeError, match="in parallel with attention"):
         run_paper(parallel, data, tmp_path / "out")
-    setting = Setting(parallel, "", None, {}, Readings(), None, None, (), None)
+    setting = Setting(parallel, "", None, {}, FeedForwardReadings(), None, None, (), None)
     for experiment in PAPER.experiments:
         assert experiment.missing(setting) is not None
         assert experiment.runs(setting)

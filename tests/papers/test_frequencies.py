@@ -12,7 +12,14 @@ from transformers import AutoTokenizer
 from normscope import NormscopeError, default_model
 from normscope.corpus import Entry, strict
 from normscope.corpus.readers.formats import read as read_corpus
-from normscope.papers.frequencies import Frequencies, count, fit, read, refuse_misfit, token_ids
+from normscope.papers.frequencies import (
+    Frequencies,
+    count_tokens,
+    entry_token_ids,
+    fit_of_counts,
+    read_frequencies,
+    refuse_other_vocabulary,
+)
 from tests.helpers.files import real_file
 from tests.helpers.toys import WORDS, toy_tokenizer
 
@@ -23,7 +30,7 @@ def written(path: Path, text: str) -> Path:
 
 
 def test_the_authors_file(tmp_path: Path) -> None:
-    found = read(written(tmp_path / "ranks.txt", "1 90 7\n2 40 3\n2\t40  5\n\n4 1 9\n"), None, 21)
+    found = read_frequencies(written(tmp_path / "ranks.txt", "1 90 7\n2 40 3\n2\t40  5\n\n4 1 9\n"), None, 21)
     assert found.counts == {7: 90, 3: 40, 5: 40, 9: 1}
     assert found.ranks.by_token == {7: 1, 3: 2, 5: 2, 9: 4}
     assert found.ranks.of([9, 0]).tolist() == [4, 5]
@@ -34,7 +41,7 @@ def test_the_authors_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("suffix", "mark"), [(".tsv", "\t"), (".csv", ",")])
 def test_tokens_and_counts(tmp_path: Path, header: str, suffix: str, mark: str) -> None:
     text = header.format(mark) + f"{WORDS[6]}{mark}12\n{WORDS[2]}{mark}3\n"
-    found = read(written(tmp_path / f"counts{suffix}", text), toy_tokenizer(), 21)
+    found = read_frequencies(written(tmp_path / f"counts{suffix}", text), toy_tokenizer(), 21)
     assert found.counts == {6: 12, 2: 3}
 
 
@@ -43,20 +50,20 @@ def test_marks_that_are_tokens(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(default_model.find())
     vocabulary = tokenizer.get_vocab()
     expected = {vocabulary[","]: 5, vocabulary['"']: 4, vocabulary["the"]: 9}
-    tabs = read(written(tmp_path / "a.tsv", ',\t5\n"\t4\nthe\t9\n'), tokenizer, 30522)
-    commas = read(written(tmp_path / "a.csv", '",",5\n"""",4\nthe,9\n'), tokenizer, 30522)
+    tabs = read_frequencies(written(tmp_path / "a.tsv", ',\t5\n"\t4\nthe\t9\n'), tokenizer, 30522)
+    commas = read_frequencies(written(tmp_path / "a.csv", '",",5\n"""",4\nthe,9\n'), tokenizer, 30522)
     assert tabs.counts == commas.counts == expected
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.txt", "1 5 21\n", r"a\.txt:1: The token id 21 is outside the model's vocabulary \(0 to 20\)"),
-        ("a.txt", "1 5 3\n2 4 3\n", r"a\.txt:2: The token id 3 is there a second time"),
+        ("a.txt", "1 5 21\n", r"a\.txt:1: Token id 21 is outside the model's vocabulary \(0 to 20\)"),
+        ("a.txt", "1 5 3\n2 4 3\n", r"a\.txt:2: Duplicate token id 3"),
         ("a.txt", "1 5\n", "rank, count, token id"),
         ("a.txt", "the 5 3\n", "rank, count, token id"),
         ("a.txt", "1 -5 3\n", "rank, count, token id"),
-        ("a.txt", "1 0 3\n", "has no frequencies"),
+        ("a.txt", "1 0 3\n", "contains no frequencies"),
         ("a.txt", "", "empty"),
         (
             "a.tsv",
@@ -70,19 +77,19 @@ def test_marks_that_are_tokens(tmp_path: Path) -> None:
 )
 def test_what_is_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
     with pytest.raises(NormscopeError, match=said):
-        read(written(tmp_path / name, text), toy_tokenizer(), 21)
+        read_frequencies(written(tmp_path / name, text), toy_tokenizer(), 21)
 
 
 def test_tokens_need_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(NormscopeError, match="need a tokenizer"):
-        read(written(tmp_path / "a.tsv", "a\t1\n"), None, 21)
+        read_frequencies(written(tmp_path / "a.tsv", "a\t1\n"), None, 21)
 
 
 def test_bytes_that_are_not_text(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes(b"\xff\t3\n")
     with pytest.raises(NormscopeError, match="not UTF-8"):
-        read(path, toy_tokenizer(), 21)
+        read_frequencies(path, toy_tokenizer(), 21)
 
 
 def test_counts_of_the_corpus_itself() -> None:
@@ -94,7 +101,7 @@ def test_counts_of_the_corpus_itself() -> None:
         Entry(id="c", words=(word, word)),
         Entry(id="d", words=("[CLS]", word, "[SEP]"), pieces=True),
     ]
-    found = count(token_ids(entries, tokenizer))
+    found = count_tokens(entry_token_ids(entries, tokenizer))
     assert found.counts == {2: 4, 8: 6, 3: 5}
     assert "corpus" in found.source
 
@@ -102,23 +109,23 @@ def test_counts_of_the_corpus_itself() -> None:
 def test_fit_by_hand() -> None:
     file = Frequencies({0: 500, 1: 60, 2: 30, 3: 10}, "f")  # without the special 0, token 1 holds half
     own = Frequencies({0: 99, 1: 6, 2: 2, 7: 2}, "own")
-    found = fit(file, own, special=[0])
+    found = fit_of_counts(file, own, special=[0])
     assert (found.tokens, found.covered, found.common, found.types) == (10, 0.8, 0.6, 2)
     assert found.correlation == pytest.approx(1)
-    assert fit(file, Frequencies({0: 3}, "own"), special=[0]).tokens == 0
+    assert fit_of_counts(file, Frequencies({0: 3}, "own"), special=[0]).tokens == 0
 
 
 def test_few_tokens_cannot_tell() -> None:
     foreign = Frequencies({5: 10}, "f")
-    assert refuse_misfit(foreign, Frequencies({1: 49}, "own")).covered == 0
+    assert refuse_other_vocabulary(foreign, Frequencies({1: 49}, "own")).covered == 0
     with pytest.raises(NormscopeError, match=r"another vocabulary.* 0% of the corpus's 50 tokens"):
-        refuse_misfit(foreign, Frequencies({1: 50}, "own"))
+        refuse_other_vocabulary(foreign, Frequencies({1: 50}, "own"))
 
 
 def test_the_authors_counts_of_bert() -> None:
     path = real_file("bert-uncased.rank_count_ids.txt")
     tokenizer = AutoTokenizer.from_pretrained(default_model.find())
-    found = read(path, tokenizer, 30522)
+    found = read_frequencies(path, tokenizer, 30522)
     ranks = {int(id): int(rank) for rank, _, id in (line.split() for line in path.read_text().splitlines())}
     assert found.ranks.by_token == ranks  # ours from the counts, theirs as written
     ids = tokenizer.convert_tokens_to_ids(["the", "and", "[SEP]", "[CLS]"])
@@ -130,15 +137,15 @@ def test_a_file_of_another_vocabulary() -> None:
     """The right counts fit text of any kind; shuffled ones, and those of a vocabulary that begins elsewhere, do not."""
     path = real_file("bert-uncased.rank_count_ids.txt")
     tokenizer = AutoTokenizer.from_pretrained(default_model.find())
-    right = read(path, tokenizer, 30522)
+    right = read_frequencies(path, tokenizer, 30522)
     values = list(right.counts.values())
     random.Random(0).shuffle(values)
     shuffled = Frequencies(dict(zip(right.counts, values, strict=True)), "shuffled")
     shifted = Frequencies({id - 893: count for id, count in right.counts.items() if id >= 1996}, "shifted")
     for name, format in (("wikitext2.raw.test.txt", "paragraphs"), ("sst2.dev.tsv", "tsv"), ("rwth.de", "lines")):
         entries = strict(islice(read_corpus(real_file(name), format), 20))
-        own = count(token_ids(entries, tokenizer))
-        assert refuse_misfit(right, own, tokenizer.all_special_ids).covered > 0.99
+        own = count_tokens(entry_token_ids(entries, tokenizer))
+        assert refuse_other_vocabulary(right, own, tokenizer.all_special_ids).covered > 0.99
         for wrong in (shuffled, shifted):
-            with pytest.raises(NormscopeError, match=f"{wrong.source} is of another vocabulary"):
-                refuse_misfit(wrong, own, tokenizer.all_special_ids)
+            with pytest.raises(NormscopeError, match=f"{wrong.source} is for another vocabulary"):
+                refuse_other_vocabulary(wrong, own, tokenizer.all_special_ids)

@@ -41,29 +41,29 @@ def lens(name: str, layers: int, width: int, kind: str = "bert") -> Any:
     ],
 )
 def test_figures(paper: str, model: str, data: str | None, key: str, value: float) -> None:
-    assert published.figures(paper, model, data)[key] == value
+    assert published.published_numbers(paper, model, data)[key] == value
 
 
 def test_figures_of_another_corpus_or_model_are_left_out() -> None:
-    assert set(published.figures("emnlp2021", "bert-tiny", "sst2")) == {
+    assert set(published.published_numbers("emnlp2021", "bert-tiny", "sst2")) == {
         *("expansion.code.L1", "expansion.code.L2", "expansion.code.mean", "expansion.code.min", "expansion.code.max")
     }
-    assert published.figures("emnlp2020", None, "wikipedia") == {}
-    assert published.figures("emnlp2020", "bert-large", "wikipedia") == {}
-    assert published.figures("another paper", "bert-base", "wikipedia") == {}
+    assert published.published_numbers("emnlp2020", None, "wikipedia") == {}
+    assert published.published_numbers("emnlp2020", "bert-large", "wikipedia") == {}
+    assert published.published_numbers("a paper of one's own", "bert-base", "wikipedia") == {}
 
 
 def test_shares_of_attention_sum_to_one() -> None:
-    found = published.reference("emnlp2020")
+    found = published.paper_numbers("emnlp2020")
     for layer in range(1, 13):
         kinds = ("first", "separator", "punctuation", "other")
         assert sum(found[f"share.weight.{kind}.L{layer}"] for kind in kinds) == pytest.approx(1, abs=0.0151)
 
 
 def test_reference_is_bert_base_on_wikipedia_with_what_else_the_paper_has() -> None:
-    assert published.reference("emnlp2021")["mixing.ATTN-N.mean"] == 85.28
-    assert published.reference("emnlp2020")["alignment.AWI.norm.best"] == 24.98
-    assert published.reference("ff")["entity.L3.p"] == 0.05
+    assert published.paper_numbers("emnlp2021")["mixing.ATTN-N.mean"] == 85.28
+    assert published.paper_numbers("emnlp2020")["alignment.AWI.norm.best"] == 24.98
+    assert published.paper_numbers("ff")["entity.L3.p"] == 0.05
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_reference_is_bert_base_on_wikipedia_with_what_else_the_paper_has() -> N
     ],
 )
 def test_model_key(given: Any, key: str | None) -> None:
-    assert published.model_key(given) == key
+    assert published.published_model_key(given) == key
 
 
 def test_model_key_of_an_analyzer() -> None:
     model = tiny("bert", dtype=torch.float32, num_hidden_layers=2, hidden_size=128)
     model.name_or_path = "prajjwal1/bert-tiny"
-    assert published.model_key(Analyzer(model)) == "bert-tiny"
+    assert published.published_model_key(Analyzer(model)) == "bert-tiny"
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_model_key_of_an_analyzer() -> None:
     ],
 )
 def test_data_key(lengths: list[int], model: str | None, key: str | None) -> None:
-    assert published.data_key(lengths, model) == key
+    assert published.published_corpus_key(lengths, model) == key
 
 
 def test_models_and_corpora() -> None:
-    assert published.models("emnlp2020") == ("bert-base",)
-    assert published.models("emnlp2021") == tuple(published.MODELS)
-    assert published.corpora("emnlp2021", "bert-base") == ("wikipedia", "sst2", "mnli", "conll03")
+    assert published.published_models("emnlp2020") == ("bert-base",)
+    assert published.published_models("emnlp2021") == tuple(published.MODELS)
+    assert published.published_corpora("emnlp2021", "bert-base") == ("wikipedia", "sst2", "mnli", "conll03")

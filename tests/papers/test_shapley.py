@@ -59,5 +59,5 @@ def test_both_gates(make: Any, text: str, gate: str, tmp_path: Path) -> None:
 def test_two_sides_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.txt"
     path.write_text(SHORT + "\n")
-    with pytest.raises(NormscopeError, match="models with one side"):
+    with pytest.raises(NormscopeError, match="does not cover encoder-decoders"):
         reproduce(PAPER, translator(), path, tmp_path / "out")

@@ -22,9 +22,9 @@ from normscope.cli import Commands, progress
 from normscope.cli.paper import paper as paper_command
 from normscope.corpus import Run
 from normscope.papers import published, runs, study
-from normscope.papers.readings import reading
-from normscope.papers.runs import RunPlan, StoppedError, merge
-from normscope.papers.study import PAPERS, Experiment, Paper, Setting, find, reproduce
+from normscope.papers.readings import reading_field
+from normscope.papers.runs import RunPlan, StoppedError, merge_plans
+from normscope.papers.study import PAPERS, Experiment, Paper, Setting, find_paper, reproduce
 from normscope.reports import facts
 from normscope.reports.report import Claim, Report, Section, Table
 from tests.helpers.toys import WORDS as VOCABULARY
@@ -35,8 +35,8 @@ WORDS = [word for word in VOCABULARY if word.isalpha()]
 
 @dataclass(frozen=True)
 class Readings:
-    mask_seed: int = reading(0, "seed of the draw")
-    percent: bool = reading(True, "whether ratios are percents")
+    mask_seed: int = reading_field(0, "seed of the draw")
+    percent: bool = reading_field(True, "whether ratios are percents")
 
 
 def mixing(setting: Setting, runs: Mapping[str, Run]) -> Section:
@@ -142,9 +142,9 @@ def test_all_that_can_run_is_run(data: Path, folder: Path, tmp_path: Path) -> No
     known = dict(report.facts)
     assert known["layers"] == "BERT: 2 layers with 4 heads, width 24"
     assert known["data"] == str(data)
-    assert known["sequences"].startswith("12 of ")
+    assert known["sequences"].startswith("12 with ")
     assert "12 % of the tokens masked (seed 0); 0 of 12 entries could not" in known["run \u201cmasked\u201d"]
-    assert known["run \u201cplain\u201d"].startswith("nothing masked")
+    assert known["run \u201cplain\u201d"].startswith("no tokens masked")
     assert ("masked", 12, 12) in seen
     assert ("sections", 3, 3) in seen
     assert (tmp_path / "out/tables/mixing.csv").is_file()
@@ -200,7 +200,7 @@ def test_chosen_experiments_must_run(data: Path, folder: Path, tmp_path: Path) -
         made(data, folder, tmp_path / "out", experiments=["weights", "entities"])
     with pytest.raises(NormscopeError, match="no experiment 'mix'"):
         made(data, folder, tmp_path / "out", experiments=["mix"])
-    with pytest.raises(NormscopeError, match="no reading 'percant'"):
+    with pytest.raises(NormscopeError, match="Unknown reading 'percant'"):
         made(data, folder, tmp_path / "out", readings=["percant=true"])
     assert not (tmp_path / "out").exists()
 
@@ -223,7 +223,7 @@ def test_without_data(folder: Path, tmp_path: Path) -> None:
     assert [section.name for section in report.sections] == ["weights"]
     assert [why for _, why in report.skipped] == [study.NO_DATA] * 3
     assert not (tmp_path / "out/runs").exists()
-    with pytest.raises(NormscopeError, match="'mixing' cannot run here: It reads a corpus: give DATA"):
+    with pytest.raises(NormscopeError, match="'mixing' cannot run here: This experiment needs a corpus: pass DATA"):
         made(None, folder, tmp_path / "out", experiments=["mixing"])
 
 
@@ -237,13 +237,13 @@ def test_models_without_a_mask_token_are_not_masked(data: Path, folder: Path, tm
     lens = Analyzer.from_pretrained(folder)
     lens.tokenizer.mask_token = None
     report = made(data, lens, tmp_path / "out", experiments=["mixing"])
-    assert dict(report.facts)["run \u201cmasked\u201d"].startswith("nothing masked: the model has no mask token")
+    assert dict(report.facts)["run \u201cmasked\u201d"].startswith("no tokens masked (the model has no mask token)")
     assert Run(tmp_path / "out/runs/masked").manifest["options"]["mask_seed"] is None
 
 
 def test_only_the_first_entries(data: Path, folder: Path, tmp_path: Path) -> None:
     report = made(data, folder, tmp_path / "out", experiments=["mixing"], limit=5)
-    assert "(the first 5 entries only)" in dict(report.facts)["sequences"]
+    assert "(only the first 5 entries)" in dict(report.facts)["sequences"]
     assert len(Run(tmp_path / "out/runs/masked").scan("items").collect()) == 5
 
 
@@ -253,7 +253,7 @@ def test_entries_that_cannot_be_analysed(folder: Path, tmp_path: Path) -> None:
     report = made(path, folder, tmp_path / "out", experiments=["mixing"])
     assert "1 of 2 entries could not be analysed" in dict(report.facts)["run \u201cmasked\u201d"]
     path.write_text("the " * 40 + "\n")
-    with pytest.raises(NormscopeError, match=r"No entry could be analysed. The first: data.txt:1: .*24"):
+    with pytest.raises(NormscopeError, match=r"No entry could be analysed. First error: data.txt:1: .*24"):
         made(path, folder, tmp_path / "other", experiments=["mixing"])
 
 
@@ -280,19 +280,21 @@ def test_what_must_be_installed(folder: Path, tmp_path: Path, monkeypatch: Any, 
 
 
 def test_ray_needs_a_name(data: Path, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(NormscopeError, match="give its name or path"):
+    with pytest.raises(NormscopeError, match="pass its name or path"):
         made(data, Analyzer.from_pretrained(folder), tmp_path / "out", engine="ray")
 
 
 def test_published_numbers_of_the_papers_models(data: Path, papers_model: Path, tmp_path: Path) -> None:
     report = made(data, papers_model, tmp_path / "out")
     assert [(check.key, check.passed) for check in report.checks] == [("expansion.code.mean", True)]  # not this data
-    with pytest.raises(NormscopeError, match="None of these numbers was published for bert-tiny on this data"):
+    with pytest.raises(NormscopeError, match="No numbers were published for bert-tiny on this data"):
         made(data, papers_model, tmp_path / "two", experiments=["mixing"], verify=True)
 
 
 def test_published_numbers_of_data(data: Path, papers_model: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(published, "data_key", lambda lengths, model: "wikipedia" if len(lengths) == 12 else None)
+    monkeypatch.setattr(
+        published, "published_corpus_key", lambda lengths, model: "wikipedia" if len(lengths) == 12 else None
+    )
     report = made(data, papers_model, tmp_path / "out", experiments=["mixing"])
     assert [(check.key, check.passed) for check in report.checks] == [("mixing.ATTNRESLN-N.mean", False)]
 
@@ -306,22 +308,24 @@ def test_verify_wants_a_model_of_the_paper(data: Path, folder: Path, tmp_path: P
 class TestMerge:
     def test_scopes_of_measures_are_added(self) -> None:
         plans = [RunPlan("a", ("value_norms",)), RunPlan("a", ("similarity",), ("ff",), ("layer",))]
-        assert merge(plans) == [RunPlan("a", ("value_norms", "similarity"), ("attention", "ff", "layer"), ("layer",))]
+        assert merge_plans(plans) == [
+            RunPlan("a", ("value_norms", "similarity"), ("attention", "ff", "layer"), ("layer",))
+        ]
 
     def test_all_scopes_win(self) -> None:
-        assert merge([RunPlan("a", ("mixing",), ("ff",)), RunPlan("a", ("mixing",))])[0].scopes is None
+        assert merge_plans([RunPlan("a", ("mixing",), ("ff",)), RunPlan("a", ("mixing",))])[0].scopes is None
 
     def test_runs_of_other_names_stay(self) -> None:
         plans = [RunPlan("a", ("mixing",)), RunPlan("b", ("mixing",), masked=True)]
-        assert merge(plans) == plans
+        assert merge_plans(plans) == plans
 
     def test_masking_must_agree(self) -> None:
-        with pytest.raises(NormscopeError, match="disagree whether the run 'a' masks"):
-            merge([RunPlan("a", ("mixing",)), RunPlan("a", ("mixing",), masked=True)])
+        with pytest.raises(NormscopeError, match="disagree on whether the run 'a' masks"):
+            merge_plans([RunPlan("a", ("mixing",)), RunPlan("a", ("mixing",), masked=True)])
 
     def test_unknown_measures(self) -> None:
         with pytest.raises(NormscopeError, match="Unknown measure"):
-            merge([RunPlan("a", ("mixin",))])
+            merge_plans([RunPlan("a", ("mixin",))])
 
 
 def test_the_command_of_a_report(folder: Path) -> None:
@@ -336,7 +340,7 @@ def test_the_command_of_a_report(folder: Path) -> None:
         (),
         7,
     )
-    line = study.command_line("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
+    line = study.paper_command("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
     assert line == (
         "normscope paper ff 'my data.txt' --model some/model --format pairs --reader header=true "
         "--reader text=a --experiment mixing --reading mask_seed=1 --frequencies ranks.txt --limit 7 --batch-size 4 "
@@ -346,7 +350,7 @@ def test_the_command_of_a_report(folder: Path) -> None:
 
 def test_papers_are_found() -> None:
     with pytest.raises(NormscopeError, match="Known: emnlp2020, emnlp2021, ff, layers, shapley"):
-        find("acl")
+        find_paper("acl")
 
 
 # The command.
@@ -354,7 +358,7 @@ def test_papers_are_found() -> None:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    monkeypatch.setattr(study, "find", lambda name: MADE_UP)
+    monkeypatch.setattr(study, "find_paper", lambda name: MADE_UP)
     app = typer.Typer(cls=Commands)
     app.command()(paper_command)
     app.callback()(lambda: None)
@@ -365,7 +369,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 def test_command(run: Callable[..., Result], data: Path, folder: Path, tmp_path: Path) -> None:
     found = run("emnlp2021", data, "--model", folder, "-o", tmp_path / "out", "--reading", "percent=false")
     assert found.exit_code == 0, found.output
-    assert f"{tmp_path / 'out/report.html'}: 3 experiments. 1 of 1 claims holds here." in found.output
+    assert f"{tmp_path / 'out/report.html'}: 3 experiments. 1 of 1 claims holds." in found.output
     assert "not run: Named entities: The corpus has no named entities." in found.stderr
     assert "--reading percent=false" in (tmp_path / "out/report.md").read_text()
 
@@ -384,7 +388,7 @@ def test_command_verifies(run: Callable[..., Result], papers_model: Path, tmp_pa
     assert "expansion.code.mean" in found.output
     assert "PASS" in found.output
     assert "1 of 1 within tolerance" in found.output
-    monkeypatch.setattr(published, "figures", lambda *given: {"expansion.code.mean": 2.0})
+    monkeypatch.setattr(published, "published_numbers", lambda *given: {"expansion.code.mean": 2.0})
     found = run(*arguments)
     assert found.exit_code == 1
     assert "FAIL" in found.output
@@ -428,4 +432,4 @@ def test_names_of_papers() -> None:
 
 def test_the_default_model_is_called_by_its_name() -> None:
     lens: Any = SimpleNamespace(model_name=str(default_model.find()))
-    assert facts.model_name(lens) == default_model.NAME
+    assert facts.model_display_name(lens) == default_model.NAME

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from normscope import NormscopeError
 from normscope.corpus import strict
 from normscope.corpus.readers.formats import read
-from normscope.papers.emnlp2020.word_ids import word_ids
+from normscope.papers.emnlp2020.word_ids import gold_word_ids
 from tests.helpers.files import real_file
 from tests.helpers.toys import letters_tokenizer
 
@@ -57,27 +57,27 @@ def test_a_fast_tokenizer_with_special_tokens() -> None:
     tokenizer = letters_tokenizer()
     ids = tokenizer("ab c-d e")["input_ids"]  # the mark is a word of the tokenizer's own
     assert tokenizer("ab c-d e").word_ids() == [None, 0, 0, 1, 2, 3, 4, None]
-    assert word_ids(["ab", "c-d", "e"], ids, tokenizer) == (None, 0, 0, 1, 1, 1, 2, None)
+    assert gold_word_ids(["ab", "c-d", "e"], ids, tokenizer) == (None, 0, 0, 1, 1, 1, 2, None)
 
 
 def test_decoder_inputs_begin_with_a_start_token_and_lack_the_last() -> None:
     tokenizer = letters_tokenizer()
     ids = [3, *tokenizer(text_target="ab c")["input_ids"][:-1]]
-    assert word_ids(["ab", "c"], ids, tokenizer, target=True) == (None, None, 0, 0, 1)
+    assert gold_word_ids(["ab", "c"], ids, tokenizer, target=True) == (None, None, 0, 0, 1)
 
 
 def test_byte_level_tokens() -> None:
     tokenizer = bytes_tokenizer()
     words = ["bc", "a", "\u00e9a", "\u20ac"]  # e acute is one token, the euro sign three
     ids = given(tokenizer, words, [0], [1])
-    assert word_ids(words, ids, tokenizer) == (None, 0, 1, 2, 2, 2, 3, 3, 3, 3, None)
+    assert gold_word_ids(words, ids, tokenizer) == (None, 0, 1, 2, 2, 2, 3, 3, 3, 3, None)
 
 
 def test_a_token_of_two_words_is_refused() -> None:
     backend = Tokenizer(models.BPE({"<s>": 0, "a": 1, " ": 2, "a ": 3, "a a": 4}, [("a", " "), ("a ", "a")]))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
-    with pytest.raises(NormscopeError, match="'a a' holds letters of two words"):
-        word_ids(["a", "a"], [0, 4], tokenizer)
+    with pytest.raises(NormscopeError, match="'a a' covers characters of two words"):
+        gold_word_ids(["a", "a"], [0, 4], tokenizer)
 
 
 @pytest.mark.parametrize("target", [False, True])
@@ -85,9 +85,9 @@ def test_a_slow_tokenizer(target: bool) -> None:
     tokenizer = Slow()
     words = ["of", "the", "a"]
     ids = tokenizer(**{"text_target" if target else "text": "of the a"})["input_ids"]
-    assert word_ids(words, [1, *ids], tokenizer, target=target) == (None, 0, 0, 1, 1, 2, None)
+    assert gold_word_ids(words, [1, *ids], tokenizer, target=target) == (None, 0, 0, 1, 1, 2, None)
     with pytest.raises(NormscopeError, match="one by one"):
-        word_ids(words, ids, tokenizer, target=not target)
+        gold_word_ids(words, ids, tokenizer, target=not target)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_tokens_that_are_not_those_of_the_words(
 ) -> None:
     tokenizer = Slow(merges=True)
     with pytest.raises(NormscopeError, match=said):
-        word_ids(words, change(tokenizer(" ".join(words))["input_ids"]), tokenizer)
+        gold_word_ids(words, change(tokenizer(" ".join(words))["input_ids"]), tokenizer)
 
 
 def test_a_word_without_a_token() -> None:
@@ -114,9 +114,9 @@ def test_a_word_without_a_token() -> None:
 
     tokenizer = Deaf()
     with pytest.raises(NormscopeError, match=r"word 2 \('x'\) has no token"):
-        word_ids(["a", "x"], tokenizer("a x")["input_ids"], tokenizer)
-    with pytest.raises(NormscopeError, match="Without a tokenizer"):
-        word_ids(["a"], [3], None)
+        gold_word_ids(["a", "x"], tokenizer("a x")["input_ids"], tokenizer)
+    with pytest.raises(NormscopeError, match="needs a tokenizer"):
+        gold_word_ids(["a"], [3], None)
 
 
 @pytest.mark.filterwarnings("ignore:Recommended")
@@ -128,9 +128,9 @@ def test_marian_on_the_hansards() -> None:
     for entry in strict(islice(read(real_file("hansards.en-fr.jsonl"), "alignments"), 40)):
         assert entry.words is not None
         assert isinstance(entry.target, tuple)
-        source = word_ids(entry.words, tokenizer(" ".join(entry.words))["input_ids"], tokenizer)
+        source = gold_word_ids(entry.words, tokenizer(" ".join(entry.words))["input_ids"], tokenizer)
         fed = [tokenizer.pad_token_id, *tokenizer(text_target=" ".join(entry.target))["input_ids"][:-1]]
-        target = word_ids(entry.target, fed, tokenizer, target=True)
+        target = gold_word_ids(entry.target, fed, tokenizer, target=True)
         assert (source[-1], target[0], target[-1]) == (None, None, len(entry.target) - 1)
         for found, words in ((source[:-1], entry.words), (target[1:], entry.target)):
             assert list(found) == sorted(found)  # type: ignore[type-var]

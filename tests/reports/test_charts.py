@@ -19,7 +19,7 @@ TOKENS = ["[CLS]", "$x^2$", "<b>", "a&b", "␣", "\x00", "[SEP]"]
 
 
 def texts(figure: Any) -> list[str]:
-    root = ElementTree.fromstring(charts.svg(figure, "test"))
+    root = ElementTree.fromstring(charts.figure_to_svg(figure, "test"))
     return [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
@@ -29,15 +29,15 @@ def square(scale: float = 1.0) -> Any:
 
 ALL: dict[str, Callable[[], Any]] = {
     "lines": lambda: charts.line_chart({"a": [1, 2], "b": [2, 1]}, x=[1, 2], reference={"a": [1, 1, 1]}),
-    "bars": lambda: charts.bars_with_errors({"a": [1, -2], "b": [2, 1]}, x=[1, 2], errors={"a": [0.1, 0.2]}),
-    "histogram": lambda: charts.histogram({"a": [1, 2, 2.5], "b": [0.0, 1, np.nan]}, xlabel="value"),
-    "scatter": lambda: charts.scatter([1, 2, 3], [3, 1, 2], xlabel="x", ylabel="y", labels=["$a$", "", "c"]),
-    "many points": lambda: charts.scatter(range(4000), range(4000), xlabel="x", ylabel="y"),
-    "map": lambda: map_charts.heat_map(square(), rows=TOKENS, columns=TOKENS, label="norm"),
-    "large map": lambda: map_charts.heat_map(np.eye(80), rows=range(80), columns=range(80)),
-    "long map": lambda: map_charts.heat_map(np.ones((3, 900)), rows=range(3), columns=range(900)),
-    "maps": lambda: map_charts.heat_maps({"one": square(), "two": square(9)}, rows=TOKENS, columns=TOKENS),
-    "own scales": lambda: map_charts.heat_maps(
+    "bars": lambda: charts.bar_chart({"a": [1, -2], "b": [2, 1]}, x=[1, 2], errors={"a": [0.1, 0.2]}),
+    "histogram": lambda: charts.histogram_chart({"a": [1, 2, 2.5], "b": [0.0, 1, np.nan]}, xlabel="value"),
+    "scatter": lambda: charts.scatter_chart([1, 2, 3], [3, 1, 2], xlabel="x", ylabel="y", labels=["$a$", "", "c"]),
+    "many points": lambda: charts.scatter_chart(range(4000), range(4000), xlabel="x", ylabel="y"),
+    "map": lambda: map_charts.heat_map_chart(square(), rows=TOKENS, columns=TOKENS, label="norm"),
+    "large map": lambda: map_charts.heat_map_chart(np.eye(80), rows=range(80), columns=range(80)),
+    "long map": lambda: map_charts.heat_map_chart(np.ones((3, 900)), rows=range(3), columns=range(900)),
+    "maps": lambda: map_charts.heat_map_charts({"one": square(), "two": square(9)}, rows=TOKENS, columns=TOKENS),
+    "own scales": lambda: map_charts.heat_map_charts(
         {"1": square(), "2": square(9)}, rows=TOKENS, columns=TOKENS, shared=False
     ),
 }
@@ -45,20 +45,20 @@ ALL: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", ["lines", "many points", "own scales"])
 def test_the_same_chart_is_the_same_file(name: str) -> None:
-    source = charts.svg(ALL[name](), "a")
-    assert source == charts.svg(ALL[name](), "a")
+    source = charts.figure_to_svg(ALL[name](), "a")
+    assert source == charts.figure_to_svg(ALL[name](), "a")
     assert "<dc:date>" not in source
 
 
 def test_the_same_chart_is_the_same_pdf() -> None:
-    first, second = charts.pdf(ALL["lines"]()), charts.pdf(ALL["lines"]())
+    first, second = charts.figure_to_pdf(ALL["lines"]()), charts.figure_to_pdf(ALL["lines"]())
     assert first == second
     assert first.startswith(b"%PDF")
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_chart_is_whole(name: str) -> None:
-    width, height = ElementTree.fromstring(charts.svg(ALL[name](), "a")).attrib["viewBox"].split()[2:]
+    width, height = ElementTree.fromstring(charts.figure_to_svg(ALL[name](), "a")).attrib["viewBox"].split()[2:]
     assert 100 < float(width) < 460  # points: a column of text
     assert 40 < float(height) < 600
 
@@ -102,13 +102,13 @@ def test_tokens_are_written_as_they_are(name: str) -> None:
 
 def test_labels_of_points_and_marks_are_not_mathematics() -> None:
     assert "$a$" in texts(ALL["scatter"]())
-    found = texts(charts.bars_with_errors({"$s$": [1, 2], "b": [2, 1]}, x=["$1$", "$2$"], marks=["$*$", ""]))
+    found = texts(charts.bar_chart({"$s$": [1, 2], "b": [2, 1]}, x=["$1$", "$2$"], marks=["$*$", ""]))
     assert {"$s$", "$1$", "$*$"} <= set(found)
 
 
 def test_values_in_cells() -> None:
     values = np.array([[0.123, np.nan], [-1.0, 0.5]])
-    figure = map_charts.heat_map(values, rows="ab", columns="cd", annotate=True, diverging=True, decimals=1)
+    figure = map_charts.heat_map_chart(values, rows="ab", columns="cd", annotate=True, diverging=True, decimals=1)
     found = texts(figure)
     assert {"0.1", "-1.0", "0.5"} <= set(found)
     assert "nan" not in found
@@ -118,7 +118,7 @@ def test_values_in_cells() -> None:
 
 def test_scales_are_shared_or_not() -> None:
     def ends(shared: bool) -> list[tuple[float, float]]:
-        figure = map_charts.heat_maps({"1": square(), "2": square(9)}, rows=TOKENS, columns=TOKENS, shared=shared)
+        figure = map_charts.heat_map_charts({"1": square(), "2": square(9)}, rows=TOKENS, columns=TOKENS, shared=shared)
         return [axes.collections[0].get_clim() for axes in figure.axes[:2]]
 
     assert ends(True) == [(0, 432), (0, 432)]
@@ -128,8 +128,8 @@ def test_scales_are_shared_or_not() -> None:
 def test_large_maps_and_many_points_are_images() -> None:
     assert ALL["large map"]().axes[0].images
     assert not ALL["map"]().axes[0].images
-    assert "<image" in charts.svg(ALL["many points"](), "a")
-    assert "<image" not in charts.svg(ALL["scatter"](), "a")
+    assert "<image" in charts.figure_to_svg(ALL["many points"](), "a")
+    assert "<image" not in charts.figure_to_svg(ALL["scatter"](), "a")
 
 
 def test_labels_are_thinned_for_lack_of_room() -> None:
@@ -139,7 +139,7 @@ def test_labels_are_thinned_for_lack_of_room() -> None:
 
 
 def test_histograms_are_shares_in_common_bins() -> None:
-    figure = charts.histogram({"a": [0, 0, 1, 9], "b": [1.0]}, xlabel="x", bins=2, limits=(0, 2))
+    figure = charts.histogram_chart({"a": [0, 0, 1, 9], "b": [1.0]}, xlabel="x", bins=2, limits=(0, 2))
     shares = {patch.get_label(): patch.get_data() for patch in figure.axes[0].patches if not patch.get_fill()}
     assert list(shares["a"].values) == [0.5, 0.5]  # what lies outside is in the last bin
     assert list(shares["b"].values) == [0, 1]
@@ -147,7 +147,7 @@ def test_histograms_are_shares_in_common_bins() -> None:
 
 
 def test_error_bars_and_marks() -> None:
-    figure = charts.bars_with_errors({"a": [1.0, 2.0]}, x=[1, 2], errors={"a": [0.25, 0.5]}, marks=["*", ""])
+    figure = charts.bar_chart({"a": [1.0, 2.0]}, x=[1, 2], errors={"a": [0.25, 0.5]}, marks=["*", ""])
     (axes,) = figure.axes
     (bars,) = axes.collections
     assert [tuple(ends[:, 1]) for ends in bars.get_segments()] == [(0.75, 1.25), (1.5, 2.5)]
@@ -160,8 +160,11 @@ def test_error_bars_and_marks() -> None:
     [
         (lambda: charts.line_chart({}, x=[1]), "at least one series"),
         (lambda: charts.line_chart({"a": [1.0]}, x=[1, 2]), "'a' has 1 values for 2"),
-        (lambda: map_charts.heat_map(np.ones((2, 3)), rows="ab", columns="ab"), r"\(2, 3\).*2 rows and 2 columns"),
-        (lambda: charts.scatter([1, 2], [1], xlabel="", ylabel=""), "as many x as y"),
+        (
+            lambda: map_charts.heat_map_chart(np.ones((2, 3)), rows="ab", columns="ab"),
+            r"\(2, 3\).*2 rows and 2 columns",
+        ),
+        (lambda: charts.scatter_chart([1, 2], [1], xlabel="", ylabel=""), "of equal length"),
     ],
 )
 def test_refusals(make: Callable[[], Any], said: str) -> None:
@@ -173,12 +176,12 @@ def test_the_style_stays_within() -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    charts.svg(ALL["lines"](), "a")
+    charts.figure_to_svg(ALL["lines"](), "a")
     assert dict(matplotlib.rcParams) == before
 
 
 def test_ids_come_from_the_salt() -> None:
     def clips(salt: str) -> set[str]:
-        return set(re.findall(r'<clipPath id="([^"]+)"', charts.svg(ALL["lines"](), salt)))
+        return set(re.findall(r'<clipPath id="([^"]+)"', charts.figure_to_svg(ALL["lines"](), salt)))
 
     assert clips("a").isdisjoint(clips("b"))

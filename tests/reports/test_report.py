@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 from normscope import NormscopeError
 from normscope.papers.verify import check_numbers
 from normscope.reports import charts, html, map_charts, markdown
-from normscope.reports.report import Claim, Picture, Report, Section, Table, format_cell, tally
+from normscope.reports.report import Claim, Picture, Report, Section, Table, format_cell, tally_claims
 from normscope.reports.write import write_report
 
 NASTY = "<script>alert('1')</script> & \"q\" | `c` *b* _i_ $m$ [a](b) \x00\ud800"
@@ -27,7 +27,7 @@ NASTY = "<script>alert('1')</script> & \"q\" | `c` *b* _i_ $m$ [a](b) \x00\ud800
 
 def chart(tokens: list[str] | None = None) -> Any:
     given = tokens or ["a", "b"]
-    return map_charts.heat_map(np.eye(len(given)), rows=given, columns=given)
+    return map_charts.heat_map_chart(np.eye(len(given)), rows=given, columns=given)
 
 
 def table(name: str = "table1", **changes: Any) -> Table:
@@ -144,10 +144,10 @@ def test_the_page_has_everything(folder: Path) -> None:
     for text in (
         "Attention is Not Only a Weight",
         "Kobayashi et al. 2020",
-        "1 of 3 claims holds here, 1 does not, 1 cannot be said.",
-        "Where the paper leaves something open",
+        "1 of 3 claims holds, 1 does not, 1 is undecided.",
+        "How choices that the paper leaves open were made",
         "mask_seed = 0the seed (default 0)",
-        "1 of 2 numbers are within their tolerance.",
+        "1 of 2 numbers are within tolerance.",
         "AlignmentThe model has no cross-attention.",
         "normscope paper emnlp2020 --out here",
         "A paragraph. Another one.",
@@ -243,7 +243,7 @@ def test_markdown_has_everything(folder: Path) -> None:
     ],
 )
 def test_markdown_text(given: str, written: str) -> None:
-    assert markdown.text(given) == written
+    assert markdown.escape_markdown(given) == written
 
 
 @pytest.mark.parametrize(
@@ -270,14 +270,14 @@ def test_tally() -> None:
     def claims(*states: bool | None) -> list[Claim]:
         return [Claim("", state, "") for state in states]
 
-    assert tally(claims(True, True)) == "2 of 2 claims hold here."
-    assert tally(claims(False, False, None)) == "0 of 3 claims hold here, 2 do not, 1 cannot be said."
+    assert tally_claims(claims(True, True)) == "2 of 2 claims hold."
+    assert tally_claims(claims(False, False, None)) == "0 of 3 claims hold, 2 do not, 1 is undecided."
 
 
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ((Section("a", "", parts=(table("x"), table("X"))),), "called 'X'"),
+        ((Section("a", "", parts=(table("x"), table("X"))),), "the name 'X'"),
         ((Section("a", ""), Section("a", "")), "same name"),
         ((Section("a", "", parts=(table("../x"),)),), "letters, digits"),
         ((Section("a b", ""),), "letters, digits"),
@@ -289,9 +289,9 @@ def test_names_that_cannot_be(sections: tuple[Section, ...], said: str, tmp_path
 
 
 def test_tables_that_cannot_be() -> None:
-    with pytest.raises(NormscopeError, match="1 cells under 2 columns"):
+    with pytest.raises(NormscopeError, match="1 cells for 2 columns"):
         Table("t", "", ("a", "b"), ((1,),))
-    with pytest.raises(NormscopeError, match="does not have: c"):
+    with pytest.raises(NormscopeError, match="unknown columns: c"):
         Table("t", "", ("a",), (), {"c": ".2f"})
 
 
@@ -308,7 +308,7 @@ def test_an_empty_report_is_a_page(tmp_path: Path) -> None:
 
 
 def test_figures_are_as_wide_as_there_is_room() -> None:
-    source = html.inline_svg(charts.svg(chart(), "a"), "a", "A <map>")
+    source = html.inline_svg(charts.figure_to_svg(chart(), "a"), "a", "A <map>")
     (root,) = [attributes for tag, attributes in Page(source).tags if tag == "svg"]
     assert "width" not in root
     assert root["aria-label"] == "A <map>"

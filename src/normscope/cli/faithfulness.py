@@ -101,7 +101,7 @@ def faithfulness(
     formats.check_corpus(data, format, **given)
     check_output_folder(out)
     source = loading.source_of(model, device, dtype, revision)
-    from normscope.papers.faithfulness.comparison import compare
+    from normscope.papers.faithfulness.comparison import compare_methods
     from normscope.papers.faithfulness.settings import ERASURES, Settings
     from normscope.papers.runs import StoppedError
 
@@ -115,7 +115,7 @@ def faithfulness(
     )
     try:
         with quiet(), bars() as progress:
-            report, path = compare(
+            report, path = compare_methods(
                 source,
                 data,
                 out,

@@ -99,12 +99,12 @@ def paper(
     check_output_folder(out)
     source = loading.source_of(model, device, dtype, revision)
     from normscope.papers.runs import StoppedError
-    from normscope.papers.study import find, reproduce
+    from normscope.papers.study import find_paper, reproduce
 
     try:
         with quiet(), bars() as progress:
             report, path = reproduce(
-                find(name.value),
+                find_paper(name.value),
                 source,
                 data,
                 out,
@@ -133,10 +133,10 @@ def paper(
 
 def print_list(name: str) -> None:
     """A paper's experiments with what they need, and its readings with their defaults."""
-    from normscope.papers.readings import describe
-    from normscope.papers.study import find
+    from normscope.papers.readings import describe_readings
+    from normscope.papers.study import find_paper
 
-    chosen = find(name)
+    chosen = find_paper(name)
     console = Console(highlight=False)
     console.print(Text(f"{chosen.title}\n{chosen.citation}\n"), soft_wrap=True)
     experiments = _plain_table("experiment", "", "needs")
@@ -144,16 +144,16 @@ def print_list(name: str) -> None:
         experiments.add_row(Text(entry.name), Text(entry.title), Text(entry.needs))
     console.print(experiments, "")
     readings = _plain_table("reading", "default", "meaning")
-    for name, value, meaning in describe(chosen.readings()):
+    for name, value, meaning in describe_readings(chosen.readings()):
         readings.add_row(Text(name), Text(value), Text(meaning))
     console.print(readings)
 
 
 def print_result(report: Report, path: Path) -> None:
     """Where the report is, and what it came to."""
-    from normscope.reports.report import tally
+    from normscope.reports.report import tally_claims
 
-    said = f" {tally(report.claims)}" if report.claims else ""
+    said = f" {tally_claims(report.claims)}" if report.claims else ""
     typer.echo(f"{path}: {len(report.sections)} experiments.{said}")
     for title, why in report.skipped:
         typer.echo(f"not run: {title}: {why}", err=True)
@@ -161,7 +161,7 @@ def print_result(report: Report, path: Path) -> None:
 
 def print_checks(checks: tuple[Check, ...]) -> bool:
     """The published numbers beside ours; whether none is off."""
-    from normscope.reports.report import failures, format_cell
+    from normscope.reports.report import count_failures, format_cell
 
     table = Table(title="published numbers and ours", title_justify="left")
     for column in ("number", "published", "ours", "tolerance", ""):
@@ -172,7 +172,7 @@ def print_checks(checks: tuple[Check, ...]) -> bool:
         table.add_row(Text(check.key), *numbers, Text(check.verdict, style=styles[check.passed]))
     console = Console(highlight=False)
     console.print(table)
-    failed, counted = failures(checks), sum(check.passed is not None for check in checks)
+    failed, counted = count_failures(checks), sum(check.passed is not None for check in checks)
     console.print(f"{counted - failed} of {counted} within tolerance, {len(checks) - counted} more are not counted.")
     return failed == 0
 

@@ -1,2 +1,1 @@
-"""The three papers and two studies of our own, experiment by experiment: what each needs and makes of it, what was
-published, and the reports."""
+"""The experiments of three papers, two studies of normscope and the comparison of attribution methods."""

@@ -1,8 +1,8 @@
-"""What the papers published: numbers by key, for a model and (where they depend on it) a corpus.
+"""Published numbers by key, for a model and, where they depend on it, a corpus.
 
-The numbers are those of the papers' tables, of their notebooks where these have more digits, or read off their figures.
-Two of EMNLP 2021's Table 2 are the notebook's for another reason: 97.1 and 48.6 are printed for ATTN-W and ATTNRES-W of
-BERT-base, but its code gives 96.41 and 48.21, which also agrees with the per-layer table.
+They come from the papers' tables, from their notebooks where these have more digits, or from their figures. Two numbers
+of EMNLP 2021's Table 2 come from the notebook for another reason: the paper prints 97.1 and 48.6 for ATTN-W and
+ATTNRES-W of BERT-base, but its code gives 96.41 and 48.21, which agree with the per-layer table.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from normscope.analyzer import Analyzer
 
 
-class Shape(NamedTuple):
-    """What distinguishes models of the same name."""
+class ModelShape(NamedTuple):
+    """Distinguishes models that share a name."""
 
     model_type: str
     layers: int
@@ -25,23 +25,23 @@ class Shape(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """What identifies a corpus: the number of sequences and their mean length (BERT tokens, special ones included)."""
+    """Identifies a corpus: number of sequences and mean length (in BERT tokens, including special ones)."""
 
     sequences: int
     length: float
     name: str
 
 
-# The papers' models: our key -> the shape, and the names that they have.
-MODELS: dict[str, tuple[Shape, tuple[str, ...]]] = {
-    "bert-base": (Shape("bert", 12, 768), ("bert-base-uncased",)),
-    "bert-large": (Shape("bert", 24, 1024), ("bert-large-uncased",)),
-    "bert-medium": (Shape("bert", 8, 512), ("bert-medium", "bert_uncased_L-8_H-512_A-8")),
-    "bert-small": (Shape("bert", 4, 512), ("bert-small", "bert_uncased_L-4_H-512_A-8")),
-    "bert-mini": (Shape("bert", 4, 256), ("bert-mini", "bert_uncased_L-4_H-256_A-4")),
-    "bert-tiny": (Shape("bert", 2, 128), ("bert-tiny", "bert_uncased_L-2_H-128_A-2")),
-    "roberta-base": (Shape("roberta", 12, 768), ("roberta-base",)),
-    "roberta-large": (Shape("roberta", 24, 1024), ("roberta-large",)),
+# The papers' models: key -> shape, and the names under which they are distributed.
+MODELS: dict[str, tuple[ModelShape, tuple[str, ...]]] = {
+    "bert-base": (ModelShape("bert", 12, 768), ("bert-base-uncased",)),
+    "bert-large": (ModelShape("bert", 24, 1024), ("bert-large-uncased",)),
+    "bert-medium": (ModelShape("bert", 8, 512), ("bert-medium", "bert_uncased_L-8_H-512_A-8")),
+    "bert-small": (ModelShape("bert", 4, 512), ("bert-small", "bert_uncased_L-4_H-512_A-8")),
+    "bert-mini": (ModelShape("bert", 4, 256), ("bert-mini", "bert_uncased_L-4_H-256_A-4")),
+    "bert-tiny": (ModelShape("bert", 2, 128), ("bert-tiny", "bert_uncased_L-2_H-128_A-2")),
+    "roberta-base": (ModelShape("roberta", 12, 768), ("roberta-base",)),
+    "roberta-large": (ModelShape("roberta", 24, 1024), ("roberta-large",)),
 }
 CORPORA: dict[str, Corpus] = {
     "wikipedia": Corpus(992, 121_134 / 992, "the 992 Wikipedia pairs of Clark et al. (2019), 121,134 tokens of BERT"),
@@ -51,58 +51,60 @@ CORPORA: dict[str, Corpus] = {
 }
 
 
-def figures(paper: str, model: str | None = None, data: str | None = None) -> dict[str, float]:
-    """The numbers published for this model: for this corpus, and independent of any corpus."""
+def published_numbers(paper: str, model: str | None = None, data: str | None = None) -> dict[str, float]:
+    """The numbers published for a model, both for this corpus and independent of any corpus."""
     return {
         key: value
-        for entry in _entries(paper)
+        for entry in _published_entries(paper)
         if entry["model"] == model and entry["data"] in (None, data)
         for key, value in entry["figures"].items()
     }
 
 
-def reference(paper: str) -> dict[str, float]:
-    """The paper's main numbers, to be shown beside ours: BERT-base on Wikipedia (alignment: the German-English model;
-    named entities: CoNLL-2003)."""
-    found = figures(paper, "transformer-iwslt-de-en", "rwth-de-en")
+def paper_numbers(paper: str) -> dict[str, float]:
+    """A paper's main numbers, shown next to ours: BERT-base on Wikipedia (alignment: the German-English model; named
+    entities: CoNLL-2003)."""
+    found = published_numbers(paper, "transformer-iwslt-de-en", "rwth-de-en")
     for data in reversed(CORPORA):
-        found |= figures(paper, "bert-base", data)
+        found |= published_numbers(paper, "bert-base", data)
     return found
 
 
-def quote(reference: Mapping[str, float], template: str, *keys: str) -> str:
-    """A published statement; empty if its numbers are not known."""
+def quote_published(reference: Mapping[str, float], template: str, *keys: str) -> str:
+    """The template filled with published numbers; empty if any of them is unknown."""
     return template.format(*(reference[key] for key in keys)) if all(key in reference for key in keys) else ""
 
 
-def models(paper: str) -> tuple[str, ...]:
-    """The models, by key, with published numbers that can be recognised by name and shape."""
-    found = {entry["model"] for entry in _entries(paper)}
+def published_models(paper: str) -> tuple[str, ...]:
+    """Keys of the models with published numbers that can be recognised by name and shape."""
+    found = {entry["model"] for entry in _published_entries(paper)}
     return tuple(key for key in MODELS if key in found)
 
 
-def corpora(paper: str, model: str) -> tuple[str, ...]:
-    """The corpora, by key, with published numbers for this model."""
-    found = {entry["data"] for entry in _entries(paper) if entry["model"] == model}
+def published_corpora(paper: str, model: str) -> tuple[str, ...]:
+    """Keys of the corpora with published numbers for this model."""
+    found = {entry["data"] for entry in _published_entries(paper) if entry["model"] == model}
     return tuple(key for key in CORPORA if key in found)
 
 
-def model_key(lens: Analyzer) -> str | None:
-    """Which of the papers' models this is, by name and shape; None if none of them."""
+def published_model_key(lens: Analyzer) -> str | None:
+    """Key of the paper's model with this name and shape; None for other models."""
     config = lens.loaded.base.config
     shape = (config.model_type, getattr(config, "num_hidden_layers", None), getattr(config, "hidden_size", None))
-    parts = set(lens.model_name.replace("\\", "/").replace("--", "/").split("/"))  # a cached one is models--org--name
+    parts = set(
+        lens.model_name.replace("\\", "/").replace("--", "/").split("/")
+    )  # the cache folder is models--org--name
     for key, (wanted, names) in MODELS.items():
         if shape == wanted and parts & set(names):
             return key
     return None
 
 
-def data_key(lengths: Sequence[int], model: str | None) -> str | None:
-    """Which of the papers' corpora this is, given the number of tokens of each sequence; None if none of them.
+def published_corpus_key(lengths: Sequence[int], model: str | None) -> str | None:
+    """Key of the paper's corpus with these sequence lengths (in tokens); None for other corpora.
 
-    BERT's tokens of the Wikipedia pairs must agree exactly; for the others rounded mean lengths were published.
-    RoBERTa has another vocabulary, so the number of sequences must suffice.
+    The number of BERT tokens must match exactly for the Wikipedia pairs; for the other corpora rounded mean lengths
+    were published. RoBERTa has another vocabulary, so its mean length only has to be similar.
     """
     for key, corpus in CORPORA.items():
         if len(lengths) != corpus.sequences:
@@ -114,12 +116,12 @@ def data_key(lengths: Sequence[int], model: str | None) -> str | None:
     return None
 
 
-def _entries(paper: str) -> list[dict[str, Any]]:
-    return _load().get(paper, [])  # other papers have none
+def _published_entries(paper: str) -> list[dict[str, Any]]:
+    return _load_published().get(paper, [])  # our own studies have no entry
 
 
 @cache
-def _load() -> dict[str, list[dict[str, Any]]]:
+def _load_published() -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = json.loads(
         files("normscope.papers").joinpath("published.json").read_text()
     )

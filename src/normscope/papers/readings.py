@@ -1,4 +1,4 @@
-"""Readings: parameters with documented defaults for what a paper leaves open.
+"""Readings: documented parameters for the choices that a paper leaves open.
 
 @dataclass(frozen=True)
 class Readings:
@@ -19,47 +19,50 @@ Readings = TypeVar("Readings")
 TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def reading(default: Any, help: str, choices: Sequence[Any] | None = None) -> Any:
-    """A field of a readings dataclass: a str, int, float or bool, one of `choices` if there are any."""
+def reading_field(default: Any, help: str, choices: Sequence[Any] | None = None) -> Any:
+    """A field of a readings dataclass: a str, int, float or bool, limited to `choices` if given."""
     return field(default=default, metadata={"help": help, "choices": None if choices is None else tuple(choices)})
 
 
-def choice(help: str, *options: str) -> Any:
-    """A field of a readings dataclass that is one of the options, by default the first."""
-    return reading(options[0], help, options)
+def choice_field(help: str, *options: str) -> Any:
+    """A field of a readings dataclass with fixed options; the first is the default."""
+    return reading_field(options[0], help, options)
 
 
-def parse(cls: type[Readings], given: Sequence[str]) -> Readings:
-    """The readings, with those given as "key=value" changed; the type is that of the default."""
+def parse_readings(cls: type[Readings], given: Sequence[str]) -> Readings:
+    """Readings from "key=value" strings; missing ones keep their defaults, whose types are used for conversion."""
     known: dict[str, Field[Any]] = {entry.name: entry for entry in fields(cls)}  # type: ignore[arg-type]  # a dataclass
     values: dict[str, Any] = {}
     for entry in given:
         key, equals, value = entry.partition("=")
         name = key.strip().replace("-", "_")
         if not equals or not name:
-            raise NormscopeError(f"A reading is given as KEY=VALUE, not {entry!r}.")
+            raise NormscopeError(f"A reading must have the form KEY=VALUE, not {entry!r}.")
         if name not in known:
-            raise NormscopeError(
-                f"There is no reading {key!r}.{nearest(name, known)} Known: {', '.join(known) or 'none'}."
-            )
-        values[name] = _value(known[name], value.strip())
+            raise NormscopeError(f"Unknown reading {key!r}.{nearest(name, known)} Known: {', '.join(known) or 'none'}.")
+        values[name] = _parse_reading(known[name], value.strip())
     return cls(**values)
 
 
-def describe(readings: Any) -> tuple[tuple[str, str, str], ...]:
-    """Name, value used, and what it means with the other choices."""
-    return tuple((entry.name, _format(getattr(readings, entry.name)), _meaning(entry)) for entry in fields(readings))
+def describe_readings(readings: Any) -> tuple[tuple[str, str, str], ...]:
+    """Name, value and meaning of each reading, with its choices and default."""
+    return tuple(
+        (entry.name, _format_reading(getattr(readings, entry.name)), _explain_reading(entry))
+        for entry in fields(readings)
+    )
 
 
-def _value(entry: Field[Any], text: str) -> Any:
-    value = _convert(entry.name, text, type(entry.default))
+def _parse_reading(entry: Field[Any], text: str) -> Any:
+    value = _convert_reading(entry.name, text, type(entry.default))
     choices = entry.metadata["choices"]
     if choices is not None and value not in choices:
-        raise NormscopeError(f"The reading {entry.name} is one of {', '.join(map(_format, choices))}, not {text!r}.")
+        raise NormscopeError(
+            f"The reading {entry.name} must be one of {', '.join(map(_format_reading, choices))}, not {text!r}."
+        )
     return value
 
 
-def _convert(name: str, text: str, kind: type) -> Any:
+def _convert_reading(name: str, text: str, kind: type) -> Any:
     try:
         if kind is bool:
             return TRUTHS[text.lower()]
@@ -72,15 +75,15 @@ def _convert(name: str, text: str, kind: type) -> Any:
             raise ValueError
     except (KeyError, ValueError) as error:
         wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-        raise NormscopeError(f"The reading {name} is {wanted}, not {text!r}.") from error
+        raise NormscopeError(f"The reading {name} must be {wanted}, not {text!r}.") from error
     return text
 
 
-def _meaning(entry: Field[Any]) -> str:
+def _explain_reading(entry: Field[Any]) -> str:
     choices = entry.metadata["choices"]
-    others = f"one of {', '.join(map(_format, choices))}; " if choices else ""
-    return f"{entry.metadata['help']} ({others}default {_format(entry.default)})"
+    others = f"one of {', '.join(map(_format_reading, choices))}; " if choices else ""
+    return f"{entry.metadata['help']} ({others}default {_format_reading(entry.default)})"
 
 
-def _format(value: Any) -> str:
+def _format_reading(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Corpus runs of a study: what is computed, in which folder, and what is already there."""
+"""Corpus runs of a study: what they compute, their folders, and the reuse of existing runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StoppedError(NormscopeError):
 
 
 class EngineOptions(TypedDict, total=False):
-    """How a corpus run is computed; see `normscope.corpus.run`."""
+    """Engine options of a corpus run; see `normscope.corpus.run`."""
 
     engine: Literal["local", "ray"]
     workers: int
@@ -32,27 +32,29 @@ class EngineOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A corpus run that an experiment reads. Plans of one name are merged: the union of measures, scopes and maps."""
+    """A corpus run that an experiment reads. Plans with the same name are merged (see `merge_plans`)."""
 
     name: str  # its folder under DIR/runs
     measures: tuple[str, ...]
     scopes: tuple[str, ...] | None = None  # names or aliases; None: all
-    maps: tuple[str, ...] = ()  # scopes whose maps are kept
+    maps: tuple[str, ...] = ()  # scopes whose maps are stored
     masked: bool = False  # 12 % masked if the model has a mask token (readings.mask_seed)
 
 
-def load(model: str | Path | ModelSource | Analyzer, engine: EngineOptions) -> Analyzer:
-    """The Analyzer itself, or that of a name or path, which the engine "ray" needs."""
+def load_for_engine(model: str | Path | ModelSource | Analyzer, engine: EngineOptions) -> Analyzer:
+    """The Analyzer, loaded if given by name or path; the engine "ray" requires a name or path."""
     where = engine.get("engine", "local")
     if where == "ray" and isinstance(model, Analyzer):
-        raise NormscopeError("The engine 'ray' loads the model in each worker: give its name or path.")
+        raise NormscopeError(
+            "The engine 'ray' loads the model in each worker: pass its name or path instead of an Analyzer."
+        )
     return analyzer_of(model, where)
 
 
 def run_corpus(
     data: str, model: str | Path | ModelSource | Analyzer, folder: Path, name: str = "", **options: Any
 ) -> Run:
-    """A finished corpus run; an interrupted one, or one without any result, is an error."""
+    """Run a corpus to the end. An interrupted run, or one without any result, is an error."""
     summary = corpus_run(data, model, folder, **options)
     if not summary.finished:
         where = f" in the run {name!r}" if name else ""
@@ -60,34 +62,34 @@ def run_corpus(
     run = open_run(folder)
     if summary.faults == summary.entries:
         first = run.scan("errors").first().collect().row(0, named=True)
-        raise NormscopeError(f"No entry could be analysed. The first: {first['id']}: {first['reason']}")
+        raise NormscopeError(f"No entry could be analysed. First error: {first['id']}: {first['reason']}")
     return run
 
 
-def merge(plans: Iterable[RunPlan]) -> list[RunPlan]:
-    """One plan for each name: the union of measures, scopes and maps. Whether they mask must agree."""
+def merge_plans(plans: Iterable[RunPlan]) -> list[RunPlan]:
+    """One plan per name with the union of measures, scopes and maps; plans of one name must agree on masking."""
     merged: dict[str, RunPlan] = {}
     for plan in plans:
-        scopes = _scopes(plan)
+        scopes = _plan_scopes(plan)
         before = merged.get(plan.name)
         if before is None:
             merged[plan.name] = replace(plan, scopes=scopes)
             continue
         if before.masked != plan.masked:
-            raise NormscopeError(f"Two experiments disagree whether the run {plan.name!r} masks tokens.")
+            raise NormscopeError(f"Two experiments disagree on whether the run {plan.name!r} masks tokens.")
         merged[plan.name] = RunPlan(
             plan.name,
-            _union(before.measures, plan.measures),
-            None if before.scopes is None or scopes is None else _union(before.scopes, scopes),
-            _union(before.maps, plan.maps),
+            _ordered_union(before.measures, plan.measures),
+            None if before.scopes is None or scopes is None else _ordered_union(before.scopes, scopes),
+            _ordered_union(before.maps, plan.maps),
             plan.masked,
         )
     return list(merged.values())
 
 
 def find_run(plan: RunPlan, runs: Path) -> tuple[RunPlan, Path]:
-    """An existing run that has everything the plan asks for, with its own options; otherwise a new folder: NAME, or
-    NAME-2 and so on if earlier runs were made for fewer experiments."""
+    """An existing run that covers the plan, with the options it was made with; otherwise a new folder, called NAME, or
+    NAME-2 and so on after earlier runs that cover fewer experiments."""
     for number in count(1):
         folder = runs / (plan.name if number == 1 else f"{plan.name}-{number}")
         if not (folder / "manifest.json").is_file():
@@ -101,13 +103,15 @@ def find_run(plan: RunPlan, runs: Path) -> tuple[RunPlan, Path]:
     raise AssertionError("unreachable")
 
 
-def _scopes(plan: RunPlan) -> tuple[str, ...] | None:
+def _plan_scopes(plan: RunPlan) -> tuple[str, ...] | None:
     """The scopes that a plan computes: those it names and those of its measures, or None for all."""
     measures = find_measures(plan.measures)
     if plan.scopes is None and any(measure.scopes is None for measure in measures):
         return None
-    return _union(plan.scopes or (), (scope for measure in measures for scope in measure.scopes or ()), plan.maps)
+    return _ordered_union(
+        plan.scopes or (), (scope for measure in measures for scope in measure.scopes or ()), plan.maps
+    )
 
 
-def _union(*some: Iterable[str]) -> tuple[str, ...]:
+def _ordered_union(*some: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chain(*some)))

@@ -1,4 +1,4 @@
-"""A paper as a list of experiments, and how they are run: on the corpus engine, then into one report."""
+"""A paper as a list of experiments, which are run on the corpus engine and written into one report."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from normscope.corpus.store import Run
 from normscope.errors import NormscopeError
 from normscope.model_source import ModelSource
 from normscope.papers import published
-from normscope.papers.readings import describe, parse
-from normscope.papers.runs import EngineOptions, RunPlan, find_run, load, merge, run_corpus
+from normscope.papers.readings import describe_readings, parse_readings
+from normscope.papers.runs import EngineOptions, RunPlan, find_run, load_for_engine, merge_plans, run_corpus
 from normscope.papers.verify import check_numbers
 from normscope.reports import facts
 from normscope.reports.report import Report, Section
 from normscope.reports.write import write_report
 
-PAPERS = {  # name -> module; the last two are studies of our own
+PAPERS = {  # name -> module; the last two are our own studies
     "emnlp2020": "emnlp2020",
     "emnlp2021": "emnlp2021",
     "ff": "feed_forward",
     "layers": "across_layers",
     "shapley": "shapley",
 }
-NO_DATA = "It reads a corpus: give DATA."
-PEEK = 1000  # entries that show which annotations a corpus has
-Progress = Callable[[str, int, int], None]  # what is counted (the name of a run, or "sections"), done, total
+NO_DATA = "This experiment needs a corpus: pass DATA."
+PEEK = 1000  # entries inspected for the annotations of a corpus
+Progress = Callable[[str, int, int], None]  # name of a run, or "sections"; number done; total
 Runs = Mapping[str, Run]  # finished corpus runs by name
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What was asked for: the model, the data and how to read the paper."""
+    """The model, the data and the readings of one reproduction."""
 
     lens: Analyzer
-    data: str  # "" if there is none
+    data: str  # empty without a corpus
     format: str | None
     reader: Mapping[str, Any]
     readings: Any  # the paper's dataclass of readings
     frequencies: Path | None  # a file of word frequencies
-    example: str | None  # a text to draw maps of
+    example: str | None  # a text whose maps are shown
     entries: tuple[Entry, ...]  # the first readable ones, at most PEEK
     limit: int | None
 
@@ -59,17 +59,17 @@ class Setting:
 
     @property
     def has_target(self) -> bool:
-        """Whether entries have a target side, as parallel text has."""
+        """Whether entries have a target text, as in parallel corpora."""
         return any(entry.target is not None for entry in self.entries)
 
     @property
     def has_links(self) -> bool:
-        """Whether words are linked to words of the other side."""
+        """Whether entries have word alignments."""
         return any(entry.possible for entry in self.entries)
 
     @property
     def side(self) -> str:
-        """The side that papers read: the first one, for an encoder-decoder the encoder."""
+        """The side that papers analyse: the first, which is the encoder of an encoder-decoder."""
         return self.lens.loaded.stacks[0].side
 
     @property
@@ -79,18 +79,18 @@ class Setting:
 
     @property
     def mask_seed(self) -> int | None:
-        """The seed of masked runs; None if they cannot mask: the model has two sides or no mask token."""
+        """The seed of masked runs; None if the model cannot mask (two sides, or no mask token)."""
         if self.lens.two_sided or getattr(self.lens.tokenizer, "mask_token_id", None) is None:
             return None
         return int(getattr(self.readings, "mask_seed", 0))
 
     @property
     def masks(self) -> bool:
-        """Whether the model was trained with masked tokens; causal models were not, even if the tokenizer has some."""
+        """Whether the model was trained with masked tokens; never for causal models, even with a mask token."""
         return self.mask_seed is not None and self.side == "encoder"
 
     def read(self) -> Iterator[Entry | Fault]:
-        """The entries of the data once more, at most `limit`."""
+        """Read the entries of the data again, at most `limit`."""
         options = dict(self.reader)
         if self.format == "pairs":
             options.setdefault("tokenizer", self.lens.tokenizer)
@@ -98,12 +98,12 @@ class Setting:
 
 
 def nothing_missing(setting: Setting) -> str | None:
-    """`missing` of an experiment that always can run."""
+    """`missing` of an experiment that can always run."""
     return None
 
 
 def no_runs(setting: Setting) -> tuple[RunPlan, ...]:
-    """`runs` of an experiment that needs no data."""
+    """`runs` of an experiment without corpus runs."""
     return ()
 
 
@@ -116,7 +116,7 @@ class Experiment:
     section: Callable[[Setting, Runs], Section]
     runs: Callable[[Setting], tuple[RunPlan, ...]] = no_runs  # the corpus runs that it reads
     missing: Callable[[Setting], str | None] = nothing_missing  # why it cannot run here, or None
-    needs: str = "a corpus"  # as `--list` shows it: "sentences with named entities"
+    needs: str = "a corpus"  # shown by `--list`, such as "sentences with named entities"
 
 
 @dataclass(frozen=True)
@@ -126,20 +126,20 @@ class Paper:
     name: str  # as on the command line: "emnlp2020"
     title: str
     citation: str
-    readings: type[Any]  # a frozen dataclass whose fields are made by `reading`; `mask_seed` if runs are masked
+    readings: type[Any]  # a frozen dataclass of `reading_field`s, including `mask_seed` if runs are masked
     experiments: tuple[Experiment, ...]
 
 
 @dataclass(frozen=True)
 class NoReadings:
-    """The readings of a study that leaves nothing open."""
+    """The readings of a study without open choices."""
 
 
-def find(name: str) -> Paper:
+def find_paper(name: str) -> Paper:
     """A paper by its name on the command line."""
     if name not in PAPERS:
-        raise NormscopeError(f"There is no paper {name!r}. Known: {', '.join(PAPERS)}.")
-    _check_packages()
+        raise NormscopeError(f"Unknown paper {name!r}. Known: {', '.join(PAPERS)}.")
+    _require_report_packages()
     found: Paper = import_module(f"normscope.papers.{PAPERS[name]}").PAPER
     return found
 
@@ -164,48 +164,47 @@ def reproduce(
 ) -> tuple[Report, Path]:
     """Run a paper's experiments on a model and a corpus, and write the report into the folder `out`.
 
-    All experiments that can run here are run, or those of the given names. Their corpus runs are kept in `out`/runs:
-    the same call resumes, and nothing is computed twice. `readings` are given as "key=value". `data` may be None if no
-    experiment needs a corpus. With `verify` the model must be one of the paper's. `engine`, `workers`, `threads` and
-    `address` are those of `normscope.corpus.run`.
+    Runs the named experiments, by default all that the model and the data allow. Their corpus runs are kept in
+    `out`/runs, so that the same call resumes and nothing is computed twice. `readings` are strings "key=value". `data`
+    may be None if no experiment needs a corpus. With `verify` the model must be one of the paper's models. `engine`,
+    `workers`, `threads` and `address` are those of `normscope.corpus.run`.
     """
-    _check_packages()
-    chosen = _experiments(paper, experiments)
-    parsed = parse(paper.readings, readings)
-    lens = load(model, engine)
-    key = published.model_key(lens)
-    if verify and key not in published.models(paper.name):
-        known = ", ".join(published.models(paper.name)) or "none"
-        raise NormscopeError(f"{lens.model_name} is not one of the models with published numbers: {known}.")
+    _require_report_packages()
+    chosen = _named_experiments(paper, experiments)
+    parsed = parse_readings(paper.readings, readings)
+    lens = load_for_engine(model, engine)
+    key = _key_of_model(paper, lens, required=verify)
     file = None if frequencies is None else Path(frequencies)
-    setting = _peek(Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit))
-    able, skipped = _select(paper, chosen, setting, strict=experiments is not None)
+    setting = _with_first_entries(
+        Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit)
+    )
+    able, skipped = _split_by_ability(paper, chosen, setting, strict=experiments is not None)
     source = model if engine.get("engine") == "ray" else lens
-    runs = _runs(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
-    sections = _sections(setting, able, runs, progress)
+    runs = _run_plans(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
+    sections = _experiment_sections(setting, able, runs, progress)
     lengths = facts.sequence_lengths(next(iter(runs.values()))) if runs else []
     numbers = {name: value for section in sections for name, value in section.numbers.items()}
-    figures = published.figures(paper.name, key, published.data_key(lengths, key))
+    figures = published.published_numbers(paper.name, key, published.published_corpus_key(lengths, key))
     report = Report(
         paper.name,
         paper.title,
         paper.citation,
-        _facts(setting, able, runs, lengths),
-        describe(parsed),
+        _study_facts(setting, able, runs, lengths),
+        describe_readings(parsed),
         sections,
         tuple(skipped),
-        command_line(paper.name, model, setting, out, readings, experiments, batch_size),
+        paper_command(paper.name, model, setting, out, readings, experiments, batch_size),
         check_numbers(numbers, figures),
-        bool(published.models(paper.name)),
+        bool(published.published_models(paper.name)),
     )
     path = write_report(report, out)
     if verify and not report.checks:
-        known = "; ".join(published.CORPORA[name].name for name in published.corpora(paper.name, key or ""))
-        raise NormscopeError(f"None of these numbers was published for {key} on this data, only for: {known}.")
+        known = "; ".join(published.CORPORA[name].name for name in published.published_corpora(paper.name, key or ""))
+        raise NormscopeError(f"No numbers were published for {key} on this data. Data with published numbers: {known}.")
     return report, path
 
 
-def command_line(
+def paper_command(
     paper: str,
     model: str | Path | ModelSource | Analyzer,
     setting: Setting,
@@ -216,9 +215,9 @@ def command_line(
 ) -> str:
     """The command that makes this report."""
     options: list[tuple[str, Any]] = [
-        *facts.model_options(model, setting.lens),
+        *facts.model_arguments(model, setting.lens),
         ("--format", setting.format),
-        *facts.reader_options(setting.reader),
+        *facts.reader_arguments(setting.reader),
         *(("--experiment", entry) for entry in experiments or ()),
         *(("--reading", entry) for entry in readings),
         ("--frequencies", setting.frequencies),
@@ -227,17 +226,28 @@ def command_line(
         ("--batch-size", None if batch_size == 16 else batch_size),
         ("--out", out),
     ]
-    return facts.command_line(("paper", paper, *([setting.data] if setting.data else [])), options)
+    return facts.shell_command(("paper", paper, *([setting.data] if setting.data else [])), options)
 
 
-def _check_packages() -> None:
+def _key_of_model(paper: Paper, lens: Analyzer, required: bool) -> str | None:
+    """The key of a model with published numbers, or None; with `required`, other models are an error."""
+    key = published.published_model_key(lens)
+    known = published.published_models(paper.name)
+    if required and key not in known:
+        raise NormscopeError(
+            f"{lens.model_name} is not one of the models with published numbers: {', '.join(known) or 'none'}."
+        )
+    return key
+
+
+def _require_report_packages() -> None:
     for package, extra in (("matplotlib", "plot"), ("polars", "corpus")):
         if find_spec(package) is None:
             raise NormscopeError(f"Reports need {package}: pip install 'normscope[{extra}]'.")
 
 
-def _experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
-    """The experiments of these names, or all."""
+def _named_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
+    """The experiments with these names, or all."""
     known = {experiment.name: experiment for experiment in paper.experiments}
     for name in names or ():
         if name not in known:
@@ -245,10 +255,10 @@ def _experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
     return [experiment for experiment in paper.experiments if names is None or experiment.name in names]
 
 
-def _select(
+def _split_by_ability(
     paper: Paper, chosen: Sequence[Experiment], setting: Setting, strict: bool
 ) -> tuple[list[Experiment], list[tuple[str, str]]]:
-    """The experiments that can run here, and the titles of the others with the reason. `strict`: all must."""
+    """The experiments that can run, and the titles of the others with the reason; with `strict` all must run."""
     able, skipped = [], []
     for experiment in chosen:
         why = NO_DATA if not setting.data and experiment.runs(setting) else experiment.missing(setting)
@@ -264,19 +274,19 @@ def _select(
     return able, skipped
 
 
-def _peek(setting: Setting) -> Setting:
-    """The setting with the first readable entries of its data."""
+def _with_first_entries(setting: Setting) -> Setting:
+    """The setting with the first readable entries of its data filled in."""
     if not setting.data:
         return setting
     entries = (entry for entry in setting.read() if isinstance(entry, Entry))
     return replace(setting, entries=tuple(islice(entries, PEEK)))
 
 
-def _plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
-    return merge(plan for experiment in experiments for plan in experiment.runs(setting))
+def _merged_plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
+    return merge_plans(plan for experiment in experiments for plan in experiment.runs(setting))
 
 
-def _runs(
+def _run_plans(
     setting: Setting,
     experiments: Iterable[Experiment],
     model: str | Path | ModelSource | Analyzer,
@@ -286,7 +296,7 @@ def _runs(
 ) -> dict[str, Run]:
     """The corpus runs of all experiments, by name."""
     runs = {}
-    for plan in _plans(setting, experiments):
+    for plan in _merged_plans(setting, experiments):
         known, folder = find_run(plan, root)
         runs[plan.name] = run_corpus(
             setting.data,
@@ -306,7 +316,7 @@ def _runs(
     return runs
 
 
-def _sections(
+def _experiment_sections(
     setting: Setting, experiments: Sequence[Experiment], runs: Runs, progress: Progress | None
 ) -> tuple[Section, ...]:
     sections = []
@@ -318,12 +328,12 @@ def _sections(
     return tuple(sections)
 
 
-def _facts(
+def _study_facts(
     setting: Setting, experiments: Iterable[Experiment], runs: Runs, lengths: Sequence[int]
 ) -> tuple[tuple[str, str], ...]:
     lens = setting.lens
     found = [
-        ("model", facts.model_name(lens)),
+        ("model", facts.model_display_name(lens)),
         ("layers", facts.describe_layers(lens)),
         ("precision", str(lens.dtype).split(".")[-1]),
     ]
@@ -335,11 +345,11 @@ def _facts(
         found.append(("sequences", facts.describe_sequences(lengths, setting.limit)))
     if setting.frequencies is not None:
         found.append(("word frequencies", str(setting.frequencies)))
-    for plan in _plans(setting, experiments):
-        masked = "nothing masked"
+    for plan in _merged_plans(setting, experiments):
+        masked = "no tokens masked"
         if plan.masked and setting.mask_seed is None:
-            masked += ": the model has no mask token"
+            masked += " (the model has no mask token)"
         elif plan.masked:
             masked = f"12 % of the tokens masked (seed {setting.mask_seed})"
         found.append((f"run \u201c{plan.name}\u201d", f"{masked}; {facts.describe_run(runs[plan.name])}"))
-    return (*found, ("versions", facts.versions()))
+    return (*found, ("versions", facts.package_versions()))

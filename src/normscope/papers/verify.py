@@ -1,4 +1,4 @@
-"""Our numbers against the published ones: how close counts as the same, and why."""
+"""Comparison of our numbers with the published ones: tolerances, and the reasons for them."""
 
 from __future__ import annotations
 
@@ -10,60 +10,68 @@ from typing import NamedTuple
 from normscope.reports.report import Check
 
 
-class Rule(NamedTuple):
-    """How close a number must be, and why. `below`: it passes if it is less than the published one."""
+class ToleranceRule(NamedTuple):
+    """The tolerance of a number, with the reason. `below`: it passes if it is less than the published number."""
 
-    pattern: str  # of the whole key
+    pattern: str  # matches the whole key
     tolerance: float
     why: str
     counts: bool = True
     below: bool = False
 
 
-# The first match counts. The default is half a unit of the last printed digit, plus a fifth of that for other versions
-# of the libraries.
+# The first match applies. The default is half a unit of the last printed digit, plus a fifth of that to allow for other
+# library versions.
 RULES = (
-    Rule(r"data\..*|pairs\..*", 0, "a count of the data: exact"),
-    Rule(r"dispersion\..*|spearman\..*", 0.006, "two digits are printed"),
-    Rule(r"share\.weight\..*", 0.015, "read off Fig. 3 to 0.01"),
-    Rule(r"share\.norm\..*", 0.055, "read off Fig. 3 to 0.05"),
-    Rule(r"alignment\..*\.(rho|r)", 0.2, "the mean of five trained models", counts=False),
-    Rule(r"alignment\..*", 5, "the mean of five trained models", counts=False),
-    Rule(r"frequency\..*", 0.006, "two digits are printed"),
-    Rule(r"mixing\..*\.(max|min)", 3, "an extreme of a million values, under another draw of masks", counts=False),
-    Rule(r"mixing\..*\.mean", 0.16, "one digit is printed, and means move by 0.1 with the draw of masks"),
-    Rule(r"mixing\..*\.L\d+\.mask", 2, "few tokens, others under another draw of masks"),
-    Rule(r"mixing\..*\.L\d+\.(first|separator)", 1.1, "whole numbers are printed; one or two tokens of a sequence"),
-    Rule(r"mixing\..*\.L\d+\..*", 0.7, "whole numbers are printed, and means move by 0.1 with the draw of masks"),
-    Rule(r"depth\..*", 0.03, "a rank correlation of a dozen values: near ties swap with the draw of masks"),
-    Rule(r"expansion\.code\.L\d+", 0.0006, "three digits are printed"),
-    Rule(r"expansion\..*", 0.006, "two digits are printed"),
-    Rule(
+    ToleranceRule(r"data\..*|pairs\..*", 0, "a count: exact"),
+    ToleranceRule(r"dispersion\..*|spearman\..*", 0.006, "two digits are printed"),
+    ToleranceRule(r"share\.weight\..*", 0.015, "read off Fig. 3 to 0.01"),
+    ToleranceRule(r"share\.norm\..*", 0.055, "read off Fig. 3 to 0.05"),
+    ToleranceRule(r"alignment\..*\.(rho|r)", 0.2, "the mean of five trained models", counts=False),
+    ToleranceRule(r"alignment\..*", 5, "the mean of five trained models", counts=False),
+    ToleranceRule(r"frequency\..*", 0.006, "two digits are printed"),
+    ToleranceRule(
+        r"mixing\..*\.(max|min)", 3, "an extreme of a million values, with other masked tokens", counts=False
+    ),
+    ToleranceRule(r"mixing\..*\.mean", 0.16, "one digit is printed, and means vary by 0.1 with the masked tokens"),
+    ToleranceRule(r"mixing\..*\.L\d+\.mask", 2, "few tokens, which differ with the masked tokens"),
+    ToleranceRule(r"mixing\..*\.L\d+\.(first|separator)", 1.1, "integers are printed; one or two tokens per sequence"),
+    ToleranceRule(r"mixing\..*\.L\d+\..*", 0.7, "integers are printed, and means vary by 0.1 with the masked tokens"),
+    ToleranceRule(r"depth\..*", 0.03, "a rank correlation of a dozen values: near ties swap with the masked tokens"),
+    ToleranceRule(r"expansion\.code\.L\d+", 0.0006, "three digits are printed"),
+    ToleranceRule(r"expansion\..*", 0.006, "two digits are printed"),
+    ToleranceRule(
         r"similarity\.(ATTN|ATTNRES)-N",
         0.02,
-        "cannot be reached from the maps as they are defined: ATTN-N and ATTNRES-N differ in the diagonal only",
+        "not reachable with the maps as defined: ATTN-N and ATTNRES-N differ only on the diagonal",
         counts=False,
     ),
-    Rule(r"similarity\..*\.(L\d+|min|max)", 0.025, "two digits are printed; one layer, under another draw of masks"),
-    Rule(r"(similarity|before|pair)\..*", 0.015, "two digits are printed, and means move with the draw of masks"),
-    Rule(r"removed\..*", 0.03, "two digits are printed; 7 or 8 of 768 dimensions are removed"),
-    Rule(r"(wordsplit|entity)\..*\.p", 0, "published as significant at this level: ours must lie below", below=True),
-    Rule(r".*", 0.006, "two digits are printed"),
+    ToleranceRule(
+        r"similarity\..*\.(L\d+|min|max)", 0.025, "two digits are printed; a single layer, with other masked tokens"
+    ),
+    ToleranceRule(
+        r"(similarity|before|pair)\..*", 0.015, "two digits are printed, and means vary with the masked tokens"
+    ),
+    ToleranceRule(r"removed\..*", 0.03, "two digits are printed; 7 or 8 of 768 dimensions are removed"),
+    ToleranceRule(
+        r"(wordsplit|entity)\..*\.p", 0, "published as significant at this level: ours must be below it", below=True
+    ),
+    ToleranceRule(r".*", 0.006, "two digits are printed"),
 )
 
 
 def check_numbers(numbers: Mapping[str, float], figures: Mapping[str, float]) -> tuple[Check, ...]:
-    """A check of each published number that we have, in the order of publication."""
-    return tuple(_check(key, value, float(numbers[key])) for key, value in figures.items() if key in numbers)
+    """A check for each published number that we have, in the published order."""
+    return tuple(_check_number(key, value, float(numbers[key])) for key, value in figures.items() if key in numbers)
 
 
-def rule_of(key: str) -> Rule:
-    """The rule that a key falls under."""
+def tolerance_rule(key: str) -> ToleranceRule:
+    """The rule that applies to a key."""
     return next(rule for rule in RULES if re.fullmatch(rule.pattern, key))
 
 
-def _check(key: str, published: float, ours: float) -> Check:
-    rule = rule_of(key)
+def _check_number(key: str, published: float, ours: float) -> Check:
+    rule = tolerance_rule(key)
     slack = 1e-9 * max(1.0, abs(published))  # decimal fractions are not exact in binary
     near = ours < published if rule.below else abs(ours - published) <= rule.tolerance + slack
     passed = (near and math.isfinite(ours)) if rule.counts else None

@@ -1,4 +1,4 @@
-"""Charts of reports: one style, colour-blind safe colours, no text parsed as mathematics. Heat maps: `map_charts`."""
+"""Charts in one style, with colour-blind safe colours and no text parsed as mathematics. Heat maps: `map_charts`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The palette of Okabe and Ito without its yellow, which is too pale for a line.
+# The Okabe-Ito palette without yellow, which is too pale for lines.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
-WIDTH = 5.8  # inches: a report's column
+WIDTH = 5.8  # inches, the column width of a report
 HEIGHT = 2.7
 HORIZONTAL = 3  # labels up to this length are drawn horizontally
-VECTOR_POINTS = 3_000  # above, points are an image
+VECTOR_POINTS = 3_000  # more points are rasterised
 PUBLISHED = "published"
 
 Values = NDArray[np.float64]
@@ -40,31 +40,31 @@ def line_chart(
     reference: Mapping[str, Sequence[float]] | None = None,
     ylim: tuple[float, float] | None = None,
 ) -> Figure:
-    """A line per series; published lines (`reference`) are dashed, in the colour of the series of the same name.
+    """One line per series; published values (`reference`) are dashed, in the colour of the series with the same name.
 
-    Layers count from 1: x=range(1, layers + 1). A reference of another length than x has the places x[0], x[0] + 1, ...
+    Layers are numbered from 1: x=range(1, layers + 1). A reference whose length differs from x starts at x[0].
     """
-    _check_lengths(series, x)
+    _check_series_lengths(series, x)
     given = dict(reference or {})
     with style():
-        figure, axes = _axes(WIDTH, HEIGHT)
+        figure, axes = _chart_axes(WIDTH, HEIGHT)
         for n, (name, values) in enumerate(series.items()):
-            axes.plot(list(x), floats(values), label=name, **_line(n))
+            axes.plot(list(x), to_floats(values), label=name, **_line_style(n))
         for n, (name, values) in enumerate(given.items()):
             at = list(x) if len(values) == len(x) else [x[0] + k for k in range(len(values))]
             place = list(series).index(name) if name in series else len(series) + n
             label = None if name in series else f"{name} ({PUBLISHED})"
-            axes.plot(at, floats(values), label=label, color=_colour(place), **DASHED)
+            axes.plot(at, to_floats(values), label=label, color=_series_colour(place), **DASHED)
         if any(name in series for name in given):
             axes.plot([], [], color=GREY, label=PUBLISHED, **DASHED)
         if ylim is not None:
             axes.set_ylim(*ylim)
-        _whole_numbers(axes, x, given)
-        _finish(figure, axes, xlabel, ylabel)
+        _set_whole_number_ticks(axes, x, given)
+        _finish_chart(figure, axes, xlabel, ylabel)
         return figure
 
 
-def bars_with_errors(
+def bar_chart(
     groups: Mapping[str, Sequence[float]],
     *,
     x: Sequence[Any],
@@ -73,31 +73,31 @@ def bars_with_errors(
     errors: Mapping[str, Sequence[float]] | None = None,
     marks: Sequence[str] | None = None,
 ) -> Figure:
-    """Bars of every group side by side at each x.
+    """Bars of all groups side by side at each x.
 
-    `errors`: half the length of each error bar, by group. `marks`: a text above each x, such as "*" for significance.
+    `errors`: half-length of the error bars by group. `marks`: a text above each x, such as "*" for significance.
     """
-    _check_lengths(groups, x)
+    _check_series_lengths(groups, x)
     with style():
-        figure, axes = _axes(WIDTH, HEIGHT)
+        figure, axes = _chart_axes(WIDTH, HEIGHT)
         places, width = np.arange(len(x)), 0.8 / max(len(groups), 1)
         for n, (name, values) in enumerate(groups.items()):
             at = places + (n - (len(groups) - 1) / 2) * width
-            spread = None if errors is None or name not in errors else floats(errors[name])
+            spread = None if errors is None or name not in errors else to_floats(errors[name])
             axes.bar(
-                at, floats(values), width * 0.92, label=name, color=_colour(n), yerr=spread,
+                at, to_floats(values), width * 0.92, label=name, color=_series_colour(n), yerr=spread,
                 error_kw={"elinewidth": 0.7, "capsize": 1.5, "capthick": 0.7, "ecolor": "#333333"},
             )  # fmt: skip
         axes.axhline(0, color="#333333", linewidth=0.5)
         if marks is not None:
-            _write_marks(axes, groups, errors or {}, marks)
-        set_ticks(axes.xaxis, x, 7.5, WIDTH - 0.6)
+            _write_bar_marks(axes, groups, errors or {}, marks)
+        set_label_ticks(axes.xaxis, x, 7.5, WIDTH - 0.6)
         axes.set_xlim(-0.6, len(x) - 0.4)
-        _finish(figure, axes, xlabel, ylabel)
+        _finish_chart(figure, axes, xlabel, ylabel)
         return figure
 
 
-def histogram(
+def histogram_chart(
     groups: Mapping[str, ArrayLike],
     *,
     xlabel: str,
@@ -107,22 +107,22 @@ def histogram(
 ) -> Figure:
     """The distribution of each group, as shares of the group in common bins.
 
-    `limits`: ends of the first and the last bin, which also count values beyond them.
+    `limits`: range of the bins; values outside are counted in the first and last bin.
     """
     with style():
-        figure, axes = _axes(WIDTH, HEIGHT)
-        sides, counts = _histograms(groups, bins, limits)
+        figure, axes = _chart_axes(WIDTH, HEIGHT)
+        sides, counts = _bin_groups(groups, bins, limits)
         for n, (name, found) in enumerate(counts.items()):
             shares = found / max(float(found.sum()), 1.0)
-            axes.stairs(shares, sides, fill=True, color=_colour(n), alpha=0.28)
-            axes.stairs(shares, sides, color=_colour(n), linewidth=1.1, label=name)
+            axes.stairs(shares, sides, fill=True, color=_series_colour(n), alpha=0.28)
+            axes.stairs(shares, sides, color=_series_colour(n), linewidth=1.1, label=name)
         axes.set_ylim(bottom=0)
         axes.margins(x=0.01)
-        _finish(figure, axes, xlabel, ylabel)
+        _finish_chart(figure, axes, xlabel, ylabel)
         return figure
 
 
-def scatter(
+def scatter_chart(
     x: ArrayLike,
     y: ArrayLike,
     *,
@@ -131,31 +131,31 @@ def scatter(
     labels: Sequence[str] | None = None,
     groups: Sequence[str] | None = None,
 ) -> Figure:
-    """A point per pair; `labels` (which may be empty) are written beside the points, `groups` colour them."""
-    across, up = floats(x), floats(y)
+    """One point per pair, coloured by `groups` and labelled with `labels` (which may be empty strings)."""
+    across, up = to_floats(x), to_floats(y)
     if not len(across) == len(up) == len(labels or up) == len(groups or up):
-        raise NormscopeError("A scatter chart needs as many x as y, labels and groups.")
+        raise NormscopeError("A scatter chart needs x, y, labels and groups of equal length.")
     kinds = list(dict.fromkeys(groups or [""]))
     of = np.array([kinds.index(kind) for kind in groups]) if groups else np.zeros(len(across), int)
     look: dict[str, Any] = {"linewidths": 0, "rasterized": len(across) > VECTOR_POINTS}
     look |= {"s": 14, "alpha": 0.85} if len(across) <= 200 else {"s": 6, "alpha": 0.45}
     with style():
-        figure, axes = _axes(WIDTH * 0.8, HEIGHT * 1.15)
+        figure, axes = _chart_axes(WIDTH * 0.8, HEIGHT * 1.15)
         for n, kind in enumerate(kinds):
-            axes.scatter(across[of == n], up[of == n], color=_colour(n), marker=_mark(n), **look)
+            axes.scatter(across[of == n], up[of == n], color=_series_colour(n), marker=_series_marker(n), **look)
             if kind:
                 axes.scatter(
-                    [], [], s=16, color=_colour(n), marker=_mark(n), linewidths=0, label=kind
+                    [], [], s=16, color=_series_colour(n), marker=_series_marker(n), linewidths=0, label=kind
                 )  # for the legend
         for a, b, text in zip(across, up, labels or (), strict=False):
             if text and math.isfinite(a) and math.isfinite(b):
                 axes.annotate(shorten(visible(text), 18), (a, b), (3, 2), textcoords="offset points", fontsize=6)
-        _finish(figure, axes, xlabel, ylabel)
+        _finish_chart(figure, axes, xlabel, ylabel)
         return figure
 
 
-def svg(figure: Figure, salt: str) -> str:
-    """The figure as SVG: the same text for the same figure; ids are made from `salt`."""
+def figure_to_svg(figure: Figure, salt: str) -> str:
+    """The figure as reproducible SVG; ids are derived from `salt`."""
     import matplotlib
 
     buffer = io.BytesIO()
@@ -164,8 +164,8 @@ def svg(figure: Figure, salt: str) -> str:
     return buffer.getvalue().decode()
 
 
-def pdf(figure: Figure) -> bytes:
-    """The figure as a PDF file, the same for the same figure."""
+def figure_to_pdf(figure: Figure) -> bytes:
+    """The figure as a reproducible PDF file."""
     buffer = io.BytesIO()
     with style():
         figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": "normscope", "Producer": None})
@@ -175,30 +175,36 @@ def pdf(figure: Figure) -> bytes:
 DASHED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "alpha": 0.75}
 
 
-def _line(n: int) -> dict[str, Any]:
-    return {"color": _colour(n), "marker": _mark(n), "markersize": 3.2, "linewidth": 1.3, "markeredgewidth": 0}
+def _line_style(n: int) -> dict[str, Any]:
+    return {
+        "color": _series_colour(n),
+        "marker": _series_marker(n),
+        "markersize": 3.2,
+        "linewidth": 1.3,
+        "markeredgewidth": 0,
+    }
 
 
-def _colour(n: int) -> str:
+def _series_colour(n: int) -> str:
     return COLOURS[n % len(COLOURS)]
 
 
-def _mark(n: int) -> str:
-    return MARKS[(n + n // len(COLOURS)) % len(MARKS)]  # a colour that is used again gets another mark
+def _series_marker(n: int) -> str:
+    return MARKS[(n + n // len(COLOURS)) % len(MARKS)]  # repeated colours get another marker
 
 
-def floats(values: ArrayLike) -> Values:
+def to_floats(values: ArrayLike) -> Values:
     """An array of float64."""
     found: Values = np.asarray(values, dtype=np.float64)
     return found
 
 
-def _check_lengths(series: Mapping[str, Sequence[float]], x: Sequence[Any]) -> None:
+def _check_series_lengths(series: Mapping[str, Sequence[float]], x: Sequence[Any]) -> None:
     if not series or not len(x):
         raise NormscopeError("A chart needs at least one series of at least one value.")
     for name, values in series.items():
         if len(values) != len(x):
-            raise NormscopeError(f"The series {name!r} has {len(values)} values for {len(x)} places.")
+            raise NormscopeError(f"The series {name!r} has {len(values)} values for {len(x)} x values.")
 
 
 def blank_figure(width: float, height: float, layout: Literal["constrained", "compressed"]) -> Figure:
@@ -208,7 +214,7 @@ def blank_figure(width: float, height: float, layout: Literal["constrained", "co
     return Figure(figsize=(width, height), layout=layout)
 
 
-def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+def _chart_axes(width: float, height: float) -> tuple[Figure, Axes]:
     figure = blank_figure(width, height, "constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -218,14 +224,16 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _finish(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
-    """Label the axes, and add a legend above if there are several entries."""
+def _finish_chart(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
+    """Label the axes, and add a legend above the chart if it has several entries."""
     axes.set_xlabel(xlabel, fontsize=8)
     axes.set_ylabel(ylabel, fontsize=8)
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         columns = _legend_columns(names, figure.get_figwidth())
-        by_row = [n for first in range(columns) for n in range(first, len(names), columns)]  # it fills by columns
+        by_row = [
+            n for first in range(columns) for n in range(first, len(names), columns)
+        ]  # legends are filled by columns
         figure.legend(
             [handles[n] for n in by_row],
             [names[n] for n in by_row],
@@ -237,26 +245,26 @@ def _finish(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
             columnspacing=1.4,
             borderaxespad=0.1,
         )
-    fix_layout(figure)
+    freeze_layout(figure)
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:
-    """As few rows as fit, as even as possible."""
-    room = width * 14.5  # characters of its size in a line
+    """The number of columns that gives few, evenly filled rows."""
+    room = width * 14.5  # characters per line at the legend's font size
     if sum(len(name) + 5 for name in names) <= room:
         return len(names)
     most = max(1, int(room // (max(map(len, names)) + 5)))
     return math.ceil(len(names) / math.ceil(len(names) / most))
 
 
-def fix_layout(figure: Figure) -> None:
-    """Draw the tick labels in the current style and freeze the layout, so that saving does not compute it again."""
+def freeze_layout(figure: Figure) -> None:
+    """Draw the tick labels in the current style and freeze the layout, so that saving does not recompute it."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
-def _whole_numbers(axes: Axes, x: Sequence[float], reference: Mapping[str, Sequence[float]]) -> None:
-    """Ticks at whole numbers if x has only these, as layers do."""
+def _set_whole_number_ticks(axes: Axes, x: Sequence[float], reference: Mapping[str, Sequence[float]]) -> None:
+    """Put ticks at integers if all x are integers, as for layers."""
     if not all(float(place).is_integer() for place in x):
         return
     last = max([x[-1], *(x[0] + len(values) - 1 for values in reference.values())])
@@ -264,7 +272,7 @@ def _whole_numbers(axes: Axes, x: Sequence[float], reference: Mapping[str, Seque
     axes.set_xticks(np.arange(x[0], last + 1, step))
 
 
-def _write_marks(
+def _write_bar_marks(
     axes: Axes, groups: Mapping[str, Sequence[float]], errors: Mapping[str, Sequence[float]], marks: Sequence[str]
 ) -> None:
     for n, mark in enumerate(marks):
@@ -276,10 +284,10 @@ def _write_marks(
     axes.margins(y=0.12)
 
 
-def _histograms(
+def _bin_groups(
     groups: Mapping[str, ArrayLike], bins: int, limits: tuple[float, float] | None
 ) -> tuple[Values, dict[str, Values]]:
-    found = {name: floats(values) for name, values in groups.items()}
+    found = {name: to_floats(values) for name, values in groups.items()}
     found = {name: values[np.isfinite(values)] for name, values in found.items()}
     if limits is None:
         everything = np.concatenate([values.ravel() for values in found.values()])
@@ -290,21 +298,21 @@ def _histograms(
     return sides, {name: np.histogram(np.clip(values, *limits), sides)[0] * 1.0 for name, values in found.items()}
 
 
-def set_ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
-    """A label at each place; if `room` (in inches) is too small, at every second, fifth, tenth, ... place."""
+def set_label_ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
+    """Label each position, or every second, fifth, tenth, ... if `room` (in inches) is too small."""
     texts = [shorten(visible(str(label)), 20) if str(label) else "" for label in labels]
     longest = max(map(len, texts), default=0)
     across = axis.axis_name == "x"
     horizontal = not across or longest <= HORIZONTAL
     each = (longest * 0.62 + 1 if across and horizontal else 1.05) * size / 72
-    step = next(step for step in _steps() if step * room >= each * len(labels) or step >= max(len(labels), 1))
+    step = next(step for step in _tick_steps() if step * room >= each * len(labels) or step >= max(len(labels), 1))
     places = range(0, len(labels), step)
     axis.set_ticks(places, [texts[k] for k in places], fontsize=size)
     if not horizontal:
-        # Anchored at their ends, so that they end at the axis in any font.
+        # Anchored at the end of the text, so that labels touch the axis in any font.
         for label in axis.get_ticklabels():
             label.set(rotation=90, rotation_mode="anchor", ha="right", va="center")
 
 
-def _steps() -> Iterator[int]:
+def _tick_steps() -> Iterator[int]:
     return (factor * 10**power for power in count() for factor in (1, 2, 5))

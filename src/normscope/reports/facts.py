@@ -1,4 +1,4 @@
-"""The facts of a report: which model was run on what, with which versions, and by which command."""
+"""Facts stated in a report: model, data, versions, and the command that produced it."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ def sequence_lengths(run: Run) -> list[int]:
 
 
 def describe_sequences(lengths: Sequence[int], limit: int | None) -> str:
-    """How many sequences, and how long they are."""
-    only = f" (the first {limit:,} entries only)" if limit else ""
+    """The number of sequences and their lengths, in words."""
+    only = f" (only the first {limit:,} entries)" if limit else ""
     total = sum(lengths)
-    return f"{len(lengths):,} of {total / len(lengths):.1f} tokens on average, {total:,} in all{only}"
+    return f"{len(lengths):,} with {total / len(lengths):.1f} tokens on average, {total:,} in total{only}"
 
 
 def describe_run(run: Run) -> str:
-    """How many entries of a run could not be analysed, and how well sums close."""
+    """The number of entries that could not be analysed, and the worst completeness error, in words."""
     faults = len(run.scan("errors").select("id").collect()) if "errors" in run.tables else 0
     worst = run.scan("items").select("completeness").max().collect().item()
     entries = int(run.manifest["data"]["entries"])
     return f"{faults:,} of {entries:,} entries could not be analysed; worst completeness error {worst:.1e}"
 
 
-def versions() -> str:
-    """The versions of normscope and of what it computes with."""
+def package_versions() -> str:
+    """The versions of normscope, transformers and torch."""
     return f"normscope {__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
 
 
-def model_name(lens: Analyzer) -> str:
-    """The name of a model; of the default model, its own name and not its folder."""
+def model_display_name(lens: Analyzer) -> str:
+    """The name of a model; for the default model, its name instead of its folder."""
     return default_model.NAME if default_model.is_in(lens.model_name) else lens.model_name
 
 
 def describe_layers(lens: Analyzer) -> str:
-    """The family with its layers, heads and width."""
+    """The model family with its number of layers, heads and width, in words."""
     width = getattr(lens.loaded.base.config, "hidden_size", None)
     sides = [
         f"{f'{stack.side} ' if lens.two_sided else ''}{depth} layers with {heads} heads"
@@ -59,25 +59,25 @@ def describe_layers(lens: Analyzer) -> str:
     return f"{lens.family.name}: {', '.join(sides)}{f', width {width}' if width else ''}"
 
 
-def command_line(command: Sequence[str], options: Iterable[tuple[str, Any]]) -> str:
-    """The command that makes a report; options whose value is None are left out."""
+def shell_command(command: Sequence[str], options: Iterable[tuple[str, Any]]) -> str:
+    """A normscope command as a shell line, without options whose value is None."""
     parts = [part for option, value in options if value is not None for part in (option, str(value))]
     return shlex.join(["normscope", *command, *parts])
 
 
-def model_options(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
-    """A model as the command line names it, with the options its numbers depend on."""
+def model_arguments(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
+    """The command-line options that select a model, with those that affect its numbers."""
     source = ModelSource(lens.model_name) if isinstance(model, Analyzer) else ModelSource.of(model)
     name = "default" if default_model.is_in(source.name) else source.name
     return [("--model", name), ("--dtype", source.dtype), ("--revision", source.revision)]
 
 
-def reader_options(reader: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The options of a reader as the command line has them."""
-    return [("--reader", f"{key}={_option_value(value)}") for key, value in reader.items()]
+def reader_arguments(reader: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Reader options as command-line arguments."""
+    return [("--reader", f"{key}={_format_argument(value)}") for key, value in reader.items()]
 
 
-def _option_value(value: Any) -> str:
+def _format_argument(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return ",".join(map(_option_value, value))
+        return ",".join(map(_format_argument, value))
     return str(value).lower() if isinstance(value, bool | None) else str(value)

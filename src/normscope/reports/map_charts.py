@@ -1,4 +1,4 @@
-"""Heat maps of reports: one matrix, or several side by side."""
+"""Heat maps for reports: one matrix, or several side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from normscope.errors import NormscopeError
-from normscope.reports.charts import HORIZONTAL, WIDTH, Values, blank_figure, fix_layout, floats, set_ticks
+from normscope.reports.charts import HORIZONTAL, WIDTH, Values, blank_figure, freeze_layout, set_label_ticks, to_floats
 from normscope.view.figure import GREY, style
 from normscope.view.labels import visible
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ABSENT = "#e3e5e8"  # cells without a value
-VECTOR_CELLS = 3_000  # above, cells are an image: a page with that many rectangles opens slowly
+VECTOR_CELLS = 3_000  # more cells are rasterised, since pages with many rectangles load slowly
 
 
-def heat_map(values: ArrayLike, *, rows: Sequence[Any], columns: Sequence[Any], **look: Any) -> Figure:
-    """One matrix in colours; `look` as for `heat_maps`."""
-    return heat_maps({"": values}, rows=rows, columns=columns, **look)
+def heat_map_chart(values: ArrayLike, *, rows: Sequence[Any], columns: Sequence[Any], **look: Any) -> Figure:
+    """Heat map of one matrix; `look` as for `heat_map_charts`."""
+    return heat_map_charts({"": values}, rows=rows, columns=columns, **look)
 
 
-def heat_maps(
+def heat_map_charts(
     panels: Mapping[str, ArrayLike],
     *,
     rows: Sequence[Any],
@@ -41,56 +41,56 @@ def heat_maps(
     decimals: int = 2,
     shared: bool = True,
 ) -> Figure:
-    """Matrices side by side under their titles, with one colour scale, or one for each (shared=False); `label` names
-    what the colours show."""
-    maps = {title: np.atleast_2d(floats(values)) for title, values in panels.items()}
+    """Heat maps of several matrices side by side, with a common colour scale or one each (shared=False); `label` is the
+    label of the colour bar."""
+    maps = {title: np.atleast_2d(to_floats(values)) for title, values in panels.items()}
     for title, values in maps.items():
         if values.shape != (len(rows), len(columns)):
             raise NormscopeError(
-                f"The heat map {title!r} is of shape {values.shape}, but its labels are for {len(rows)} rows and "
-                f"{len(columns)} columns."
+                f"The heat map {title!r} has shape {values.shape}, but labels for {len(rows)} rows and {len(columns)} "
+                "columns."
             )
     across = min(len(maps), 3 if len(maps) != 4 else 2)
     down = math.ceil(len(maps) / across)
     own = not shared and len(maps) > 1
-    wide, high = _panel(len(rows), len(columns), across, annotate)
+    wide, high = _map_size(len(rows), len(columns), across, annotate)
     size = min(max(min(wide / len(columns), high / len(rows)) * 72 * 0.8, 4.5), 7.0)
     with style():
         left, under = (
-            _room(rows, size),
-            _room(columns, size, horizontal=all(len(str(c)) <= HORIZONTAL for c in columns)),
+            _label_room(rows, size),
+            _label_room(columns, size, horizontal=all(len(str(c)) <= HORIZONTAL for c in columns)),
         )
         figure = blank_figure(
             left + across * (wide + (0.55 if own else 0.12)) + (0 if own else 0.75) + 0.2,
             under + down * (high + 0.25) + 0.3,
-            "compressed",  # bars as high as the maps
+            "compressed",  # makes colour bars as high as the maps
         )
         grid = figure.subplots(down, across, squeeze=False)
-        every = _scale(list(maps.values()), diverging)
+        every = _colour_limits(list(maps.values()), diverging)
         for n, (axes, (title, values)) in enumerate(zip(grid.flat, maps.items(), strict=False)):
-            scale = _scale([values], diverging) if own else every
-            image = _paint(axes, values, scale, diverging, wide / len(columns) / (high / len(rows)), len(maps))
+            scale = _colour_limits([values], diverging) if own else every
+            image = _paint_map(axes, values, scale, diverging, wide / len(columns) / (high / len(rows)), len(maps))
             axes.set_title(title, fontsize=7.5, pad=3)
-            set_ticks(axes.yaxis, rows if n % across == 0 else [], size, high)
-            set_ticks(axes.xaxis, columns if n + across >= len(maps) else [], size, wide)
+            set_label_ticks(axes.yaxis, rows if n % across == 0 else [], size, high)
+            set_label_ticks(axes.xaxis, columns if n + across >= len(maps) else [], size, wide)
             if n % across == 0:
                 axes.set_ylabel(ylabel)
             if n + across >= len(maps):
                 axes.set_xlabel(xlabel)
             if annotate:
-                _write_values(axes, values, image, decimals, size)
+                _write_cell_values(axes, values, image, decimals, size)
             if own:
-                _bar(figure, image, axes, "" if n % across < across - 1 else label)
+                _add_colour_bar(figure, image, axes, "" if n % across < across - 1 else label)
         for axes in grid.flat[len(maps) :]:
             axes.set_axis_off()
         if not own:
-            _bar(figure, image, grid, label)
-        fix_layout(figure)
+            _add_colour_bar(figure, image, grid, label)
+        freeze_layout(figure)
         return figure
 
 
-def _panel(rows: int, columns: int, across: int, annotate: bool) -> tuple[float, float]:
-    """Width and height in inches of one map: square cells, unless one side is much longer."""
+def _map_size(rows: int, columns: int, across: int, annotate: bool) -> tuple[float, float]:
+    """Width and height of one map in inches: square cells, unless one side is much longer."""
     wide = (WIDTH - 1.3) / across
     cell = min(0.36 if annotate else 0.24, wide / columns, 7 / rows)
     if cell < 0.1 and max(rows, columns) > 4 * min(rows, columns):
@@ -98,13 +98,13 @@ def _panel(rows: int, columns: int, across: int, annotate: bool) -> tuple[float,
     return max(cell * columns, 0.5), max(cell * rows, 0.3)
 
 
-def _room(labels: Sequence[Any], size: float, horizontal: bool = False) -> float:
-    """Inches that labels take beside a map."""
+def _label_room(labels: Sequence[Any], size: float, horizontal: bool = False) -> float:
+    """The space in inches that labels need next to a map."""
     longest = 1 if horizontal else min(max((len(visible(str(label))) for label in labels), default=1), 20)
     return 0.25 + longest * size / 72 * 0.6
 
 
-def _scale(maps: Sequence[Values], diverging: bool) -> tuple[float, float]:
+def _colour_limits(maps: Sequence[Values], diverging: bool) -> tuple[float, float]:
     values = np.concatenate([values[np.isfinite(values)] for values in maps])
     if not values.size:
         return (0.0, 1.0)
@@ -115,7 +115,7 @@ def _scale(maps: Sequence[Values], diverging: bool) -> tuple[float, float]:
     return (low, high) if high > low else (low, low + 1.0)
 
 
-def _paint(
+def _paint_map(
     axes: Axes, values: Values, scale: tuple[float, float], diverging: bool, aspect: float, maps: int
 ) -> ScalarMappable:
     from matplotlib import colormaps
@@ -127,7 +127,7 @@ def _paint(
     image: ScalarMappable
     if values.size * maps <= VECTOR_CELLS:
         sides = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
-        # Edges in the colour of the face close the hairlines that viewers draw between rectangles.
+        # Edges in the face colour hide the hairlines that viewers draw between rectangles.
         image = axes.pcolormesh(*sides, seen, edgecolors="face", linewidth=0.15, **options)
     else:
         image = axes.imshow(seen, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5), **options)
@@ -141,7 +141,7 @@ def _paint(
     return image
 
 
-def _write_values(axes: Axes, values: Values, image: ScalarMappable, decimals: int, size: float) -> None:
+def _write_cell_values(axes: Axes, values: Values, image: ScalarMappable, decimals: int, size: float) -> None:
     for (i, j), value in np.ndenumerate(values):
         if not math.isfinite(value):
             continue
@@ -150,7 +150,7 @@ def _write_values(axes: Axes, values: Values, image: ScalarMappable, decimals: i
         axes.text(j, i, f"{value:.{decimals}f}", ha="center", va="center", color=ink, fontsize=min(size * 0.9, 6.5))
 
 
-def _bar(figure: Figure, image: ScalarMappable, axes: Any, label: str) -> None:
+def _add_colour_bar(figure: Figure, image: ScalarMappable, axes: Any, label: str) -> None:
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=26)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=6, length=1.5, width=0.3, pad=1.5, color=GREY)

@@ -1,4 +1,4 @@
-"""A report as Markdown (GitHub's), with links to its figures and tables."""
+"""A report as GitHub-flavoured Markdown, with links to its figures and tables."""
 
 from __future__ import annotations
 
@@ -6,96 +6,134 @@ import re
 from collections.abc import Iterable, Sequence
 
 from normscope.reports import report as cells
-from normscope.reports.report import READINGS, Claim, Picture, Report, Section, Table, format_cell, paragraphs, tally
+from normscope.reports.report import (
+    READINGS,
+    Claim,
+    Picture,
+    Report,
+    Section,
+    Table,
+    format_cell,
+    split_paragraphs,
+    tally_claims,
+)
 from normscope.view.labels import visible
 
-FOLDED = 20  # rows of a long table that are shown
-STATES = {True: "holds", False: "does **not** hold", None: "cannot be said"}
+FOLDED = 20  # rows shown of a long table
+STATES = {True: "holds", False: "does **not** hold", None: "undecided"}
 
 
-def page(report: Report) -> str:
+def markdown_page(report: Report) -> str:
     """The source of report.md."""
-    blocks = [f"# {text(report.title)}", text(report.citation)]
+    blocks = [f"# {escape_markdown(report.title)}", escape_markdown(report.citation)]
     if report.claims:
-        blocks += ["## Claims", tally(report.claims), claims_table(report.claims)]
-    blocks += ["## This run", _table(("", ""), [(text(a), text(b)) for a, b in report.facts])]
+        blocks += ["## Claims", tally_claims(report.claims), markdown_claims(report.claims)]
+    blocks += [
+        "## This run",
+        _markdown_table(("", ""), [(escape_markdown(a), escape_markdown(b)) for a, b in report.facts]),
+    ]
     if report.command:
-        blocks.append(f"```sh\n{''.join(map(_visible, report.command))}\n```")
+        blocks.append(f"```sh\n{''.join(map(_visible_in_markdown, report.command))}\n```")
     if report.readings:
-        rows = [(code(name), code(value), text(meaning)) for name, value, meaning in report.readings]
-        blocks += ["## Readings", READINGS, _table(("reading", "used here", "meaning"), rows)]
+        rows = [
+            (markdown_code(name), markdown_code(value), escape_markdown(meaning))
+            for name, value, meaning in report.readings
+        ]
+        blocks += ["## Readings", READINGS, _markdown_table(("reading", "used here", "meaning"), rows)]
     if report.checks:
-        blocks += ["## Beside the published numbers", _checks(report)]
+        blocks += ["## Comparison with published numbers", _markdown_checks(report)]
     for section in report.sections:
-        blocks += _section(section)
+        blocks += _markdown_section(section)
     if report.skipped:
-        blocks += ["## Not run here", "\n".join(f"- {text(title)}: {text(why)}" for title, why in report.skipped)]
+        blocks += [
+            "## Experiments not run",
+            "\n".join(f"- {escape_markdown(title)}: {escape_markdown(why)}" for title, why in report.skipped),
+        ]
     return "\n\n".join(blocks) + "\n"
 
 
-def claims_table(claims: Sequence[Claim]) -> str:
-    """Each claim on a line."""
-    rows = [(text(claim.text), STATES[claim.holds], text(claim.ours), text(claim.published)) for claim in claims]
-    return _table(("claim", "here", "ours", "published"), rows)
+def markdown_claims(claims: Sequence[Claim]) -> str:
+    """A table with one claim per row."""
+    rows = [
+        (
+            escape_markdown(claim.text),
+            STATES[claim.holds],
+            escape_markdown(claim.ours),
+            escape_markdown(claim.published),
+        )
+        for claim in claims
+    ]
+    return _markdown_table(("claim", "here", "ours", "published"), rows)
 
 
-def text(given: str) -> str:
-    """The text of one paragraph, escaped so that Markdown shows it as it is."""
-    line = " ".join("".join(map(_visible, given)).split())
+def escape_markdown(given: str) -> str:
+    """The text of one paragraph, escaped so that Markdown shows it literally."""
+    line = " ".join("".join(map(_visible_in_markdown, given)).split())
     line = re.sub(r"[\\`*<|$~]", r"\\\g<0>", line).replace("&", "&amp;").replace("](", "\\](")
-    line = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", line)  # within a word it means nothing
+    line = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", line)  # within a word it has no effect
     return re.sub(r"^([#>+-]|\d+[.)])(?=\s|$)", lambda m: m[1][:-1] + "\\" + m[1][-1], line)
 
 
-def code(given: str) -> str:
-    """A value as code."""
-    line = " ".join("".join(map(_visible, given)).split()).replace("|", "\\|")
+def markdown_code(given: str) -> str:
+    """A value as inline code."""
+    line = " ".join("".join(map(_visible_in_markdown, given)).split()).replace("|", "\\|")
     fence = "``" if "`" in line else "`"
     return f"{fence}{line}{fence}" if fence == "`" else f"{fence} {line} {fence}"
 
 
-def _visible(char: str) -> str:
+def _visible_in_markdown(char: str) -> str:
     """Control characters and lone surrogates spelled out."""
     return char if char in "\n\t " else visible(char)
 
 
-def _section(section: Section) -> list[str]:
-    blocks = [f"## {text(section.title)}"]
-    blocks += map(text, paragraphs(section.text))
+def _markdown_section(section: Section) -> list[str]:
+    blocks = [f"## {escape_markdown(section.title)}"]
+    blocks += map(escape_markdown, split_paragraphs(section.text))
     if section.claims:
-        blocks.append(claims_table(section.claims))
+        blocks.append(markdown_claims(section.claims))
     for part in section.parts:
-        blocks.append(f"### {text(part.title)}")
-        blocks.append(_picture(part) if isinstance(part, Picture) else _cells(part))
+        blocks.append(f"### {escape_markdown(part.title)}")
+        blocks.append(_markdown_picture(part) if isinstance(part, Picture) else _markdown_report_table(part))
         if part.note:
-            blocks.append(text(part.note))
+            blocks.append(escape_markdown(part.note))
     return blocks
 
 
-def _picture(picture: Picture) -> str:
-    return f"![{text(picture.title)}](figures/{picture.name}.svg)"
+def _markdown_picture(picture: Picture) -> str:
+    return f"![{escape_markdown(picture.title)}](figures/{picture.name}.svg)"
 
 
-def _cells(table: Table) -> str:
+def _markdown_report_table(table: Table) -> str:
     rows = table.rows[:FOLDED] if table.folded else table.rows
     formats = [table.formats.get(column, "") for column in table.columns]
-    written = [[text(format_cell(cell, spec)) for cell, spec in zip(row, formats, strict=True)] for row in rows]
-    found = _table([text(column) for column in table.columns], written, cells.numeric_columns(table))
+    written = [
+        [escape_markdown(format_cell(cell, spec)) for cell, spec in zip(row, formats, strict=True)] for row in rows
+    ]
+    found = _markdown_table(
+        [escape_markdown(column) for column in table.columns], written, cells.numeric_columns(table)
+    )
     left = len(table.rows) - len(rows)
     more = f"{left:,} more rows are in " if left else "In full: "
     return f"{found}\n\n{more}[tables/{table.name}.csv](tables/{table.name}.csv)"
 
 
-def _checks(report: Report) -> str:
+def _markdown_checks(report: Report) -> str:
     rows = [
-        (code(c.key), format_cell(c.published), format_cell(c.ours), format_cell(c.tolerance), c.verdict, text(c.why))
+        (
+            markdown_code(c.key),
+            format_cell(c.published),
+            format_cell(c.ours),
+            format_cell(c.tolerance),
+            c.verdict,
+            escape_markdown(c.why),
+        )
         for c in report.checks
     ]
     right = (False, True, True, True, False, False)
-    return _table(("number", "published", "ours", "tolerance", "", "why this tolerance"), rows, right)
+    return _markdown_table(("number", "published", "ours", "tolerance", "", "reason for the tolerance"), rows, right)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[bool] | None = None) -> str:
+def _markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[bool] | None = None) -> str:
     sides = right or [False] * len(columns)
     lines = [columns, ["---:" if side else ":---" for side in sides], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

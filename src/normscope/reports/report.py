@@ -1,4 +1,4 @@
-"""A report as plain data: sections with tables, figures, claims and numbers. `reports.write` makes the files."""
+"""A report as plain data: sections with tables, figures, claims and numbers. `reports.write` writes the files."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Cell = str | int | float | bool | None
-READINGS = "Where the paper leaves something open, this is how it was read."
+READINGS = "How choices that the paper leaves open were made."
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the report and a CSV file."""
+    """A table of the report, also written as a CSV file."""
 
     name: str  # stem of its file, unique in the report: "table1-dispersion"
     title: str  # "Table 1. Dispersion of ||f(x)||"
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    formats: Mapping[str, str] = field(default_factory=dict)  # column -> how people see it (".2f"); CSV is in full
+    formats: Mapping[str, str] = field(default_factory=dict)  # column -> display format (".2f"); CSV has full precision
     note: str = ""
-    folded: bool = False  # long: collapsed in HTML, the first rows only in Markdown
+    folded: bool = False  # collapsed in HTML, only the first rows in Markdown
 
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise NormscopeError(f"{self.name}: a row of {len(row)} cells under {len(self.columns)} columns: {row}")
+                raise NormscopeError(f"{self.name}: a row has {len(row)} cells for {len(self.columns)} columns: {row}")
         unknown = set(self.formats) - set(self.columns)
         if unknown:
-            raise NormscopeError(f"{self.name}: formats of columns it does not have: {', '.join(sorted(unknown))}.")
+            raise NormscopeError(f"{self.name}: formats for unknown columns: {', '.join(sorted(unknown))}.")
 
     @classmethod
     def of(
@@ -56,7 +56,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of the report, and an SVG and a PDF file."""
+    """A figure of the report, also written as an SVG and a PDF file."""
 
     name: str  # stem of its files, unique in the report: "fig3-shares"
     title: str
@@ -66,28 +66,28 @@ class Picture:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim, and whether it holds here."""
+    """A claim, and whether it holds in this report."""
 
     text: str  # "Attention-weight mixing is far above norm-based mixing with residual and norm"
-    holds: bool | None  # None: cannot be said here
-    ours: str  # "96.1 % against 17.8 %", or why it cannot be said
+    holds: bool | None  # None: undecided
+    ours: str  # "96.1 % against 17.8 %", or why the claim is undecided
     published: str = ""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A published number beside ours; `passed` None: it is shown but does not count."""
+    """A published number and ours; `passed` is None if the check is shown but not counted."""
 
     key: str
     published: float
     ours: float
     tolerance: float
     passed: bool | None
-    why: str = ""  # this tolerance
+    why: str = ""  # reason for the tolerance
 
     @property
     def verdict(self) -> str:
-        """PASS, FAIL, or a dash if the check does not count."""
+        """PASS, FAIL, or a dash if the check is not counted."""
         return {True: "PASS", False: "FAIL", None: "-"}[self.passed]
 
 
@@ -97,7 +97,7 @@ class Section:
 
     name: str
     title: str
-    text: str = ""  # plain paragraphs with blank lines between them, no markup
+    text: str = ""  # plain paragraphs separated by blank lines, without markup
     parts: tuple[Table | Picture, ...] = ()
     claims: tuple[Claim, ...] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)  # headline numbers by key
@@ -105,18 +105,18 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all experiments that were run."""
+    """The results of all experiments of a run."""
 
     paper: str
     title: str
     citation: str
     facts: tuple[tuple[str, str], ...]  # model, data, entries, completeness, versions, ...
-    readings: tuple[tuple[str, str, str], ...]  # name, value used, what it means and the other choices
+    readings: tuple[tuple[str, str, str], ...]  # name, value, meaning with the other choices
     sections: tuple[Section, ...]
-    skipped: tuple[tuple[str, str], ...] = ()  # title of an experiment, why it was not run
+    skipped: tuple[tuple[str, str], ...] = ()  # title of an experiment, reason why it was not run
     command: str = ""
-    checks: tuple[Check, ...] = ()  # ours beside published, where model and data are the paper's
-    reproduction: bool = False  # of something published; otherwise a study of its own
+    checks: tuple[Check, ...] = ()  # comparison with published numbers, if model and data are the paper's
+    reproduction: bool = False  # reproduces a publication; otherwise one of our own studies
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -129,15 +129,15 @@ class Report:
         return {key: value for section in self.sections for key, value in section.numbers.items()}
 
 
-def to_python(cell: Any) -> Cell:
+def cell_to_python(cell: Any) -> Cell:
     """A cell as a Python value: numpy scalars are converted."""
     value: Cell = cell.item() if isinstance(cell, np.generic) else cell
     return value
 
 
 def format_cell(cell: Any, spec: str = "") -> str:
-    """A cell as people read it: thousands separated, four digits without a format, a dash if there is no value."""
-    value = to_python(cell)
+    """A cell for display: thousands separators, four digits without a format, a dash for missing values."""
+    value = cell_to_python(cell)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "\u2013"  # a dash
     if isinstance(value, bool):
@@ -151,14 +151,14 @@ def format_cell(cell: Any, spec: str = "") -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-def nan_to_none(value: float) -> float | None:
-    """A number for a table; None if it is not defined."""
+def none_if_nan(value: float) -> float | None:
+    """The number, or None if it is NaN."""
     return None if math.isnan(value) else value
 
 
 def numeric_columns(table: Table) -> tuple[bool, ...]:
-    """Whether each column holds numbers, and so is aligned to the right."""
-    return tuple(_are_numbers([to_python(row[k]) for row in table.rows]) for k in range(len(table.columns)))
+    """Whether each column contains numbers, which are right-aligned."""
+    return tuple(_are_numbers([cell_to_python(row[k]) for row in table.rows]) for k in range(len(table.columns)))
 
 
 def _are_numbers(cells: Sequence[Cell]) -> bool:
@@ -166,22 +166,22 @@ def _are_numbers(cells: Sequence[Cell]) -> bool:
     return bool(given) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in given)
 
 
-def tally(claims: Sequence[Claim]) -> str:
-    """ "3 of 6 claims hold here, 1 does not, 2 cannot be said." """
+def tally_claims(claims: Sequence[Claim]) -> str:
+    """ "3 of 6 claims hold, 1 does not, 2 are undecided." """
     holds, fails, open_ = (sum(claim.holds is state for claim in claims) for state in (True, False, None))
-    parts = [f"{holds} of {len(claims)} claims {'holds' if holds == 1 else 'hold'} here"]
+    parts = [f"{holds} of {len(claims)} claims {'holds' if holds == 1 else 'hold'}"]
     if fails:
         parts.append(f"{fails} {'does' if fails == 1 else 'do'} not")
     if open_:
-        parts.append(f"{open_} cannot be said")
+        parts.append(f"{open_} {'is' if open_ == 1 else 'are'} undecided")
     return ", ".join(parts) + "."
 
 
-def failures(checks: Sequence[Check]) -> int:
-    """How many checks failed."""
+def count_failures(checks: Sequence[Check]) -> int:
+    """The number of failed checks."""
     return sum(check.passed is False for check in checks)
 
 
-def paragraphs(given: str) -> list[str]:
-    """The paragraphs of a text, which has blank lines between them."""
+def split_paragraphs(given: str) -> list[str]:
+    """Split a text into paragraphs at blank lines."""
     return [paragraph for paragraph in re.split(r"\n\s*\n", given.strip()) if paragraph.strip()]

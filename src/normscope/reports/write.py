@@ -1,11 +1,11 @@
 """The files of a report.
 
-report.html        self-contained: styles and figures are embedded, nothing is loaded
-report.md          the same, with links to the figures
-tables/NAME.csv    every table, complete and in full precision
-figures/NAME.svg   every figure, also as NAME.pdf
-numbers.csv        the headline numbers by key, beside the published ones where model and data are the paper's
-claims.csv         the claims, and whether they hold here
+report.html        self-contained, with embedded styles and figures
+report.md          the same content, with links to the figures
+tables/NAME.csv    each table, complete and in full precision
+figures/NAME.svg   each figure, also as NAME.pdf
+numbers.csv        headline numbers by key, with the published numbers if model and data are the paper's
+claims.csv         claims, and whether they hold
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ from typing import Any
 from normscope.engine.files import write_atomically
 from normscope.errors import NormscopeError
 from normscope.reports import charts, html, markdown
-from normscope.reports.report import Cell, Picture, Report, Table, to_python
+from normscope.reports.report import Cell, Picture, Report, Table, cell_to_python
 
 
 def write_report(report: Report, folder: str | Path) -> Path:
     """Write all files of a report, each atomically; returns the path of report.html."""
-    check_names(report)
+    check_part_names(report)
     root = Path(folder)
     parts = [part for section in report.sections for part in section.parts]
     pictures = [part for part in parts if isinstance(part, Picture)]
-    figures = {picture.name: charts.svg(picture.figure, picture.name) for picture in pictures}
+    figures = {picture.name: charts.figure_to_svg(picture.figure, picture.name) for picture in pictures}
     files = {f"tables/{part.name}.csv": csv_text(part.columns, part.rows) for part in parts if isinstance(part, Table)}
     files |= {f"figures/{name}.svg": text for name, text in figures.items()}
     files |= {
         "numbers.csv": csv_text(("section", "key", "ours", "published", "tolerance", "passed"), _number_rows(report)),
         "claims.csv": csv_text(("section", "claim", "holds", "ours", "published"), _claim_rows(report)),
-        "report.md": markdown.page(report),
-        "report.html": html.page(report, figures),
+        "report.md": markdown.markdown_page(report),
+        "report.html": html.html_page(report, figures),
     }
     contents = {name: text.encode("utf-8", "backslashreplace") for name, text in files.items()}
-    contents |= {f"figures/{picture.name}.pdf": charts.pdf(picture.figure) for picture in pictures}
+    contents |= {f"figures/{picture.name}.pdf": charts.figure_to_pdf(picture.figure) for picture in pictures}
     for name, content in contents.items():
-        _write_file(root / name, content)
+        _write_report_file(root / name, content)
     return root / "report.html"
 
 
-def check_names(report: Report) -> None:
-    """Names of sections, tables and figures become anchors and files: they must be usable and unique."""
+def check_part_names(report: Report) -> None:
+    """Check that the names of sections, tables and figures, used as anchors and file names, are valid and unique."""
     seen: set[str] = set()
     for section in report.sections:
         for name in (section.name, *(part.name for part in section.parts)):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-                raise NormscopeError(f"{name!r} cannot name a part of a report: letters, digits and - . _ only.")
+                raise NormscopeError(f"{name!r} is not a valid name in a report: use only letters, digits and - . _")
         for part in section.parts:
             if part.name.lower() in seen:
-                raise NormscopeError(f"Two parts of the report are called {part.name!r}.")
+                raise NormscopeError(f"Two parts of the report have the name {part.name!r}.")
             seen.add(part.name.lower())
     if len({section.name for section in report.sections}) < len(report.sections):
         raise NormscopeError("Two sections of the report have the same name.")
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A CSV file: numbers in full precision, an empty cell for None."""
+    """CSV text with numbers in full precision and empty cells for None."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        cells = (to_python(cell) for cell in row)
+        cells = (cell_to_python(cell) for cell in row)
         writer.writerow([str(cell).lower() if isinstance(cell, bool) else cell for cell in cells])
     return buffer.getvalue()
 
@@ -90,7 +90,7 @@ def _number_rows(report: Report) -> list[tuple[Cell, ...]]:
     return rows
 
 
-def _write_file(path: Path, content: bytes) -> None:
+def _write_report_file(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with write_atomically(path) as temporary:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from normscope import Analyzer, NormscopeError
 from normscope.cli.faithfulness import faithfulness
 from normscope.corpus import shards
-from normscope.papers.faithfulness.comparison import compare
+from normscope.papers.faithfulness.comparison import compare_methods
 from normscope.papers.faithfulness.settings import Settings
 from tests.helpers.files import labelled_file
 from tests.helpers.tiny import tiny
@@ -28,7 +28,7 @@ def numbers(folder: Path) -> dict[str, float]:
 
 
 def test_a_classifier(tmp_path: Path) -> None:
-    report, path = compare(classifier(), labelled_file(tmp_path), tmp_path / "out", reader=READER)
+    report, path = compare_methods(classifier(), labelled_file(tmp_path), tmp_path / "out", reader=READER)
     assert path == tmp_path / "out" / "report.html"
     assert [section.name for section in report.sections] == ["aopc", "accuracy", "curves", "agreement"]
     assert {name for name, _ in report.skipped} >= {"alti+", "alti_logit"}
@@ -50,11 +50,11 @@ def test_a_classifier(tmp_path: Path) -> None:
 
 def test_a_causal_model(tmp_path: Path) -> None:
     settings = Settings(methods=("exact", "alti_logit", "leave_one_out"), positions=2, target="given")
-    report, _ = compare(causal(), labelled_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
+    report, _ = compare_methods(causal(), labelled_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
     facts = dict(report.facts)
-    assert "2 positions drawn at random" in facts["prediction"]
-    assert "really there" in facts["target"]
-    assert facts["masking"].startswith("a token is replaced by '[UNK]'")
+    assert "2 random positions" in facts["prediction"]
+    assert "the actual token" in facts["target"]
+    assert facts["masking"].startswith("tokens are replaced by '[UNK]'")
     assert not report.skipped
     found = numbers(tmp_path / "out")
     assert found["accuracy.mask.exact"] != found["kept.mask.exact"]
@@ -64,27 +64,27 @@ def test_a_causal_model(tmp_path: Path) -> None:
 
 def test_one_erasure_only(tmp_path: Path) -> None:
     settings = Settings(methods=("exact",), erasures=("delete",))
-    compare(classifier(), labelled_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
+    compare_methods(classifier(), labelled_file(tmp_path), tmp_path / "out", reader=READER, settings=settings)
     assert not any(".mask." in key for key in numbers(tmp_path / "out"))
 
 
 def test_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, settings = labelled_file(tmp_path), Settings(methods=("exact",))
-    compare(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
+    compare_methods(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
     before = numbers(tmp_path / "out")
 
     def fail(*given: Any, **options: Any) -> None:
         raise AssertionError("computed again")
 
     monkeypatch.setattr(shards, "run", fail)
-    compare(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
+    compare_methods(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
     assert numbers(tmp_path / "out") == before
     with pytest.raises(NormscopeError, match="contains a run with a different"):
-        compare(classifier(), data, tmp_path / "out", reader=READER, settings=Settings(methods=("alti",)))
+        compare_methods(classifier(), data, tmp_path / "out", reader=READER, settings=Settings(methods=("alti",)))
     other = Analyzer(tiny("bert", "SequenceClassification", num_labels=3), toy_tokenizer())
     other.model.classifier.bias.data += 1  # type: ignore[union-attr, operator]
     with pytest.raises(NormscopeError, match="with a different"):
-        compare(other, data, tmp_path / "out", reader=READER, settings=settings)
+        compare_methods(other, data, tmp_path / "out", reader=READER, settings=settings)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -95,16 +95,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (Settings(replacement="zebra"), "'zebra'"),
     ):
         with pytest.raises(NormscopeError, match=reason):
-            compare(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
+            compare_methods(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
     assert not (tmp_path / "out").exists()
     with pytest.raises(NormscopeError, match="no head"):
-        compare(Analyzer(tiny("bert"), toy_tokenizer()), data, tmp_path / "out")
-    with pytest.raises(NormscopeError, match="give its name or path"):
-        compare(classifier(), data, tmp_path / "out", engine="ray")
+        compare_methods(Analyzer(tiny("bert"), toy_tokenizer()), data, tmp_path / "out")
+    with pytest.raises(NormscopeError, match="pass its name or path"):
+        compare_methods(classifier(), data, tmp_path / "out", engine="ray")
     short = tmp_path / "short.txt"
     short.write_text("the cat\n")
     with pytest.raises(NormscopeError, match=r"No entry could be analysed.*too short"):
-        compare(classifier(), short, tmp_path / "out")
+        compare_methods(classifier(), short, tmp_path / "out")
 
 
 def test_the_command(tmp_path: Path) -> None:

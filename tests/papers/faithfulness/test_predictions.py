@@ -11,8 +11,14 @@ from torch import Tensor
 from normscope import Analyzer, NormscopeError
 from normscope.inputs.encode import encode
 from normscope.papers.faithfulness import predictions as predictions_module
-from normscope.papers.faithfulness.contexts import Context, contexts
-from normscope.papers.faithfulness.predictions import Erased, Replacement, logits_of, predictions, replacement_token
+from normscope.papers.faithfulness.contexts import Context, prediction_contexts
+from normscope.papers.faithfulness.predictions import (
+    Erased,
+    Replacement,
+    erased_logits,
+    erased_predictions,
+    replacement_token,
+)
 from normscope.papers.faithfulness.settings import Settings
 from tests.helpers.tiny import tiny
 from tests.helpers.toys import causal, classifier, masked, toy_tokenizer
@@ -22,7 +28,9 @@ UNKNOWN = Replacement(1, "[UNK]")
 
 
 def context(lens: Analyzer) -> Context:
-    return contexts(lens, encode(lens.loaded, "the cats sat on the big red mat")[0], None, "a", Settings())[0]
+    return prediction_contexts(lens, encode(lens.loaded, "the cats sat on the big red mat")[0], None, "a", Settings())[
+        0
+    ]
 
 
 def by_hand(lens: Analyzer, ids: list[int], at: int | None) -> Tensor:
@@ -39,9 +47,9 @@ def test_against_the_model(lens: Analyzer, erasure: str) -> None:
     sets = [some & set(one.removable) for some in SETS]
     erased = [Erased(erasure, some) for some in sets]
     ids = one.item.tensors["input_ids"].tolist()
-    found = list(logits_of(lens, one, erased, UNKNOWN))
+    found = list(erased_logits(lens, one, erased, UNKNOWN))
     target = 2
-    probabilities = predictions(lens, one, target, [*erased, erased[1]], UNKNOWN)
+    probabilities = erased_predictions(lens, one, target, [*erased, erased[1]], UNKNOWN)
     for some, which, logits in zip(sets, erased, found, strict=True):
         if erasure == "mask":
             given = [1 if n in some else id for n, id in enumerate(ids)]
@@ -64,19 +72,19 @@ def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for lens in (causal(), masked()):
         one = context(lens)
         erased = [Erased(erasure, some & set(one.removable)) for erasure in ("mask", "delete") for some in SETS]
-        before = list(logits_of(lens, one, erased, UNKNOWN))
+        before = list(erased_logits(lens, one, erased, UNKNOWN))
         monkeypatch.setattr(predictions_module, "BATCH", 2)
         monkeypatch.setattr(predictions_module, "LOGITS", 1)
-        for a, b in zip(before, logits_of(lens, one, erased, UNKNOWN), strict=True):
+        for a, b in zip(before, erased_logits(lens, one, erased, UNKNOWN), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
 def test_nothing_left_is_one_neutral_token() -> None:
     lens = causal()
     item = encode(lens.loaded, {"input_ids": [7, 8, 9, 10]})[0]  # without special tokens
-    one = contexts(lens, item, None, "a", Settings())[0]
+    one = prediction_contexts(lens, item, None, "a", Settings())[0]
     assert one.removable == (0, 1, 2, 3)
-    (logits,) = logits_of(lens, one, [Erased("delete", frozenset(range(4)))], UNKNOWN)
+    (logits,) = erased_logits(lens, one, [Erased("delete", frozenset(range(4)))], UNKNOWN)
     torch.testing.assert_close(logits, by_hand(lens, [1], 0).double(), rtol=1e-6, atol=1e-6)
 
 
@@ -89,11 +97,13 @@ def test_a_causal_model_that_classifies() -> None:
         one = context(lens)
         ids = one.item.tensors["input_ids"].tolist()
         sets = [some & set(one.removable) for some in SETS]
-        for some, logits in zip(sets, logits_of(lens, one, [Erased("mask", s) for s in sets], UNKNOWN), strict=True):
+        for some, logits in zip(
+            sets, erased_logits(lens, one, [Erased("mask", s) for s in sets], UNKNOWN), strict=True
+        ):
             expected = by_hand(lens, [1 if n in some else id for n, id in enumerate(ids)], None)
             torch.testing.assert_close(logits, expected.double(), rtol=1e-6, atol=1e-6)
         if pad == 0:
-            with pytest.raises(NormscopeError, match="marks the end of a text"):
+            with pytest.raises(NormscopeError, match="marks the end of the text"):
                 replacement_token(lens, "[PAD]")
         assert replacement_token(lens).token == "[UNK]"
 

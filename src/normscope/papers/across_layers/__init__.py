@@ -1,33 +1,44 @@
-"""A study of our own: what the states of each layer are made of, counted from the input (the papers' future work)."""
+"""Our own study: how much each input token contributes to the states of every layer (the papers' future work)."""
 
 from __future__ import annotations
 
-from normscope.papers.across_layers.sections import RUN, agreement, first, sides, spread
-from normscope.papers.runs import RunPlan
+from normscope.papers.across_layers.sections import (
+    RUN,
+    first_token_section,
+    flow_agreement_section,
+    input_spread_section,
+    source_share_section,
+)
+from normscope.papers.common import plan_run
 from normscope.papers.study import Experiment, NoReadings, Paper, Setting
 
 
-def _missing_side(setting: Setting) -> str | None:
-    return None if setting.lens.two_sided else "It is for encoder-decoders: this model has one side."
+def _missing_second_side(setting: Setting) -> str | None:
+    return None if setting.lens.two_sided else "This experiment needs an encoder-decoder."
 
 
-def _flow(setting: Setting) -> tuple[RunPlan, ...]:
-    return (RunPlan(RUN, ("flow",), ("layer",)),)
-
-
-def _methods(setting: Setting) -> tuple[RunPlan, ...]:
-    return (RunPlan(RUN, ("flow_agreement",), ("layer",)),)
+FLOW = plan_run(RUN, "flow", scopes=("layer",))
+FLOW_AGREEMENT = plan_run(RUN, "flow_agreement", scopes=("layer",))
 
 
 PAPER = Paper(
     name="layers",
-    title="Across layers: what the states of each layer are made of",
-    citation="A study of normscope's own, with the exact whole-model decomposition.",
+    title="Across layers: how inputs contribute to the states of each layer",
+    citation="A normscope study, based on the exact decomposition of the whole model.",
     readings=NoReadings,
     experiments=(
-        Experiment("spread", "How inputs spread", spread, _flow),
-        Experiment("first", "The first token", first, _flow),
-        Experiment("sides", "Source and target", sides, _flow, _missing_side, "a translation model and parallel text"),
-        Experiment("agreement", "Other methods against the exact flow", agreement, _methods),
+        Experiment("spread", "How inputs spread", input_spread_section, FLOW),
+        Experiment("first", "The first token", first_token_section, FLOW),
+        Experiment(
+            "sides",
+            "Source and target",
+            source_share_section,
+            FLOW,
+            _missing_second_side,
+            "a translation model and parallel text",
+        ),
+        Experiment(
+            "agreement", "Comparison of other methods with the exact flow", flow_agreement_section, FLOW_AGREEMENT
+        ),
     ),
 )

@@ -25,13 +25,13 @@ from normscope.errors import NormscopeError
 from normscope.inputs.encode import encode
 from normscope.measures.alignment import SETTINGS, Hits, word_maps
 from normscope.measures.correlation import pearson, spearman_of_lists
-from normscope.papers.common import CLEAR, claim_beside, finite
-from normscope.papers.emnlp2020.measures import LAYER_LEVEL, cross_maps, words_of
-from normscope.papers.emnlp2020.shared import PARALLEL, reference
-from normscope.papers.published import quote
+from normscope.papers.common import CLEAR, claim_with_published, finite_numbers, layer_picture
+from normscope.papers.emnlp2020.measures import LAYER_LEVEL, aligned_words, cross_attention_maps
+from normscope.papers.emnlp2020.shared import NAME, PARALLEL, head_map_picture
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts, map_charts
-from normscope.reports.report import Cell, Claim, Picture, Section, Table, nan_to_none
+from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,22 +42,23 @@ WAYS = tuple(product(SETTINGS, METHODS))
 REFERENCE = "German-English, published"
 RATES = dict.fromkeys(("AER (%)", "AER of linked words (%)", "precision (%)", "recall (%)"), ".1f")
 NORM = "mean ||alpha f||"
-FEWEST, MOST = 6, 16  # words on either side of the sentence pair in the figure, if there is such a pair
+FEWEST, MOST = 6, 16  # preferred number of words on each side of the sentence pair in the figure
 GOLD = "#d55e00"
 TEXT = (
-    "The decoder is given the gold translation (teacher forcing). AWO (alignment with output) takes the row of the "
-    "cross-attention that writes a word, AWI (alignment with input) the row that reads it, one later. Subwords become "
-    "words: sums over the subwords of a source word, means over those of a target word. Each target word is linked to "
-    "the source word with the largest cell; if that is an end token, it gets no link.\n\n"
-    "AER = 1 - (|A and S| + |A and P|) / (|A| + |S|) over the corpus, for the predicted links A and the sure links S "
-    "and possible links P of the gold data: {:,} sure and {:,} possible links in {:,} sentence pairs, {:.0%} of the "
-    "target words with a link. Gold data that leave many words unlinked penalise any method that links every word, so "
-    "the error rate is also given for only those target words that have a gold link."
+    "The decoder reads the gold translation (teacher forcing). AWO (alignment with output) uses the row of the "
+    "cross-attention that predicts a word, AWI (alignment with input) the row that reads it, one position later. "
+    "Subword maps are merged into word maps by summing over the subwords of a source word and averaging over those of "
+    "a target word. Each target word is linked to the source word with the largest cell, or to none if that cell "
+    "belongs to an end token.\n\n"
+    "AER = 1 - (|A and S| + |A and P|) / (|A| + |S|) over the corpus, where A are the predicted links and S and "
+    "P the sure and possible links of the gold data: {:,} sure and {:,} possible links in {:,} sentence pairs; {:.0%} "
+    "of the target words have a link. Gold data that leave many words unlinked penalise any method that links every "
+    "word, so the error rate is also given for the target words with a gold link alone."
 )
 
 
 @dataclass(frozen=True)
-class Rates:
+class AlignmentRates:
     """Error rates of one layer or head."""
 
     all: Hits
@@ -71,14 +72,14 @@ class Rates:
     def cells(self) -> tuple[float | None, ...]:
         """AER, AER of linked words, precision, recall, in percent."""
         values = (self.all.aer, self.linked.aer, self.all.precision, self.all.recall)
-        return tuple(nan_to_none(100 * value) for value in values)
+        return tuple(none_if_nan(100 * value) for value in values)
 
 
 @dataclass(frozen=True)
-class Found:
+class AlignmentResult:
     """Error rates and norms of every layer and head."""
 
-    rates: Mapping[tuple[str, str], Mapping[Place, Rates]]  # setting, method -> place -> rates
+    rates: Mapping[tuple[str, str], Mapping[Place, AlignmentRates]]  # setting, method -> place -> rates
     norms: Mapping[Place, float]  # of each head
 
     @property
@@ -95,7 +96,7 @@ class Found:
         """The head with the highest norm."""
         return max(self.norms, key=lambda place: self.norms[place])
 
-    def by_layer(self, way: str, method: str) -> list[Rates]:
+    def by_layer(self, way: str, method: str) -> list[AlignmentRates]:
         return [self.rates[way, method][layer, LAYER_LEVEL] for layer in self.layers]
 
     def best_layer(self, way: str, method: str) -> int:
@@ -104,12 +105,12 @@ class Found:
         return min(self.layers, key=lambda layer: rates[layer, LAYER_LEVEL].aer)
 
 
-def alignment(setting: Setting, runs: Runs) -> Section:
-    """The alignment study: AER by layer and head, the best ones, those of the highest norm, and an example."""
+def alignment_section(setting: Setting, runs: Runs) -> Section:
+    """AER by layer and head, of the best layers and those with the highest norm, and an example."""
     run = runs[PARALLEL]
-    found = Found(error_rates(run), average_norms(run, setting.readings.average_norm))
-    best, published = {key: found.best_layer(*key) for key in WAYS}, reference()
-    numbers = _numbers(setting, found)
+    found = AlignmentResult(alignment_error_rates(run), average_head_norms(run, setting.readings.average_norm))
+    best, published = {key: found.best_layer(*key) for key in WAYS}, paper_numbers(NAME)
+    numbers = _alignment_numbers(setting, found)
     layer_rows = (
         (way, method, layer + 1, *rates.cells())
         for way, method in WAYS
@@ -126,41 +127,41 @@ def alignment(setting: Setting, runs: Runs) -> Section:
     return Section(
         "alignment",
         "Word alignment from cross-attention",
-        TEXT.format(*_gold(setting, run)),
+        TEXT.format(*_count_gold_links(setting, run)),
         (
-            _summary(found, best, published),
-            _layer_chart(found),
+            _alignment_summary(found, best, published),
+            _error_rate_chart(found),
             folded("table3-by-layer", f"{title} layer", {**columns, **RATES}, layer_rows),
-            _head_maps(found),
-            _norm_scatter(setting, found),
-            _correlation_table(numbers, published),
+            _error_rate_maps(found),
+            _norm_error_scatter(setting, found),
+            _norm_error_correlations(numbers, published),
             folded("table3-by-head", f"{title} head", {**columns, "head": "", **RATES, NORM: ".4f"}, head_rows),
-            *example_pictures(setting, best),
+            *alignment_examples(setting, best),
         ),
-        _claims(found, best, numbers, published),
-        finite(numbers),
+        _alignment_claims(found, best, numbers, published),
+        finite_numbers(numbers),
     )
 
 
-def error_rates(run: Run) -> dict[tuple[str, str], dict[Place, Rates]]:
+def alignment_error_rates(run: Run) -> dict[tuple[str, str], dict[Place, AlignmentRates]]:
     """The error rates of every layer (head -1) and head over the corpus."""
     keys, counts = ("setting", "method", "layer", "head"), ("links", "linked", "sure", "in_sure", "in_possible")
     frame = run.scan("alignment_hits").group_by(keys).agg(pl.col(*counts).sum()).sort(keys).collect()
-    found: dict[tuple[str, str], dict[Place, Rates]] = {}
+    found: dict[tuple[str, str], dict[Place, AlignmentRates]] = {}
     for way, method, layer, head, links, linked, sure, in_sure, in_possible in frame.iter_rows():
         both = (Hits(predicted, sure, in_sure, in_possible) for predicted in (links, linked))
-        found.setdefault((way, method), {})[layer, head] = Rates(*both)
+        found.setdefault((way, method), {})[layer, head] = AlignmentRates(*both)
     return found
 
 
-def average_norms(run: Run, average: str) -> dict[Place, float]:
+def average_head_norms(run: Run, average: str) -> dict[Place, float]:
     """layer, head -> mean of alpha ||f(x)||: over all cells of all sentences, or over the means of the sentences."""
     mean = (pl.col("sum") / pl.col("cells")).mean() if average == "sentences" else pl.col("sum").sum() / pl.sum("cells")
     frame = run.scan("cross_norms").group_by("layer", "head").agg(mean.alias("norm")).sort("layer", "head").collect()
     return {(layer, head): norm for layer, head, norm in frame.iter_rows()}
 
 
-def _numbers(setting: Setting, found: Found) -> dict[str, float]:
+def _alignment_numbers(setting: Setting, found: AlignmentResult) -> dict[str, float]:
     numbers: dict[str, float] = {}
     norms = list(found.norms.values())
     for way in SETTINGS:
@@ -178,8 +179,8 @@ def _numbers(setting: Setting, found: Found) -> dict[str, float]:
     return numbers
 
 
-def _gold(setting: Setting, run: Run) -> tuple[int, int, int, float]:
-    """Sure and possible links, sentence pairs, and the share of target words with a link, of the analysed entries."""
+def _count_gold_links(setting: Setting, run: Run) -> tuple[int, int, int, float]:
+    """Sure links, possible links, sentence pairs and the share of linked target words, over the analysed entries."""
     done = set(run.scan("items").select("id").collect()["id"].to_list())
     entries = [entry for entry in setting.read() if isinstance(entry, Entry) and entry.id in done]
     words = sum(len(entry.target or ()) for entry in entries)
@@ -188,22 +189,24 @@ def _gold(setting: Setting, run: Run) -> tuple[int, int, int, float]:
     return sure, possible, len(entries), linked / words
 
 
-def _summary(found: Found, best: Mapping[tuple[str, str], int], published: Mapping[str, float]) -> Table:
-    """Table 3 of the paper, with AWI beside it."""
+def _alignment_summary(
+    found: AlignmentResult, best: Mapping[tuple[str, str], int], published: Mapping[str, float]
+) -> Table:
+    """Table 3 of the paper, for both AWO and AWI."""
     rows: list[tuple[Cell, ...]] = []
     layer, (head_layer, head) = found.highest_layer, found.highest_head
     for way in SETTINGS:
         key = f"alignment.{way}"
         for method in METHODS:
             columns = zip(*(rates.cells() for rates in found.by_layer(way, method)), strict=True)
-            means = [nan_to_none(fmean(nan if value is None else value for value in column)) for column in columns]
+            means = [none_if_nan(fmean(nan if value is None else value for value in column)) for column in columns]
             rows.append((way, method, "mean over layers", *means, published.get(f"{key}.{method}.mean")))
             at = best[way, method]
             cells = found.rates[way, method][at, LAYER_LEVEL].cells()
             rows.append((way, method, f"best layer: {at + 1}", *cells, published.get(f"{key}.{method}.best")))
         for name, place, theirs in (
-            (f"layer of the highest norm: {layer + 1}", (layer, LAYER_LEVEL), "highest_layer"),
-            (f"head of the highest norm: L{head_layer + 1}H{head + 1}", (head_layer, head), "highest_head"),
+            (f"layer with the highest norm: {layer + 1}", (layer, LAYER_LEVEL), "highest_layer"),
+            (f"head with the highest norm: L{head_layer + 1}H{head + 1}", (head_layer, head), "highest_head"),
         ):
             cells = found.rates[way, "norm"][place].cells()
             rows.append((way, "norm", name, *cells, published.get(f"{key}.{theirs}")))
@@ -212,78 +215,71 @@ def _summary(found: Found, best: Mapping[tuple[str, str], int], published: Mappi
         "Table 3. Alignment error rate",
         {"setting": "", "method": "", "of": "", **RATES, f"AER (%), {REFERENCE}": ".1f"},
         rows,
-        "Published: the mean of five models of another language pair.",
+        "Published: mean of five models for another language pair.",
     )
 
 
-def _layer_chart(found: Found) -> Picture:
+def _error_rate_chart(found: AlignmentResult) -> Picture:
     series = {f"{way}, {method}": [rates.aer for rates in found.by_layer(way, method)] for way, method in WAYS}
-    chart = charts.line_chart(series, x=[layer + 1 for layer in found.layers], ylabel="AER (%)")
-    return Picture("table3-layers", "Alignment error rate by layer", chart, "Lower is better.")
+    layers = [layer + 1 for layer in found.layers]
+    return layer_picture(
+        "table3-layers", "Alignment error rate by layer", series, layers, "AER (%)", "Lower is better."
+    )
 
 
-def _head_maps(found: Found) -> Picture:
-    rates = {way: found.rates[way, "norm"] for way in SETTINGS}
-    panels = {f"AER (%), {way}": _grid({place: rates[way][place].aer for place in found.norms}) for way in SETTINGS}
-    panels[NORM] = _grid(found.norms)
-    rows, columns = (range(1, size + 1) for size in panels[NORM].shape)
-    chart = map_charts.heat_maps(panels, rows=rows, columns=columns, xlabel="head", ylabel="layer", shared=False)
-    return Picture("table3-heads", "Alignment error rate by norms, and mean norm, of each head", chart)
+def _error_rate_maps(found: AlignmentResult) -> Picture:
+    panels = {
+        f"AER (%), {way}": {place: found.rates[way, "norm"][place].aer for place in found.norms} for way in SETTINGS
+    }
+    title = "Alignment error rate by norms, and mean norm, of each head"
+    return head_map_picture("table3-heads", title, {**panels, NORM: found.norms})
 
 
-def _grid(values: Mapping[Place, float]) -> NDArray[np.float64]:
-    """(layers, heads)."""
-    grid = np.full(tuple(1 + max(place[n] for place in values) for n in (0, 1)), nan)
-    for place, value in values.items():
-        grid[place] = value
-    return grid
-
-
-def _norm_scatter(setting: Setting, found: Found) -> Picture:
+def _norm_error_scatter(setting: Setting, found: AlignmentResult) -> Picture:
     method = setting.readings.aer_correlation
     points = [
         (way, norm, found.rates[way, method][place].aer) for way in SETTINGS for place, norm in found.norms.items()
     ]
     groups, x, y = (list(column) for column in zip(*points, strict=True))
-    chart = charts.scatter(x, y, xlabel=NORM, ylabel="AER (%)", groups=groups)
+    chart = charts.scatter_chart(x, y, xlabel=NORM, ylabel="AER (%)", groups=groups)
     return Picture("table3-norms", f"Mean norm and error rate (by {method}) of each head", chart)
 
 
-def _correlation_table(numbers: Mapping[str, float], published: Mapping[str, float]) -> Table:
+def _norm_error_correlations(numbers: Mapping[str, float], published: Mapping[str, float]) -> Table:
     columns = ("Spearman", "Pearson", f"Spearman, {REFERENCE}", f"Pearson, {REFERENCE}")
     keys = {way: [f"alignment.{way}.{key}" for key in ("rho", "r")] for way in SETTINGS}
     return Table.of(
         "table3-correlation",
         "Correlation of a head's error rate with its mean norm",
         {"setting": "", **dict.fromkeys(columns, ".2f")},
-        ((way, *(nan_to_none(numbers[key]) for key in both), *map(published.get, both)) for way, both in keys.items()),
+        ((way, *(none_if_nan(numbers[key]) for key in both), *map(published.get, both)) for way, both in keys.items()),
     )
 
 
-def example_pictures(setting: Setting, best: Mapping[tuple[str, str], int]) -> Iterator[Picture]:
+def alignment_examples(setting: Setting, best: Mapping[tuple[str, str], int]) -> Iterator[Picture]:
     """The alignment matrices of one sentence pair, by weights and by norms, at the best layer by norms."""
-    for entry in _candidates(setting):
+    for entry in _example_pairs(setting):
         try:
-            source, target, maps = _matrices(setting, entry, best)
-        except NormscopeError:  # its words cannot be told apart; another one's can
+            source, target, maps = _alignment_matrices(setting, entry, best)
+        except NormscopeError:  # its tokens cannot be assigned to words; try another pair
             continue
         for way in SETTINGS:
             panels = {f"{method}, layer {best[way, 'norm'] + 1}": maps[way, method] for method in METHODS}
             axes = {"rows": target, "columns": source}
-            figure = map_charts.heat_maps(panels, **axes, xlabel="source", ylabel="target", shared=False)  # type: ignore[arg-type]
-            _frame_links(figure, len(panels), entry)
+            figure = map_charts.heat_map_charts(panels, **axes, xlabel="source", ylabel="target", shared=False)  # type: ignore[arg-type]
+            _frame_gold_links(figure, len(panels), entry)
             yield Picture(
                 f"alignment-{way.lower()}",
                 f"Alignment of one sentence pair, {way}",
                 figure,
-                f"{entry.id}. Framed: gold links, dashed if they are merely possible. The layer is the best one by "
+                f"{entry.id}. Frames: gold links, dashed if only possible. The layer is the one with the lowest AER by "
                 "norms over the corpus.",
             )
         return
 
 
-def _candidates(setting: Setting) -> list[Entry]:
-    """The entry that was asked for by its id; else those with links, of a good length first."""
+def _example_pairs(setting: Setting) -> list[Entry]:
+    """The entry whose id is the example; otherwise entries with links, those of preferred length first."""
     linked = [entry for entry in setting.entries if entry.possible]
     asked = [entry for entry in linked if entry.id == setting.example]
 
@@ -293,10 +289,10 @@ def _candidates(setting: Setting) -> list[Entry]:
     return asked or sorted(linked, key=is_long)[:20]
 
 
-def _matrices(
+def _alignment_matrices(
     setting: Setting, entry: Entry, best: Mapping[tuple[str, str], int]
 ) -> tuple[list[str], list[str], dict[tuple[str, str], NDArray[np.float64]]]:
-    """The labels of source and target, and the matrix of each setting and method."""
+    """Source labels, target labels, and the word-level matrix for each setting and method."""
     lens = setting.lens
     (item,) = encode(lens.loaded, (" ".join(entry.words or ()), " ".join(entry.target or ())))
     (result,) = run_batch(
@@ -307,18 +303,18 @@ def _matrices(
     )
     assert isinstance(result, EncoderDecoderAnalysis)
     decoder = result.side("decoder")
-    words = words_of(Sample(entry, item, item, lens, decoder, result))
+    words = aligned_words(Sample(entry, item, item, lens, decoder, result))
     special = [item.sides["encoder"].names[n] for n, word in enumerate(words[0]) if word is None]
     maps = {
         (way, method): word_maps(found[best[way, "norm"], 0], *words, way).double().numpy()
         for way in SETTINGS
-        for method, found in cross_maps(decoder).items()
+        for method, found in cross_attention_maps(decoder).items()
     }
     return [*(entry.words or ()), *special], list(entry.target or ()), maps
 
 
-def _frame_links(figure: Figure, panels: int, entry: Entry) -> None:
-    """Frames around the gold links."""
+def _frame_gold_links(figure: Figure, panels: int, entry: Entry) -> None:
+    """Draw a frame around each gold link."""
     from matplotlib.patches import Rectangle
 
     for axes in figure.axes[:panels]:
@@ -328,44 +324,58 @@ def _frame_links(figure: Figure, panels: int, entry: Entry) -> None:
             axes.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, edgecolor=GOLD, linewidth=1.0, linestyle=line))
 
 
-def _claims(
-    found: Found, best: Mapping[tuple[str, str], int], numbers: Mapping[str, float], published: Mapping[str, float]
+def _alignment_claims(
+    found: AlignmentResult,
+    best: Mapping[tuple[str, str], int],
+    numbers: Mapping[str, float],
+    published: Mapping[str, float],
 ) -> tuple[Claim, ...]:
     claims = []
     for key, what in (("mean", "on average over layers"), ("best", "in the best layer")):
         for way in SETTINGS:
             norm, weight = keys = [f"alignment.{way}.{method}.{key}" for method in ("norm", "weight")]
-            text, template = f"Norms align better than weights {what} ({way})", "AER {:.1f} % against {:.1f} %"
+            text, template = (
+                f"Norms give better alignments than weights {what} ({way})",
+                "AER {:.1f} % against {:.1f} %",
+            )
             ours = [numbers[one] for one in keys]
-            claims.append(claim_beside(text, numbers[norm] < numbers[weight], template, ours, published, *keys))
+            claims.append(claim_with_published(text, numbers[norm] < numbers[weight], template, ours, published, *keys))
     early = found.layers[: max(1, len(found.layers) // 2)]
     awi, awo = (fmean(found.rates[way, "norm"][n, LAYER_LEVEL].aer for n in early) for way in ("AWI", "AWO"))
     both = ("alignment.AWI.norm.best", "alignment.AWO.norm.best")
     claims += [
         Claim(
-            "In early layers AWI aligns better than AWO",
+            "In early layers AWI gives better alignments than AWO",
             awi < awo,
             f"AER by norms {awi:.1f} % against {awo:.1f} % in layers 1 to {early[-1] + 1}",
-            quote(published, "best layer by norms: {:.1f} % (2) against {:.1f} % (5)", *both),
+            quote_published(published, "best layer by norms: {:.1f} % (2) against {:.1f} % (5)", *both),
         ),
         Claim(
-            "With AWI the layer of the highest norm is the best one",
+            "With AWI the layer with the highest norm has the lowest error rate",
             found.highest_layer == best["AWI", "norm"],
             f"layer {found.highest_layer + 1} has the highest norm, layer {best['AWI', 'norm'] + 1} the lowest AER",
             "layer 2 in all five models",
         ),
     ]
     for way, sign, text in (
-        ("AWI", -1, "With AWI heads of a higher norm align better: error rate and norm correlate negatively, below {}"),
-        ("AWO", 1, "With AWO they align worse: error rate and norm correlate positively, above {}"),
+        (
+            "AWI",
+            -1,
+            "With AWI, heads with a higher norm align better: error rate and norm correlate negatively (below {})",
+        ),
+        (
+            "AWO",
+            1,
+            "With AWO, heads with a higher norm align worse: error rate and norm correlate positively (above {})",
+        ),
     ):
         rho = numbers[f"alignment.{way}.rho"]
         claims.append(
             Claim(
                 text.format(sign * CLEAR),
                 None if isnan(rho) else sign * rho > CLEAR,
-                "there are too few heads" if isnan(rho) else f"Spearman {rho:.2f}",
-                quote(published, "Spearman {:.2f}", f"alignment.{way}.rho"),
+                "too few heads" if isnan(rho) else f"Spearman {rho:.2f}",
+                quote_published(published, "Spearman {:.2f}", f"alignment.{way}.rho"),
             )
         )
     return tuple(claims)

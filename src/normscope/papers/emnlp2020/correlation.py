@@ -1,4 +1,4 @@
-"""Whether alpha and ||f(x)|| cancel each other (EMNLP 2020, Table 2)."""
+"""Whether alpha and ||f(x)|| cancel out (EMNLP 2020, Table 2)."""
 
 from __future__ import annotations
 
@@ -12,78 +12,79 @@ from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
 from normscope.measures.correlation import OCTAVES, rank_resolution, spearman_of_histogram
-from normscope.papers.common import CLEAR, finite
+from normscope.papers.common import CLEAR, finite_numbers, layer_picture, scan_side
 from normscope.papers.emnlp2020 import shared
 from normscope.papers.emnlp2020.measures import KINDS, NORM_BINS, WEIGHT_BINS
 from normscope.papers.emnlp2020.shared import CATEGORIES, REFERENCE
-from normscope.papers.emnlp2020.shares import by_category
-from normscope.papers.published import quote
+from normscope.papers.emnlp2020.shares import mean_category_shares
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
-from normscope.reports import charts, map_charts
-from normscope.reports.report import Cell, Claim, Picture, Section, Table, nan_to_none
+from normscope.reports import map_charts
+from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
 
-Cells = tuple[NDArray[Any], ...]  # bins of alpha, bins of ||f||, counts
+BinnedPairs = tuple[NDArray[Any], ...]  # bins of alpha, bins of ||f||, counts
 
-COARSE_WEIGHTS = 1  # bins an octave in the figure
+COARSE_WEIGHTS = 1  # bins per octave in the figure
 COARSE_NORMS = 4
 TEXT = (
-    "Every pair of a query and a key, in every layer and head, has a weight alpha and the key's ||f(x)||. Spearman's "
-    "correlation of the two is taken over all pairs whose key is of a category. There are too many pairs to rank, so "
-    "they are counted in logarithmic bins, {} of alpha and {} of ||f(x)|| per octave; pairs of one bin count as "
-    "ties. Resolution is the share of the rank variance between bins: 1 would be no grouping at all.\n\n"
-    "Where a large alpha meets a small ||f(x)||: the layers and categories whose tokens get at least {:g} times the "
-    "weight that they would get from uniform attention, while their mean ||f(x)|| is at most {:g} of the layer's."
+    "Each pair of a query and a key, in each layer and head, has a weight alpha and the key's ||f(x)||. Spearman's "
+    "correlation of the two is computed over all pairs whose key belongs to a category. There are too many pairs to "
+    "rank individually, so they are counted in logarithmic bins, {} per octave for alpha and {} for ||f(x)||; pairs in "
+    "the same bin are ties. Resolution is the share of the rank variance that lies between bins (1: no binning).\n\n"
+    "The last table lists layers and categories that combine a large alpha with a small ||f(x)||: their tokens receive "
+    "at least {:g} times the weight of uniform attention, and their mean ||f(x)|| is at most {:g} times the layer's."
 )
 
 
-def correlation(setting: Setting, runs: Runs) -> Section:
+def weight_norm_section(setting: Setting, runs: Runs) -> Section:
     """Table 2: Spearman's correlation of alpha and ||f(x)|| by category; by layer; and where they cancel."""
     readings, run = setting.readings, runs[shared.PLAIN]
-    names, published = shared.labels(readings), shared.reference()
-    counts = _counts(setting, run)
+    names, published = shared.category_labels(readings), paper_numbers(shared.NAME)
+    counts = _weight_norm_counts(setting, run)
     rho, pairs, rows = {}, {}, []
     for category in CATEGORIES:
-        cells = _cells(counts, category)
+        cells = _category_pairs(counts, category)
         rho[category], pairs[category] = spearman_of_histogram(*cells), int(cells[2].sum())
-        fine = [nan_to_none(rank_resolution(bins, cells[2])) for bins in cells[:2]]
+        fine = [none_if_nan(rank_resolution(bins, cells[2])) for bins in cells[:2]]
         theirs = (published.get(f"spearman.{category}"), int(published.get(f"pairs.{category}", 0)) or None)
-        rows.append((names[category], nan_to_none(rho[category]), pairs[category], *fine, *theirs))
+        rows.append((names[category], none_if_nan(rho[category]), pairs[category], *fine, *theirs))
     layers = sorted(counts["layer"].unique().to_list())
     present = [category for category in CATEGORIES if pairs[category]]
-    by_layer = {names[c]: [spearman_of_histogram(*_cells(counts, c, layer)) for layer in layers] for c in present}
+    by_layer = {
+        names[c]: [spearman_of_histogram(*_category_pairs(counts, c, layer)) for layer in layers] for c in present
+    }
     columns = {"category": "", "Spearman": ".2f", "pairs": ",", "resolution of alpha": ".5f"}
     columns |= {"resolution of ||f||": ".5f", f"Spearman, {REFERENCE}": ".2f", "pairs, published": ","}
     title = "Spearman's correlation of alpha and ||f(x)||"
-    lines = charts.line_chart(by_layer, x=[n + 1 for n in layers], ylabel="Spearman")
     return Section(
         "correlation",
         "Weights against ||f(x)||",
         TEXT.format(WEIGHT_BINS, NORM_BINS, readings.large_weight, readings.small_norm),
         (
             Table.of("table2-spearman", f"Table 2. {title}", columns, rows),
-            _picture({names[c]: _coarse(*_cells(counts, c)) for c in present}),
-            Picture("table2-layers", f"{title} in each layer", lines),
+            _pair_density_picture({names[c]: _coarsen_bins(*_category_pairs(counts, c)) for c in present}),
+            layer_picture("table2-layers", f"{title} in each layer", by_layer, [n + 1 for n in layers], "Spearman"),
             Table.of(
                 "table2-by-layer",
                 f"{title} by layer",
                 {"layer": "", **dict.fromkeys(by_layer, ".2f")},
-                ((layer + 1, *(nan_to_none(some[n]) for some in by_layer.values())) for n, layer in enumerate(layers)),
+                ((layer + 1, *(none_if_nan(some[n]) for some in by_layer.values())) for n, layer in enumerate(layers)),
                 folded=len(layers) > 20,
             ),
-            _cancelling_layers(setting, run, names),
+            _cancellation_table(setting, run, names),
         ),
-        _claims(names, rho, published),
-        finite({f"spearman.{c}": rho[c] for c in present} | {f"pairs.{c}": pairs[c] for c in present}),
+        _cancellation_claims(names, rho, published),
+        finite_numbers({f"spearman.{c}": rho[c] for c in present} | {f"pairs.{c}": pairs[c] for c in present}),
     )
 
 
-def _counts(setting: Setting, run: Run) -> pl.DataFrame:
+def _weight_norm_counts(setting: Setting, run: Run) -> pl.DataFrame:
     """layer, category, weight_bin, norm_bin -> how many pairs of the corpus, sorted so that sums have one order."""
     keys = ("layer", "category", "weight_bin", "norm_bin")
     categories = shared.categories_by_kind(setting.readings)
     by_code = {code: categories[name] for code, name in enumerate(KINDS)}
     return (
-        shared.rows(setting, run, "weight_norm_counts")
+        scan_side(run, "weight_norm_counts", setting.side)
         .with_columns(pl.col("kind").replace_strict(by_code, return_dtype=pl.String).alias("category"))
         .group_by(keys)
         .agg(pl.col("count").sum())
@@ -92,16 +93,16 @@ def _counts(setting: Setting, run: Run) -> pl.DataFrame:
     )
 
 
-def _cells(counts: pl.DataFrame, category: str, layer: int | None = None) -> Cells:
+def _category_pairs(counts: pl.DataFrame, category: str, layer: int | None = None) -> BinnedPairs:
     """The bins and counts of a category, in all layers or in one."""
     chosen = counts.filter((pl.col("category") == category) & (True if layer is None else pl.col("layer") == layer))
     return tuple(chosen[name].to_numpy() for name in ("weight_bin", "norm_bin", "count"))
 
 
-def _picture(cells: Mapping[str, Cells]) -> Picture:
-    """The distribution of pairs by category: alpha across, ||f|| upwards, in coarse bins."""
+def _pair_density_picture(cells: Mapping[str, BinnedPairs]) -> Picture:
+    """The joint distribution by category in coarse bins: alpha on the x axis, ||f|| on the y axis."""
     weights, norms = (np.concatenate([found[n] for found in cells.values()]) for n in (0, 1))
-    left, bottom, top = _lowest_bin(cells), int(norms.min()), int(norms.max())
+    left, bottom, top = _lowest_weight_bin(cells), int(norms.min()), int(norms.max())
     across, up = np.arange(left, int(weights.max()) + 1), np.arange(top, bottom - 1, -1)
     panels = {}
     for name, (x, y, n) in cells.items():
@@ -109,7 +110,7 @@ def _picture(cells: Mapping[str, Cells]) -> Picture:
         np.add.at(found, (top - y, np.maximum(x, left) - left), n)
         with np.errstate(divide="ignore"):
             panels[name] = np.where(found > 0, np.log10(found / max(found.sum(), 1)), nan)
-    chart = map_charts.heat_maps(
+    chart = map_charts.heat_map_charts(
         panels,
         rows=[f"{2 ** (bin / COARSE_NORMS):.2g}" for bin in up],
         columns=[f"{2.0 ** (bin / COARSE_WEIGHTS):.0e}" for bin in across],
@@ -119,64 +120,68 @@ def _picture(cells: Mapping[str, Cells]) -> Picture:
     )
     return Picture(
         "table2-pairs",
-        "Where the pairs of alpha and ||f(x)|| lie",
+        "Joint distribution of alpha and ||f(x)||",
         chart,
-        "Each category by itself. The leftmost column includes all smaller weights, a hundredth of the pairs.",
+        "Each category is normalised separately. The leftmost column includes all smaller weights (1 % of the pairs).",
     )
 
 
-def _coarse(weights: NDArray[Any], norms: NDArray[Any], counts: NDArray[Any]) -> Cells:
+def _coarsen_bins(weights: NDArray[Any], norms: NDArray[Any], counts: NDArray[Any]) -> BinnedPairs:
     some = weights > -OCTAVES * WEIGHT_BINS  # not zero
     return weights[some] // (WEIGHT_BINS // COARSE_WEIGHTS), norms[some] // (NORM_BINS // COARSE_NORMS), counts[some]
 
 
-def _lowest_bin(cells: Mapping[str, Cells]) -> int:
-    """The coarse bin of alpha below which less than a hundredth of all pairs lies."""
+def _lowest_weight_bin(cells: Mapping[str, BinnedPairs]) -> int:
+    """The 1 % quantile of the coarse bins of alpha."""
     weights, counts = (np.concatenate([found[n] for found in cells.values()]) for n in (0, 2))
     order = np.argsort(weights)
     below = np.cumsum(counts[order]) / counts.sum()
     return int(weights[order][np.searchsorted(below, 0.01)])
 
 
-def _cancelling_layers(setting: Setting, run: Run, names: Mapping[str, str]) -> Table:
-    """The layers and categories with a large alpha and a small ||f||."""
-    means = shared.norm_moments(setting, run, "layer", "category")
-    whole = shared.norm_moments(setting, run, "layer")
+def _cancellation_table(setting: Setting, run: Run, names: Mapping[str, str]) -> Table:
+    """The layers and categories with a large alpha and a small ||f||, which cancel."""
+    means = shared.merged_norm_moments(setting, run, "layer", "category")
+    whole = shared.merged_norm_moments(setting, run, "layer")
     rows: list[tuple[Cell, ...]] = []
-    for layer, category, weight, keys in by_category(setting, run).select("layer", "category", "weight", "keys").rows():
+    for layer, category, weight, keys in (
+        mean_category_shares(setting, run).select("layer", "category", "weight", "keys").rows()
+    ):
         if not keys:
             continue
         times, mean = weight / keys, means[layer, category].mean
         norm = mean / whole[layer,].mean
         if times >= setting.readings.large_weight and norm <= setting.readings.small_norm:
             rows.append((layer + 1, names[category], times, weight, mean, norm))
-    columns = ("alpha, times even", "sum of alpha", "mean ||f||", "mean ||f||, of the layer's")
+    columns = ("alpha / uniform", "sum of alpha", "mean ||f||", "mean ||f|| / layer mean")
     return Table.of(
         "table2-cancelling",
-        "Layers where a large alpha meets a small ||f(x)||",
+        "Layers and categories with a large alpha and a small ||f(x)||",
         {"layer": "", "category": "", **dict.fromkeys(columns, ".2f")},
         rows,
-        "" if rows else "There is none.",
+        "" if rows else "No layer and category meets both conditions.",
     )
 
 
-def _claims(names: Mapping[str, str], rho: Mapping[str, float], published: Mapping[str, float]) -> tuple[Claim, ...]:
+def _cancellation_claims(
+    names: Mapping[str, str], rho: Mapping[str, float], published: Mapping[str, float]
+) -> tuple[Claim, ...]:
     special = [c for c in CATEGORIES if c != "other" and not isnan(rho[c])]
     ours = ", ".join(f"{names[c]} {rho[c]:.2f}" for c in special)
     keys: Sequence[str] = [f"spearman.{c}" for c in CATEGORIES]
     unknown = isnan(rho["other"]) or not special
     return (
         Claim(
-            "alpha and ||f(x)|| cancel each other on special tokens and punctuation: their correlation is negative, "
-            f"below {-CLEAR}",
+            "alpha and ||f(x)|| cancel out on special tokens and punctuation: their correlation is negative "
+            f"(below {-CLEAR})",
             all(rho[c] < -CLEAR for c in special) if special else None,
-            ours or "there are no such tokens",
-            quote(published, "[CLS] {:.2f}, [SEP] {:.2f}, comma and period {:.2f}", *keys[:3]),
+            ours or "no such tokens in the corpus",
+            quote_published(published, "[CLS] {:.2f}, [SEP] {:.2f}, comma and period {:.2f}", *keys[:3]),
         ),
         Claim(
-            "They hardly do on other tokens: the correlation is weakest there",
+            "They hardly cancel out on other tokens, where the correlation is weakest",
             None if unknown else all(abs(rho["other"]) < abs(rho[c]) for c in special),
-            "there are no such tokens" if unknown else f"{rho['other']:.2f}; {ours}",
-            quote(published, "{:.2f}", "spearman.other"),
+            "no such tokens in the corpus" if unknown else f"{rho['other']:.2f}; {ours}",
+            quote_published(published, "{:.2f}", "spearman.other"),
         ),
     )

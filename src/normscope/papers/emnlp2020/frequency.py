@@ -1,4 +1,4 @@
-"""Word frequency against ||f(x)|| and against attention (EMNLP 2020, section 4.3)."""
+"""Word frequency compared with ||f(x)|| and with attention weights (EMNLP 2020, section 4.3)."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from numpy.typing import NDArray
 
 from normscope.measures.correlation import spearman_of_lists
 from normscope.papers import frequencies
-from normscope.papers.common import CLEAR, finite
-from normscope.papers.emnlp2020.shared import PLAIN, REFERENCE, reference, rows
-from normscope.papers.published import quote
+from normscope.papers.common import CLEAR, finite_numbers, scan_side
+from normscope.papers.emnlp2020.shared import NAME, PLAIN, REFERENCE
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
-from normscope.reports.report import Claim, Picture, Section, Table, nan_to_none
+from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
 
 QUANTITIES = {"norm": "||f(x)||", "weight": "alpha"}
-POINTS = 4000  # of the scatter plot at most, evenly taken from the corpus
-SHOWN = 10  # types at either end of ||f||
-OFTEN = 5  # occurrences that a type needs to be shown there
+POINTS = 4000  # most points of a scatter plot, evenly sampled from the corpus
+SHOWN = 10  # types listed at each end of ||f||
+OFTEN = 5  # occurrences that a listed type needs
 TEXT = (
-    "Each token of the corpus has a mean ||f(x)|| (over layers and heads) and a mean attention that it receives (over "
-    "layers, heads and the outputs that can see it). Both are compared with the frequency rank of its type: 1 is the "
-    "most frequent, types with the same count share the best rank, and types without a count come after the last. "
+    "For each token of the corpus, the mean ||f(x)|| (over layers and heads) and the mean attention weight it receives "
+    "(over layers, heads and the outputs that can see it) are compared with the frequency rank of its type. Rank 1 is "
+    "the most frequent type; types with equal counts share the best rank, and types without a count come last. "
     "Frequencies: {}."
 )
 FITS = (
-    " The file has {:.1%} of the corpus's tokens; its most frequent types, which make half of its counts, are {:.0%} "
-    "of the corpus; Spearman's correlation of the counts of {:,} types in both is {:.2f}."
+    " The file covers {:.1%} of the corpus tokens; its most frequent types, which make up half of its counts, make up "
+    "{:.0%} of the corpus; for the {:,} types in both, Spearman's correlation of the counts is {:.2f}."
 )
 
 
-def frequency(setting: Setting, runs: Runs) -> Section:
+def norm_frequency_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of the frequency rank with ||f(x)|| and with alpha."""
-    tokens = rows(setting, runs[PLAIN], "token_means").sort("id", "position").collect()
-    counts, fit = frequencies.load_or_count(setting, tokens["token_id"].to_list())
+    tokens = scan_side(runs[PLAIN], "token_means", setting.side).sort("id", "position").collect()
+    counts, fit = frequencies.load_or_count_frequencies(setting, tokens["token_id"].to_list())
     ranks = counts.ranks.of(tokens["token_id"].to_list())
     unseen = ranks == counts.ranks.unseen
     ordinary = ~tokens["kind"].is_in(["first", "separator", "mask"]).to_numpy()
@@ -48,7 +48,7 @@ def frequency(setting: Setting, runs: Runs) -> Section:
         used &= ranks < counts.ranks.unseen
     values = {name: tokens[name].to_numpy() for name in QUANTITIES}
     rho = {name: spearman_of_lists(ranks[used], found[used]) for name, found in values.items()}
-    published = reference()
+    published = paper_numbers(NAME)
     columns = ("Spearman", "Spearman without special tokens", f"Spearman, {REFERENCE}")
     table = Table.of(
         "frequency-spearman",
@@ -57,27 +57,27 @@ def frequency(setting: Setting, runs: Runs) -> Section:
         (
             (
                 label,
-                nan_to_none(rho[name]),
-                nan_to_none(spearman_of_lists(ranks[ordinary], values[name][ordinary])),
+                none_if_nan(rho[name]),
+                none_if_nan(spearman_of_lists(ranks[ordinary], values[name][ordinary])),
                 published.get(f"frequency.{name}"),
             )
             for name, label in QUANTITIES.items()
         ),
-        f"{int(used.sum()):,} tokens, {int(ordinary.sum()):,} of them not special; {int(unseen.sum()):,} of a type "
-        "without a count.",
+        f"{int(used.sum()):,} tokens; {int(ordinary.sum()):,} tokens are not special, {int(unseen.sum()):,} have a "
+        "type without a count.",
     )
     return Section(
         "frequency",
         "Word frequency",
         TEXT.format(counts.source)
         + ("" if fit is None else FITS.format(fit.covered, fit.common, fit.types, fit.correlation)),
-        (table, *_pictures(ranks, values, ordinary), _extremes(tokens, ranks)),
-        _claims(rho, published),
-        finite({f"frequency.{name}": value for name, value in rho.items()}),
+        (table, *_frequency_scatters(ranks, values, ordinary), _extreme_types_table(tokens, ranks)),
+        _norm_frequency_claims(rho, published),
+        finite_numbers({f"frequency.{name}": value for name, value in rho.items()}),
     )
 
 
-def _pictures(
+def _frequency_scatters(
     ranks: NDArray[np.int64], values: Mapping[str, NDArray[np.float64]], ordinary: NDArray[np.bool_]
 ) -> Iterator[Picture]:
     step = max(1, len(ranks) // POINTS)
@@ -87,14 +87,14 @@ def _pictures(
         ("norm", values["norm"][::step], "mean ||f(x)||"),
         ("weight", np.log10(values["weight"][::step]), f"mean alpha received {base}"),
     ):
-        chart = charts.scatter(
+        chart = charts.scatter_chart(
             np.log10(ranks[::step]), y, xlabel=f"frequency rank {base}", ylabel=ylabel, groups=groups
         )
         title = f"Frequency rank and {QUANTITIES[name]} of each token"
-        yield Picture(f"frequency-{name}", title, chart, f"One token in {step}." if step > 1 else "")
+        yield Picture(f"frequency-{name}", title, chart, f"One token in {step} is shown." if step > 1 else "")
 
 
-def _extremes(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
+def _extreme_types_table(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
     """The types with the smallest and the largest ||f||."""
     types = (
         tokens.with_columns(pl.Series("rank", ranks))
@@ -109,25 +109,25 @@ def _extremes(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
         "Types with the smallest and the largest mean ||f(x)||",
         {"token": "", "rank": ",", "times here": "", "mean ||f||": ".2f", "mean alpha received": ".4f"},
         shown.select("token", "rank", "times", "norm", "weight").iter_rows(),
-        f"Of {len(types):,} types that occur at least {OFTEN} times, the first and the last {SHOWN}.",
+        f"The first and last {SHOWN} of {len(types):,} types that occur at least {OFTEN} times.",
         folded=True,
     )
 
 
-def _claims(rho: Mapping[str, float], published: Mapping[str, float]) -> tuple[Claim, ...]:
-    norm, weight = nan_to_none(rho["norm"]), nan_to_none(rho["weight"])
-    ours = "it does not vary" if norm is None else f"Spearman {norm:.2f}"
+def _norm_frequency_claims(rho: Mapping[str, float], published: Mapping[str, float]) -> tuple[Claim, ...]:
+    norm, weight = none_if_nan(rho["norm"]), none_if_nan(rho["weight"])
+    ours = "||f(x)|| does not vary" if norm is None else f"Spearman {norm:.2f}"
     return (
         Claim(
-            f"Frequent words have a small ||f(x)||: it grows with the frequency rank (correlation above {CLEAR})",
+            f"Frequent words have a small ||f(x)||: it increases with the frequency rank (correlation above {CLEAR})",
             None if norm is None else norm > CLEAR,
             ours,
-            quote(published, "Spearman {:.2f}", "frequency.norm"),
+            quote_published(published, "Spearman {:.2f}", "frequency.norm"),
         ),
         Claim(
-            "Attention weights do not reflect word frequency: their correlation with the rank is weaker",
+            "Attention weights reflect word frequency less: their correlation with the rank is weaker",
             None if norm is None or weight is None else abs(weight) < abs(norm),
             ours if norm is None or weight is None else f"{weight:.2f} against {norm:.2f}",
-            quote(published, "{:.2f} against {:.2f}", "frequency.weight", "frequency.norm"),
+            quote_published(published, "{:.2f} against {:.2f}", "frequency.weight", "frequency.norm"),
         ),
     )

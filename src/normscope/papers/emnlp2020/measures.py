@@ -22,17 +22,17 @@ from normscope.measures.correlation import log_bins
 from normscope.measures.dispersion import moments
 from normscope.measures.tokens import token_category
 from normscope.papers.common import typed_columns
-from normscope.papers.emnlp2020.word_ids import Words, word_ids
+from normscope.papers.emnlp2020.word_ids import Words, gold_word_ids
 
-# Those of measures.tokens, with punctuation marks other than comma and period kept apart, so that one run serves
-# both readings of "punctuation".
+# The categories of measures.categories, plus "symbol" for punctuation marks other than comma and period, so that one
+# run serves both readings of "punctuation".
 KINDS = ("first", "separator", "mask", "punctuation", "symbol", "other")
-WEIGHT_BINS = 8  # an octave; weights spread over many octaves,
-NORM_BINS = 32  # norms over few
-LAYER_LEVEL = -1  # instead of a head
+WEIGHT_BINS = 8  # per octave; weights span many octaves,
+NORM_BINS = 32  # norms only a few
+LAYER_LEVEL = -1  # in place of a head: the whole layer
 
 
-def kind(token: str) -> str:
+def token_kind(token: str) -> str:
     """The papers' category, or "symbol" for a punctuation mark that is neither comma nor period."""
     found = token_category(token)
     plain = token.removeprefix("##").removeprefix("\u2581").removeprefix("\u0120")
@@ -48,8 +48,8 @@ def norm_moments(analysis: Analysis) -> Columns:
     types |= dict.fromkeys(("mean", "deviations", "largest", "smallest"), np.float64)
     rows: list[tuple[Any, ...]] = []
     if has_one_side(analysis):
-        norms = _value_norms(analysis)
-        for code in np.unique(codes := _codes(analysis)):
+        norms = _value_norm_array(analysis)
+        for code in np.unique(codes := _token_kind_codes(analysis)):
             chosen = norms[:, :, codes == code]
             for n, layer in enumerate(analysis.layers):
                 for m, head in enumerate(analysis.head_indices):
@@ -66,7 +66,7 @@ def category_shares(analysis: Analysis) -> Columns:
     types |= dict.fromkeys(("weight", "norm", "layer_norm"), np.float64)
     rows: list[tuple[Any, ...]] = []
     if has_one_side(analysis):
-        codes = _codes(analysis)
+        codes = _token_kind_codes(analysis)
         head_norms = analysis.heads["attention"].mean((1, 2)).double()  # (layers, columns): over heads and queries
         maps = (analysis["weights"].mean(1).double(), head_norms, analysis["attention"].mean(1).double())
         for code, name in enumerate(KINDS):
@@ -89,17 +89,17 @@ def weight_norm_counts(analysis: Analysis) -> Columns:
     }
     if not has_one_side(analysis):
         return typed_columns(types, [])
-    kinds = _codes(analysis)
-    norm_bins = log_bins(_value_norms(analysis), NORM_BINS)
+    kinds = _token_kind_codes(analysis)
+    norm_bins = log_bins(_value_norm_array(analysis), NORM_BINS)
     weights = analysis.heads["weights"]
     cells = reachable_cells(analysis).numpy()
     # Layer by layer: only one layer's cells are held.
-    found = [_joint(layer, weights[n], norm_bins[n], kinds, cells) for n, layer in enumerate(analysis.layers)]
+    found = [_joint_histogram(layer, weights[n], norm_bins[n], kinds, cells) for n, layer in enumerate(analysis.layers)]
     joined = [np.concatenate(column) for column in zip(*found, strict=True)]
     return {name: column.astype(type) for (name, type), column in zip(types.items(), joined, strict=True)}
 
 
-def _joint(
+def _joint_histogram(
     layer: int, weights: Tensor, norm_bins: NDArray[np.int16], kinds: NDArray[np.int32], cells: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], ...]:
     """The joint histogram of one layer: weights (heads, rows, columns), norm bins (heads, columns)."""
@@ -114,7 +114,7 @@ def _joint(
 
 
 def _index_bins(bins: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
-    """The bins that occur, in order, and the place of each value's bin among them."""
+    """The bins that occur, sorted, and the index of each value's bin among them."""
     least = int(bins.min())
     shifted = bins.astype(np.int32) - least
     there = np.bincount(shifted.ravel()) > 0
@@ -132,13 +132,13 @@ def token_means(sample: Sample) -> Columns:
     if not has_one_side(analysis):
         return typed_columns(types, [])
     if "input_ids" not in sample.item.tensors:
-        raise NormscopeError("Word frequencies need text: this model reads none.")
+        raise NormscopeError("Word frequencies need a model that reads text.")
     ids = sample.item.tensors["input_ids"].tolist()
     seen = reachable_cells(analysis).sum(0)  # of each column, the rows that can see it
     received = analysis.heads["weights"].mean((0, 1)).double().sum(0) / seen
-    norms = _value_norms(analysis).astype(np.float64).mean((0, 1))
+    norms = _value_norm_array(analysis).astype(np.float64).mean((0, 1))
     rows = [
-        (label.position, label.token, ids[label.position], kind(label.token), weight, norm)
+        (label.position, label.token, ids[label.position], token_kind(label.token), weight, norm)
         for label, weight, norm in zip(analysis.columns, received.tolist(), norms.tolist(), strict=True)
     ]
     return typed_columns(types, rows)
@@ -154,10 +154,10 @@ def alignment_hits(sample: Sample) -> Columns:
     analysis, entry = sample.analysis, sample.entry
     if not analysis.has("XATTN-N"):
         return typed_columns(types, [])
-    source, target = words_of(sample)
+    source, target = aligned_words(sample)
     rows: list[tuple[Any, ...]] = []
     heads = (LAYER_LEVEL, *analysis.head_indices)
-    for method, maps in cross_maps(analysis).items():
+    for method, maps in cross_attention_maps(analysis).items():
         for setting in alignment.SETTINGS:
             words = alignment.word_maps(maps, source, target, setting)
             best = alignment.argmax_links(words, len(entry.words or ()))
@@ -186,17 +186,17 @@ def cross_norms(analysis: Analysis) -> Columns:
     return typed_columns({"layer": np.int16, "head": np.int16, "cells": np.int64, "sum": np.float64}, rows)
 
 
-def words_of(sample: Sample) -> tuple[Words, Words]:
+def aligned_words(sample: Sample) -> tuple[Words, Words]:
     """The word of each source token, and of each decoder input."""
     entry, tensors = sample.entry, sample.item.tensors
     if entry.words is None or not isinstance(entry.target, tuple):
-        raise NormscopeError("An alignment needs words on both sides.")
-    source = word_ids(entry.words, tensors["input_ids"].tolist(), sample.lens.tokenizer)
-    target = word_ids(entry.target, tensors["decoder_input_ids"].tolist(), sample.lens.tokenizer, target=True)
+        raise NormscopeError("Alignments need entries with words on both sides.")
+    source = gold_word_ids(entry.words, tensors["input_ids"].tolist(), sample.lens.tokenizer)
+    target = gold_word_ids(entry.target, tensors["decoder_input_ids"].tolist(), sample.lens.tokenizer, target=True)
     return source, target
 
 
-def cross_maps(decoder: Analysis) -> dict[str, Tensor]:
+def cross_attention_maps(decoder: Analysis) -> dict[str, Tensor]:
     """method -> (layers, 1 + heads, rows, source tokens): the layer's map (mean of alpha over heads; norm of the sum
     over heads), then the head's."""
     found = {}
@@ -210,11 +210,11 @@ def _encoder_columns(decoder: Analysis, maps: Tensor) -> Tensor:
     return maps[..., [label.side == "encoder" for label in decoder.columns]]
 
 
-def _value_norms(analysis: Analysis) -> NDArray[Any]:
+def _value_norm_array(analysis: Analysis) -> NDArray[Any]:
     assert analysis.value_norms is not None
     return analysis.value_norms.numpy()
 
 
-def _codes(analysis: Analysis) -> NDArray[np.int32]:
-    """The kind of each column, by its place in KINDS."""
-    return np.array([KINDS.index(kind(label.token)) for label in analysis.columns], dtype=np.int32)
+def _token_kind_codes(analysis: Analysis) -> NDArray[np.int32]:
+    """The kind of each column, as an index into KINDS."""
+    return np.array([KINDS.index(token_kind(label.token)) for label in analysis.columns], dtype=np.int32)

@@ -1,53 +1,61 @@
-"""What the sections of EMNLP 2020 have in common: their runs, the categories of tokens, what was published."""
+"""Shared by the sections of EMNLP 2020: run names, token categories, norms by head and maps of all heads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from normscope.corpus.store import Run
 from normscope.measures.dispersion import Moments, combine_moments
-from normscope.papers import published
+from normscope.papers.common import scan_side
 from normscope.papers.study import Setting
+from normscope.reports import map_charts
+from normscope.reports.report import Picture
 
+Head = tuple[int, int]  # layer and head, from 0
 NAME = "emnlp2020"
 REFERENCE = "BERT-base on Wikipedia, published"
-PLAIN = "attention"  # the run over the text as it is
+PLAIN = "attention"  # the run over unmasked text
 PARALLEL = "alignment"  # the run over sentence pairs
 CATEGORIES = ("first", "separator", "punctuation", "other")
 
 
-def reference() -> dict[str, float]:
-    """The paper's main numbers by key."""
-    return published.reference(NAME)
-
-
 def categories_by_kind(readings: Any) -> dict[str, str]:
-    """The paper's category of each kind of token that the measures distinguish."""
+    """Kind of token, as the measures distinguish them -> the paper's category."""
     same = {category: category for category in CATEGORIES}
     return same | {"mask": "other", "symbol": "punctuation" if readings.punctuation == "all" else "other"}
 
 
-def labels(readings: Any) -> dict[str, str]:
-    """The categories as people call them."""
+def category_labels(readings: Any) -> dict[str, str]:
+    """Display names of the categories."""
     marks = "punctuation" if readings.punctuation == "all" else "comma, period"
     return {"first": "[CLS] or first", "separator": "[SEP] or last", "punctuation": marks, "other": "other"}
 
 
-def rows(setting: Setting, run: Run, table: str) -> pl.LazyFrame:
-    """A table of a run, of the side that the paper reads."""
-    return run.scan(table).filter(pl.col("side") == setting.side)
-
-
-def with_category(frame: pl.LazyFrame, readings: Any) -> pl.LazyFrame:
+def add_category(frame: pl.LazyFrame, readings: Any) -> pl.LazyFrame:
     """The frame with a column `category` from the column `kind`."""
     return frame.with_columns(pl.col("kind").replace_strict(categories_by_kind(readings)).alias("category"))
 
 
-def norm_moments(setting: Setting, run: Run, *keys: str) -> dict[tuple[Any, ...], Moments]:
+def merged_norm_moments(setting: Setting, run: Run, *keys: str) -> dict[tuple[Any, ...], Moments]:
     """The moments of ||f(x)|| over the corpus by `keys`: some of layer, head (both from 0) and category."""
     columns = ("count", "mean", "deviations", "largest", "smallest")
-    frame = with_category(rows(setting, run, "norm_moments"), setting.readings)
+    frame = add_category(scan_side(run, "norm_moments", setting.side), setting.readings)
     found = frame.group_by(keys).agg(*columns).sort(keys).collect()
     return {row[: len(keys)]: combine_moments(*row[len(keys) :]) for row in found.iter_rows()}
+
+
+def head_map_picture(name: str, title: str, panels: Mapping[str, Mapping[Head, float]]) -> Picture:
+    """Heat maps of all layers and heads side by side, each with its own colour scale."""
+    heads = list(next(iter(panels.values())))
+    shape = tuple(1 + max(place[n] for place in heads) for n in (0, 1))
+    grids = {label: np.full(shape, np.nan) for label in panels}
+    for label, values in panels.items():
+        for place, value in values.items():
+            grids[label][place] = value
+    rows, columns = (range(1, size + 1) for size in shape)
+    chart = map_charts.heat_map_charts(grids, rows=rows, columns=columns, xlabel="head", ylabel="layer", shared=False)
+    return Picture(name, title, chart)

@@ -1,4 +1,4 @@
-"""The shares of special tokens and punctuation, by weights and by norms (EMNLP 2020, Fig. 3)."""
+"""Shares of special tokens and punctuation, measured by weights and by norms (EMNLP 2020, Fig. 3)."""
 
 from __future__ import annotations
 
@@ -7,30 +7,37 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from normscope.corpus.store import Run
-from normscope.papers.common import layer_numbers, published_curves
-from normscope.papers.emnlp2020.shared import CATEGORIES, PLAIN, REFERENCE, labels, reference, rows, with_category
+from normscope.papers.common import layer_numbers, layer_picture, published_curves, scan_side
+from normscope.papers.emnlp2020.shared import (
+    CATEGORIES,
+    NAME,
+    PLAIN,
+    REFERENCE,
+    add_category,
+    category_labels,
+)
+from normscope.papers.published import paper_numbers
 from normscope.papers.study import Runs, Setting
-from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
 Curves = Mapping[str, Sequence[float]]  # category -> a value for each layer
 
 TITLES = {"weight": "Weight-based: sum of alpha", "norm": "Norm-based: sum of ||alpha f(x)||"}
 TEXT = (
-    "How much of the attention goes to each category of tokens: the sum over its tokens, averaged over all outputs of "
-    "a sequence, then over sequences. By weights it is the sum of alpha (averaged over heads), which is 1 for all "
-    "tokens together; by norms {}."
+    "How much attention each category of tokens receives: the sum over its tokens, averaged over the outputs of a "
+    "sequence and then over sequences. With weights this is the sum of alpha (averaged over heads), which totals 1 "
+    "over all categories; with norms it is {}."
 )
 LEVELS = {
     "heads": "the sum of ||alpha f(x)|| of each head, averaged over heads",
-    "layer": "the sum of the norms ||sum over heads of alpha f(x)|| of the layer",
+    "layer": "the sum of the layer's norms ||sum over heads of alpha f(x)||",
 }
 
 
-def shares(setting: Setting, runs: Runs) -> Section:
+def category_shares_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 3: weight-based and norm-based analysis of [CLS], [SEP], punctuation and the rest, by layer."""
-    names = labels(setting.readings)
-    frame = by_category(setting, runs[PLAIN])
+    names = category_labels(setting.readings)
+    frame = mean_category_shares(setting, runs[PLAIN])
     layers = [layer + 1 for layer in sorted(frame["layer"].unique().to_list())]
     weight, norm, keys = (
         {
@@ -39,14 +46,14 @@ def shares(setting: Setting, runs: Runs) -> Section:
         }
         for column in ("weight", "norm", "keys")
     )
-    part = _parts(norm)
+    part = _parts_of_total(norm)
     present = [c for c in CATEGORIES if any(keys[c])]
     table = Table.of(
         "fig3-shares",
         "Fig. 3. Weights and norms by category",
         {
             **{"layer": "", "category": "", "sum of alpha": ".3f", "sum of ||alpha f||": ".3f"},
-            "of the layer's norms (%)": ".1f",
+            "share of norms (%)": ".1f",
         },
         (
             (layer, names[c], weight[c][n], norm[c][n], 100 * part[c][n])
@@ -64,19 +71,19 @@ def shares(setting: Setting, runs: Runs) -> Section:
         "Weights against norms: special tokens and punctuation",
         TEXT.format(LEVELS[setting.readings.share_norm]),
         (
-            _picture("weight", {c: weight[c] for c in present}, layers, names),
-            _picture("norm", {c: norm[c] for c in present}, layers, names),
+            _category_share_picture("weight", {c: weight[c] for c in present}, layers, names),
+            _category_share_picture("norm", {c: norm[c] for c in present}, layers, names),
             table,
         ),
-        _claims(names, layers, weight, part),
+        _category_share_claims(names, layers, weight, part),
         numbers,
     )
 
 
-def by_category(setting: Setting, run: Run) -> pl.DataFrame:
+def mean_category_shares(setting: Setting, run: Run) -> pl.DataFrame:
     """layer (from 0), category -> `weight`, `norm` and `keys` (share of the tokens), each the mean over sequences."""
     norm = "norm" if setting.readings.share_norm == "heads" else "layer_norm"
-    frame = with_category(rows(setting, run, "category_shares"), setting.readings)
+    frame = add_category(scan_side(run, "category_shares", setting.side), setting.readings)
     by_sequence = frame.group_by("id", "layer", "category").agg(
         pl.col("weight").sum(), pl.col(norm).sum().alias("norm"), pl.col("keys").sum()
     )
@@ -90,22 +97,26 @@ def by_category(setting: Setting, run: Run) -> pl.DataFrame:
     )
 
 
-def _picture(what: str, curves: Curves, layers: Sequence[int], names: Mapping[str, str]) -> Picture:
-    published = published_curves(reference(), {names[c]: f"share.{what}.{c}.L{{}}" for c in curves}, len(layers))
+def _category_share_picture(what: str, curves: Curves, layers: Sequence[int], names: Mapping[str, str]) -> Picture:
+    published = published_curves(
+        paper_numbers(NAME), {names[c]: f"share.{what}.{c}.L{{}}" for c in curves}, len(layers)
+    )
     series = {names[c]: curves[c] for c in curves}
-    chart = charts.line_chart(series, x=layers, ylabel=TITLES[what].partition(": ")[2], reference=published)
-    return Picture(f"fig3-{what}", f"Fig. 3. {TITLES[what]}", chart, f"Dashed: {REFERENCE}." if published else "")
+    ylabel, note = TITLES[what].partition(": ")[2], f"Dashed: {REFERENCE}." if published else ""
+    return layer_picture(f"fig3-{what}", f"Fig. 3. {TITLES[what]}", series, layers, ylabel, note, reference=published)
 
 
-def _parts(curves: Curves) -> dict[str, list[float]]:
-    """Each category's part of the sum over categories, by layer."""
+def _parts_of_total(curves: Curves) -> dict[str, list[float]]:
+    """Each category's share of the sum over categories, by layer."""
     sums = [sum(values) for values in zip(*(curves[c] for c in CATEGORIES), strict=True)]
     return {c: [value / total for value, total in zip(curves[c], sums, strict=True)] for c in CATEGORIES}
 
 
-def _claims(names: Mapping[str, str], layers: Sequence[int], weight: Curves, part: Curves) -> tuple[Claim, ...]:
+def _category_share_claims(
+    names: Mapping[str, str], layers: Sequence[int], weight: Curves, part: Curves
+) -> tuple[Claim, ...]:
     theirs, norms = (
-        published_curves(reference(), {c: f"share.{what}.{c}.L{{}}" for c in CATEGORIES}, 12)
+        published_curves(paper_numbers(NAME), {c: f"share.{what}.{c}.L{{}}" for c in CATEGORIES}, 12)
         for what in ("weight", "norm")
     )
     known = len(theirs) == len(norms) == len(CATEGORIES)
@@ -114,30 +125,30 @@ def _claims(names: Mapping[str, str], layers: Sequence[int], weight: Curves, par
         (("first", "separator"), "[CLS] and [SEP] together"),
         (("punctuation",), names["punctuation"][0].upper() + names["punctuation"][1:]),
     ):
-        ours, by_weight, by_norm = _peak(layers, weight, part, some)
+        ours, by_weight, by_norm = _peak_weight(layers, weight, part, some)
         claims.append(
             Claim(
-                f"{what} get much weight, but contribute little: where they get most weight, their part of the "
-                "norms is less than half of it",
+                f"{what} receive much weight but contribute little: in the layer where their weight peaks, their share "
+                "of the norms is less than half their share of the weight",
                 by_norm < by_weight / 2 if by_weight > 0 else None,
-                ours if by_weight > 0 else "there is no such token",
-                _peak(range(1, 13), theirs, _parts(norms), some)[0] if known else "",
+                ours if by_weight > 0 else "no such tokens in the corpus",
+                _peak_weight(range(1, 13), theirs, _parts_of_total(norms), some)[0] if known else "",
             )
         )
     least = min(part["other"])
     claims.append(
         Claim(
-            "By norms, ordinary tokens contribute most in every layer",
+            "Measured by norms, ordinary tokens contribute most in every layer",
             least > 0.5,
             f"at least {100 * least:.0f} % (layer {layers[part['other'].index(least)]})",
-            f"at least {100 * min(_parts(norms)['other']):.0f} %" if known else "",
+            f"at least {100 * min(_parts_of_total(norms)['other']):.0f} %" if known else "",
         )
     )
     return tuple(claims)
 
 
-def _peak(layers: Sequence[int], weight: Curves, part: Curves, some: Sequence[str]) -> tuple[str, float, float]:
-    """The layer where some categories get most weight, in words; their weight and their part of the norms there."""
+def _peak_weight(layers: Sequence[int], weight: Curves, part: Curves, some: Sequence[str]) -> tuple[str, float, float]:
+    """The layer where the categories together receive most weight, described; their weight and norm shares there."""
     sums = [sum(values) for values in zip(*(weight[c] for c in some), strict=True)]
     at = max(range(len(sums)), key=sums.__getitem__)
     norm = sum(part[c][at] for c in some)

@@ -1,8 +1,8 @@
-"""The word of every token, if the words are those of gold data and not the tokenizer's own.
+"""Map each token to a word of the gold data, which may split words differently from the tokenizer.
 
-The model is given the words joined by spaces. A fast tokenizer knows which characters each token covers. A slow one
-(Marian's sentencepiece) does not: its words are tokenised one by one, which must give the same tokens in the same
-order, otherwise the entry is refused.
+The model reads the words joined by spaces. A fast tokenizer reports which characters each token covers. A slow one
+(such as Marian's) does not: the words are tokenised one by one, and the entry is refused unless this gives the same
+tokens in the same order.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from normscope.errors import NormscopeError
 Words = tuple[int | None, ...]  # the word of each token, from 0; None for special tokens
 
 
-def word_ids(words: Sequence[str], ids: Sequence[int], tokenizer: Any, *, target: bool = False) -> Words:
-    """The word of each of the model's tokens `ids`, made of `" ".join(words)`; `target`: on the decoder's side."""
+def gold_word_ids(words: Sequence[str], ids: Sequence[int], tokenizer: Any, *, target: bool = False) -> Words:
+    """The word of each token in `ids`, which encode `" ".join(words)`; `target`: tokenise as target text."""
     if tokenizer is None:
-        raise NormscopeError("Without a tokenizer it cannot be told which word a token belongs to.")
+        raise NormscopeError("Assigning tokens to words needs a tokenizer.")
     if getattr(tokenizer, "is_fast", False):
-        made, owners = _by_characters(words, tokenizer, target)
+        made, owners = _words_by_offsets(words, tokenizer, target)
     else:
-        made, owners = _one_by_one(words, tokenizer, target)
-    found = _align(made, owners, list(ids), set(tokenizer.all_special_ids))
+        made, owners = _words_one_by_one(words, tokenizer, target)
+    found = _place_among_model_tokens(made, owners, list(ids), set(tokenizer.all_special_ids))
     missing = [n for n in range(len(words)) if n not in set(found)]
     if missing:
         raise NormscopeError(
-            f"The {'target ' if target else ''}word {missing[0] + 1} ({words[missing[0]]!r}) has no token of its own."
+            f"The {'target ' if target else ''}word {missing[0] + 1} ({words[missing[0]]!r}) has no token."
         )
     return found
 
 
-def _by_characters(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
+def _words_by_offsets(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
     text = " ".join(words)
     given = {"text_target": text} if target else {"text": text}
     encoding = tokenizer(**given, add_special_tokens=False, return_offsets_mapping=True)
@@ -45,13 +45,13 @@ def _by_characters(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[
         those = {owner[at] for at in letters} or {owner[min(start, len(text) - 1)]}
         if len(those) > 1:
             raise NormscopeError(
-                f"The token {text[start:end]!r} holds letters of two words: they cannot be told apart."
+                f"The token {text[start:end]!r} covers characters of two words, so it cannot be assigned to one."
             )
         owners.append(those.pop())
     return list(encoding["input_ids"]), owners
 
 
-def _one_by_one(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
+def _words_one_by_one(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
     made: list[int] = []
     owners: list[int | None] = []
     for n, word in enumerate(words):
@@ -62,13 +62,13 @@ def _one_by_one(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[lis
     return made, owners
 
 
-def _align(made: list[int], owners: list[int | None], ids: list[int], special: set[int]) -> Words:
-    """The owners where the tokens stand among the model's own, with special ones before and after them only."""
+def _place_among_model_tokens(made: list[int], owners: list[int | None], ids: list[int], special: set[int]) -> Words:
+    """The word of each model token: `made` must occur in `ids` with only special tokens before and after it."""
     for start in range(len(ids) - len(made) + 1):
         end = start + len(made)
         if ids[start:end] == made and special.issuperset(ids[:start] + ids[end:]):
             return (None,) * start + tuple(owners) + (None,) * (len(ids) - end)
     raise NormscopeError(
-        "The words one by one do not give the tokens that the model was given, so it cannot be told which word a token "
-        "belongs to."
+        "Tokenising the words one by one does not give the tokens of the whole sentence, so tokens cannot be assigned "
+        "to words."
     )

@@ -1,4 +1,4 @@
-"""The maps of an example with attention alone, with the residual, with normalization (EMNLP 2021, Fig. 2)."""
+"""Maps of an example: attention alone, with the residual, and with normalization (EMNLP 2021, Fig. 2)."""
 
 from __future__ import annotations
 
@@ -11,85 +11,85 @@ from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
 from normscope.corpus.entries import Entry
 from normscope.measures.first_token import normalise_rows
-from normscope.papers.emnlp2021.ratios import methods, scope
+from normscope.papers.emnlp2021.ratios import mixing_scopes, scope_of_alias
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
-LONGEST = 40  # tokens that can be read along an axis
+LONGEST = 40  # most tokens that stay legible along an axis
 KINDS = {"norms": ("-N", "norm of the contribution"), "weights": ("-W", "weight")}  # suffix of the scopes, label
 
 
-def example_maps(setting: Setting, runs: Runs) -> Section:
+def example_maps_section(setting: Setting, runs: Runs) -> Section:
     """ATTN-N, ATTNRES-N and ATTNRESLN-N side by side, and the weights."""
     lens, depth, asked = setting.lens, setting.depth, setting.readings.example_layer
-    result = _analyze(lens, example(setting))
+    result = _analyze_attention_block(lens, example_encoding(setting))
     tokens = list(result.tokens)
     layer = min(asked, depth) if asked > 0 else (depth + 1) // 2
     pictures = []
     for kind, (suffix, label) in KINDS.items():
         maps = {name: result[name][layer - 1].numpy() for name in result.scopes if name.endswith(suffix)}
-        chart = map_charts.heat_maps(
+        chart = map_charts.heat_map_charts(
             maps, rows=tokens, columns=tokens, label=label, xlabel="input", ylabel="output", shared=False
         )
         title = f"Maps of the example by {kind}, layer {layer} of {depth}"
         pictures.append(Picture(f"comparison-{kind}", title, chart, "Each map has its own colour scale."))
-    shares = {name: own_share(result[name]) for name in result.scopes}
+    shares = {name: own_shares(result[name]) for name in result.scopes}
     table = Table.of(
         "comparison-own",
-        "Share of a token itself in its row of the map (%), mean over the example's tokens",
+        "Share of the diagonal (%): each token's share in its own row, mean over tokens",
         {"layer": "", **dict.fromkeys(result.scopes, ".1f")},
         ((n + 1, *(shares[name][n] for name in result.scopes)) for n in range(depth)),
     )
-    alone, block = (scope(lens, alias) for alias in ("attention", "attention-block"))
+    alone, block = (scope_of_alias(lens, alias) for alias in ("attention", "attention-block"))
     by_alone, by_block = (sum(shares[name]) / depth for name in (alone, block))
     claim = Claim(
-        "With residual and normalization the diagonal dominates the map; attention alone looks at other tokens",
+        "The diagonal dominates the map with residual and normalization, but not with attention alone",
         by_block > 50 > by_alone,
-        f"share of the diagonal {by_alone:.1f} % by {alone}, {by_block:.1f} % by {block}",
+        f"share of the diagonal {by_alone:.1f} % in {alone}, {by_block:.1f} % in {block}",
     )
-    title = "Attention, residual and normalization in an example"
-    return Section("comparison", title, f"The example: {' '.join(tokens)}", (*pictures, table), (claim,))
+    title = "Maps of an example with attention, residual and normalization"
+    return Section("comparison", title, f"Example: {' '.join(tokens)}", (*pictures, table), (claim,))
 
 
 def missing_example(setting: Setting) -> str | None:
-    """Why there is no text to draw maps of."""
+    """Why no example can be analysed, or None."""
     if setting.lens.family.input != "text":
-        return "It draws maps of a text, but this model reads no text."
+        return "The example is a text, but this model does not read text."
     if setting.lens.tokenizer is None:
-        return "It draws maps of a text, but there is no tokenizer to read one with."
+        return "The example is a text, which needs a tokenizer."
     given = setting.example is not None or setting.entries
-    return None if given else "It draws maps of a text: give DATA or --example."
+    return None if given else "No example text: pass DATA or --example."
 
 
-def example(setting: Setting) -> dict[str, list[int]]:
-    """The example, or else the first entry, as an encoding of at most 40 tokens."""
+def example_encoding(setting: Setting) -> dict[str, list[int]]:
+    """The example, by default the first entry, as an encoding of at most LONGEST tokens."""
     tokenizer = setting.lens.tokenizer
     texts: tuple[str, ...] = () if setting.example is None else (setting.example,)
     if not texts:
         entry = setting.entries[0]
         if entry.pieces and entry.words is not None:
             return {"input_ids": tokenizer.convert_tokens_to_ids(list(entry.words[:LONGEST]))}
-        texts = _texts(entry)
+        texts = _entry_texts(entry)
     encoding = tokenizer(*texts, truncation=True, max_length=LONGEST)
     keys = ("input_ids", "token_type_ids") if "token_type_ids" in setting.lens.loaded.limits.keys else ("input_ids",)
     return {key: list(encoding[key]) for key in keys if key in encoding}
 
 
-def own_share(maps: Tensor) -> list[float]:
+def own_shares(maps: Tensor) -> list[float]:
     """By layer: ``m_ii / sum_j m_ij`` in percent, mean over rows."""
     found: list[float] = (100 * normalise_rows(maps.double()).diagonal(dim1=1, dim2=2).mean(-1)).tolist()
     return found
 
 
-def _analyze(lens: Analyzer, encoding: Mapping[str, Any]) -> Analysis:
-    """The maps up to the end of the attention block; in an encoder-decoder, those of the encoder."""
+def _analyze_attention_block(lens: Analyzer, encoding: Mapping[str, Any]) -> Analysis:
+    """The maps up to the end of the attention block, for an encoder-decoder those of the encoder."""
     given = dict(encoding)
-    if lens.two_sided:  # the decoder's input does not matter to the encoder
+    if lens.two_sided:  # the encoder does not depend on the decoder input
         given["decoder_input_ids"] = given["input_ids"][:1]
-    result = lens.analyze(given, scopes=methods(lens))
+    result = lens.analyze(given, scopes=mixing_scopes(lens))
     return result if isinstance(result, Analysis) else result.side(lens.loaded.stacks[0].side)
 
 
-def _texts(entry: Entry) -> tuple[str, ...]:
+def _entry_texts(entry: Entry) -> tuple[str, ...]:
     return entry.pair or (entry.text if entry.text is not None else " ".join(entry.words or ()),)

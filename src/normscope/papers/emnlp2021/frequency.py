@@ -1,4 +1,4 @@
-"""Mixing ratio against word frequency (EMNLP 2021, section 5.3), for unmasked text, averaged over layers."""
+"""Mixing ratio and word frequency (EMNLP 2021, section 5.3), on unmasked text, averaged over layers."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from numpy.typing import NDArray
 from normscope.corpus.store import Run
 from normscope.measures.correlation import spearman_of_lists
 from normscope.papers import frequencies
-from normscope.papers.common import finite
-from normscope.papers.emnlp2021.ratios import aggregate, methods, ratios, scope
-from normscope.papers.emnlp2021.shared import PUBLISHED, REFERENCE, reference
-from normscope.papers.published import quote
+from normscope.papers.common import finite_numbers
+from normscope.papers.emnlp2021.ratios import aggregate_rounded, mixing_ratios, mixing_scopes, scope_of_alias
+from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
-from normscope.reports.report import Claim, Picture, Section, Table, nan_to_none
+from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
 
 TITLES = {"all": "all tokens", "words": "without special tokens"}
-TEXT = """Each token's mixing ratio is averaged over layers and correlated with the frequency rank of its type; rank 1 \
-is the most frequent, so a negative correlation means that frequent words mix more. The text is not masked."""
+TEXT = """Each token's mixing ratio is averaged over layers and correlated with the frequency rank of its type. Rank 1 \
+is the most frequent type, so a negative correlation means that frequent words mix more. The text is not masked."""
 
 
-def frequency(setting: Setting, runs: Runs) -> Section:
-    """Spearman's correlation with the rank, over all tokens and without special ones."""
-    lens, published = setting.lens, reference()
-    frame = token_ratios(setting, runs["plain"])
+def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
+    """Spearman's correlation of mixing ratio and frequency rank, with and without special tokens."""
+    lens, published = setting.lens, paper_numbers(NAME)
+    frame = token_mixing_ratios(setting, runs["plain"])
     ids = lens.tokenizer.convert_tokens_to_ids(frame["token"].to_list())
-    counts, _ = frequencies.load_or_count(setting, ids)
+    counts, _ = frequencies.load_or_count_frequencies(setting, ids)
     ranks = counts.ranks.of(ids)
-    ordinary = ~special(setting, frame)
+    ordinary = ~special_token_mask(setting, frame)
     groups = {"all": np.ones(len(ranks), dtype=bool), "words": ordinary}
-    values = {name: frame[name].to_numpy() for name in methods(lens) if name in frame.columns}
+    values = {name: frame[name].to_numpy() for name in mixing_scopes(lens) if name in frame.columns}
     rho = {
         (name, kind): spearman_of_lists(some[chosen], ranks[chosen])
         for name, some in values.items()
@@ -48,47 +48,46 @@ def frequency(setting: Setting, runs: Runs) -> Section:
         (
             (
                 name,
-                *(nan_to_none(rho[name, kind]) for kind in TITLES),
+                *(none_if_nan(rho[name, kind]) for kind in TITLES),
                 *(published.get(f"frequency.{name}.{kind}") for kind in TITLES),
             )
             for name in values
         ),
-        f"{len(ranks)} tokens, {int(ordinary.sum())} without special ones. Frequencies: {counts.source}. {REFERENCE}",
+        f"{len(ranks)} tokens, {int(ordinary.sum())} of them not special. Frequencies: {counts.source}. {REFERENCE}",
     )
-    places, means = by_rank(ranks[ordinary], {name: some[ordinary] for name, some in values.items()})
-    xlabel = "frequency rank, about (logarithm to base 10)"
+    places, means = means_by_rank(ranks[ordinary], {name: some[ordinary] for name, some in values.items()})
+    xlabel = "frequency rank (logarithm to base 10), binned"
     chart = charts.line_chart(means, x=places, xlabel=xlabel, ylabel="mixing ratio (%)", ylim=(0, 100))
-    title, note = (
-        "Mean mixing ratio of words by frequency rank",
-        "Half a power of ten to a point; without special tokens.",
-    )
-    last = scope(lens, "attention-block")
-    found = nan_to_none(rho[last, "words"])
+    title, note = "Mean mixing ratio of words by frequency rank", "Two points per power of ten; no special tokens."
+    last = scope_of_alias(lens, "attention-block")
+    found = none_if_nan(rho[last, "words"])
     claim = Claim(
-        "Frequent words mix more: the mixing ratio falls with the frequency rank",
+        "Frequent words mix more: the mixing ratio decreases with the frequency rank",
         None if found is None else found < 0,
-        "the ratio does not vary" if found is None else f"Spearman {found:.2f} by {last}, without special tokens",
-        quote(published, "Spearman {:.2f} by ATTNRESLN-N", "frequency.ATTNRESLN-N.words"),
+        "the mixing ratio does not vary"
+        if found is None
+        else f"Spearman {found:.2f} by {last}, without special tokens",
+        quote_published(published, "Spearman {:.2f} by ATTNRESLN-N", "frequency.ATTNRESLN-N.words"),
     )
     return Section(
         "frequency",
-        "Mixing ratio against word frequency",
+        "Mixing ratio and word frequency",
         TEXT,
         (table, Picture("frequency-ranks", title, chart, note)),
         (claim,),
-        finite({f"frequency.{name}.{kind}": value for (name, kind), value in rho.items()}),
+        finite_numbers({f"frequency.{name}.{kind}": value for (name, kind), value in rho.items()}),
     )
 
 
-def token_ratios(setting: Setting, run: Run) -> pl.DataFrame:
-    """A row for each token of the corpus: id, position, token, type, and by each method its ratio, mean over layers."""
+def token_mixing_ratios(setting: Setting, run: Run) -> pl.DataFrame:
+    """One row per token of the corpus: id, position, token, type and, for each method, the mean ratio over layers."""
     keys = ["id", "position", "token", "type"]
-    found = aggregate(ratios(setting.lens, run), ["scope", *keys], pl.col("percent").mean())
+    found = aggregate_rounded(mixing_ratios(setting.lens, run), ["scope", *keys], pl.col("percent").mean())
     return found.pivot(on="scope", index=keys, values="percent").sort("id", "position")
 
 
-def special(setting: Setting, frame: pl.DataFrame) -> NDArray[np.bool_]:
-    """Which tokens are special according to the reading `special`."""
+def special_token_mask(setting: Setting, frame: pl.DataFrame) -> NDArray[np.bool_]:
+    """Boolean mask of the tokens that the reading `special` counts as special."""
     if setting.readings.special == "tokenizer":
         found: Any = frame["token"].is_in(list(setting.lens.tokenizer.all_special_tokens)).to_numpy()
     else:
@@ -96,10 +95,10 @@ def special(setting: Setting, frame: pl.DataFrame) -> NDArray[np.bool_]:
     return np.asarray(found, dtype=bool)
 
 
-def by_rank(
+def means_by_rank(
     ranks: NDArray[np.int64], values: Mapping[str, NDArray[np.float64]]
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """The middle of every half power of ten of ranks that occurs, as a logarithm, and the means of the values there."""
+    """Centres (log10) of the non-empty bins of half a power of ten, and the means of the values in each bin."""
     bins = np.floor(2 * np.log10(np.maximum(ranks, 1))).astype(int)
     present = np.unique(bins)
     means = {name: [float(some[bins == one].mean()) for one in present] for name, some in values.items()}

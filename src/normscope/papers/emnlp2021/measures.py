@@ -1,4 +1,4 @@
-"""What only EMNLP 2021's experiments measure: how the output changes when attention is uniform."""
+"""Corpus measure of EMNLP 2021: how the output changes when attention is made uniform."""
 
 from __future__ import annotations
 
@@ -24,28 +24,37 @@ TYPES: dict[str, Any] = {
 
 @register("uniform_attention", scopes=("weights",), whole=True)
 def uniform_attention(sample: Sample) -> Columns:
-    """layer (-1: all at once) -> with uniform attention there: relative change and cosine distance of the final hidden
-    states (means over tokens), loss and plain loss over the scored tokens, if the model has a head"""
+    """layer (-1: all at once) -> effect of uniform attention in it: relative change and cosine distance of the final
+    hidden states (means over tokens), loss with and without it over the scored tokens if the model has a head"""
     lens, item, layers = sample.lens, sample.item, list(sample.analysis.layers)
     if sample.analysis.info["side"] != lens.loaded.stacks[0].side:
         return typed_columns(TYPES, [])
     positions, targets = scored_tokens(sample)
-    plain, plain_loss = run_uniform(lens.loaded, item, ()), _loss(sample, [], positions, targets)
+    plain, plain_loss = run_uniform(lens.loaded, item, ()), _uniform_attention_loss(sample, [], positions, targets)
     rows = []
     for layer in (*layers, ALL):
         chosen = layers if layer == ALL else [layer]
         changed = run_uniform(lens.loaded, item, chosen)
         apart = [float(measure(plain, changed).mean()) for measure in (relative_change, cosine_distance)]
-        rows.append((layer, len(plain), *apart, _loss(sample, chosen, positions, targets), plain_loss, len(positions)))
+        rows.append(
+            (
+                layer,
+                len(plain),
+                *apart,
+                _uniform_attention_loss(sample, chosen, positions, targets),
+                plain_loss,
+                len(positions),
+            )
+        )
     return typed_columns(TYPES, rows)
 
 
 def scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
-    """Where the head is asked for a token, and which one is right: the masked positions of a masked language model, all
-    but the last of a causal one (for the next token). Empty for a model without a head over its vocabulary."""
+    """Positions whose prediction is scored, and the correct tokens: the masked positions of a masked language model,
+    all but the last of a causal one (next token). Empty for models without a language-modelling head."""
     none = torch.zeros(0, dtype=torch.long)
     lens, side = sample.lens, sample.lens.loaded.stacks[0].side
-    if lens.two_sided or not has_head(lens):
+    if lens.two_sided or not has_output_head(lens):
         return none, none
     real = sample.item.sides[side].real
     ids, before = sample.item.tensors["input_ids"][real], sample.original.tensors["input_ids"][real]
@@ -55,12 +64,12 @@ def scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
     return positions, before[positions]
 
 
-def has_head(lens: Any) -> bool:
-    """Whether the model scores every token of its vocabulary."""
+def has_output_head(lens: Any) -> bool:
+    """Whether the model has a head that scores its vocabulary."""
     return lens.model is not lens.loaded.base and lens.model.get_output_embeddings() is not None
 
 
-def _loss(sample: Sample, layers: list[int], positions: Tensor, targets: Tensor) -> float:
+def _uniform_attention_loss(sample: Sample, layers: list[int], positions: Tensor, targets: Tensor) -> float:
     """Mean cross-entropy at the positions, in nats; NaN if there are none."""
     if not len(positions):
         return nan

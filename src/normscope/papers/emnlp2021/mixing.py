@@ -1,4 +1,4 @@
-"""Mixing ratios: of all tokens (Table 2), by layer and kind of token (Fig. 3), against depth (EMNLP 2021)."""
+"""Mixing ratios (EMNLP 2021): overall (Table 2), by layer and kind of token (Fig. 3), and in relation to depth."""
 
 from __future__ import annotations
 
@@ -7,24 +7,32 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from normscope.measures.correlation import spearman_p_value
-from normscope.papers.common import claim_beside, describe_input, finite, masked_run, published_curves, rank_correlation
+from normscope.papers.common import (
+    claim_with_published,
+    describe_masking,
+    finite_numbers,
+    layer_picture,
+    masked_run,
+    published_curves,
+    rank_correlation,
+)
 from normscope.papers.emnlp2021 import ratios
-from normscope.papers.emnlp2021.ratios import TYPES, ByLayer, methods, overall, scope
-from normscope.papers.emnlp2021.shared import PUBLISHED, REFERENCE, claim_over_layers, reference
-from normscope.papers.published import quote
+from normscope.papers.emnlp2021.ratios import TYPES, ByLayer, mixing_scopes, overall_mixing, scope_of_alias
+from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE, claim_over_layers
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
-from normscope.reports import charts, map_charts
-from normscope.reports.report import Claim, Picture, Section, Table, nan_to_none
+from normscope.reports import map_charts
+from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
 
 KEYS = ("mean", "max", "min")
-MEANS = {"micro": "Means over all tokens (micro).", "macro": "Means over the means of the sequences (macro)."}
+MEANS = {"micro": "Means over all tokens (micro).", "macro": "Means over the sequence means (macro)."}
 
 
-def mixing(setting: Setting, runs: Runs) -> Section:
+def mixing_section(setting: Setting, runs: Runs) -> Section:
     """Table 2: mean, max and min of the mixing ratio by each method."""
-    lens, average, published = setting.lens, setting.readings.table_average, reference()
-    found = ratios.summary(ratios.ratios(lens, runs[masked_run(setting)]), average)
-    names = [name for name in methods(lens) if name in found]
+    lens, average, published = setting.lens, setting.readings.table_average, paper_numbers(NAME)
+    found = ratios.summarise_mixing(ratios.mixing_ratios(lens, runs[masked_run(setting)]), average)
+    names = [name for name in mixing_scopes(lens) if name in found]
     table = Table.of(
         "table2-mixing",
         "Table 2. Mixing ratio (%)",
@@ -32,20 +40,20 @@ def mixing(setting: Setting, runs: Runs) -> Section:
         ((name, *found[name].values(), *(published.get(f"mixing.{name}.{key}") for key in KEYS)) for name in names),
         f"{MEANS[average]} {REFERENCE}",
     )
-    text = "How much of a token's new vector comes from the other tokens, and how much from itself."
+    text = "The mixing ratio is the share of a token's new vector that comes from other tokens rather than from itself."
     return Section(
         "mixing",
         "Mixing ratio",
-        f"{text} {describe_input(setting)}",
+        f"{text} {describe_masking(setting)}",
         (table,),
         _mixing_claims(setting, {name: found[name]["mean"] for name in names}),
         {f"mixing.{name}.{key}": value for name in names for key, value in found[name].items()},
     )
 
 
-def layers(setting: Setting, runs: Runs) -> Section:
+def mixing_layers_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 3: the mean mixing ratio by layer and kind of token."""
-    found = _by_layer(setting, runs)
+    found = _mixing_by_layer(setting, runs)
     names, numbers = list(found), range(1, setting.depth + 1)
     kinds = [kind for kind in TYPES if any((layer, kind) in found[names[0]] for layer in numbers)]
     table = Table.of(
@@ -56,7 +64,7 @@ def layers(setting: Setting, runs: Runs) -> Section:
         MEANS[setting.readings.layer_average],
         folded=len(names) * len(numbers) > 20,
     )
-    heat = map_charts.heat_maps(
+    heat = map_charts.heat_map_charts(
         {name: np.array([[found[name].get((n, k), np.nan) for k in kinds] for n in numbers]) for name in names},
         rows=numbers,
         columns=kinds,
@@ -66,90 +74,94 @@ def layers(setting: Setting, runs: Runs) -> Section:
         shared=False,
         decimals=0,
     )
-    published = published_curves(reference(), {name: f"mixing.{name}.L{{}}.overall" for name in names}, setting.depth)
-    lines = charts.line_chart(
-        {name: overall(found[name]) for name in names},
-        x=numbers,
-        ylabel="mixing ratio (%)",
+    published = published_curves(
+        paper_numbers(NAME), {name: f"mixing.{name}.L{{}}.overall" for name in names}, setting.depth
+    )
+    lines = layer_picture(
+        "fig3-lines",
+        "Mixing ratio of all tokens by layer",
+        {name: overall_mixing(found[name]) for name in names},
+        numbers,
+        "mixing ratio (%)",
+        f"Dashed: {REFERENCE[0].lower()}{REFERENCE[1:]}" if published else "",
         reference=published,
         ylim=(0, 100),
     )
-    dashed = f"Dashed: {REFERENCE[0].lower()}{REFERENCE[1:]}" if published else ""
-    text = "The first token is [CLS] or what begins a text, a separator is [SEP] or what ends one."
+    text = "The first token is [CLS] or the token that starts a text; a separator is [SEP] or the token that ends one."
     return Section(
         "layers",
         "Mixing ratio by layer and kind of token",
-        f"{text} {describe_input(setting)}",
+        f"{text} {describe_masking(setting)}",
         (
-            Picture("fig3-heat", "Fig. 3. Mixing ratio (%), each method on its own colour scale", heat),
-            Picture("fig3-lines", "Mixing ratio of all tokens, layer by layer", lines, dashed),
+            Picture("fig3-heat", "Fig. 3. Mixing ratio (%); each method has its own colour scale", heat),
+            lines,
             table,
         ),
-        _layer_claims(setting, found[scope(setting.lens, "attention-block")]),
+        _layer_claims(setting, found[scope_of_alias(setting.lens, "attention-block")]),
         {f"mixing.{name}.L{layer}.{kind}": value for name in names for (layer, kind), value in found[name].items()},
     )
 
 
-def depth(setting: Setting, runs: Runs) -> Section:
-    """Spearman's correlation of the mixing ratio of a layer, over all tokens, with the number of the layer."""
-    found = {name: overall(means) for name, means in _by_layer(setting, runs).items()}
-    numbers, published = range(1, setting.depth + 1), reference()
+def mixing_depth_section(setting: Setting, runs: Runs) -> Section:
+    """Spearman's correlation of a layer's overall mixing ratio with its index."""
+    found = {name: overall_mixing(means) for name, means in _mixing_by_layer(setting, runs).items()}
+    numbers, published = range(1, setting.depth + 1), paper_numbers(NAME)
     rho = {name: rank_correlation(means, numbers) for name, means in found.items()}
     columns = {"method": "", "first layer (%)": ".1f", "last layer (%)": ".1f"}
     table = Table.of(
         "depth-spearman",
-        "Spearman's correlation of a layer's mean mixing ratio with its number",
+        "Spearman's correlation of a layer's mean mixing ratio with its index",
         {**columns, "Spearman": ".2f", "p": ".2f", PUBLISHED: ".2f"},
         (
-            (name, *(means[0], means[-1]), rho[name], nan_to_none(p), published.get(f"depth.{name}"))
+            (name, *(means[0], means[-1]), rho[name], none_if_nan(p), published.get(f"depth.{name}"))
             for name, means in found.items()
             for p in [spearman_p_value(means, numbers)]
         ),
-        f"p: two-sided, by permutation. {REFERENCE}",
+        f"p: two-sided permutation test. {REFERENCE}",
     )
-    theirs = quote(published, "Spearman {:.2f} over 12 layers", "depth.ATTNRESLN-N")
-    means = found[scope(setting.lens, "attention-block")]
+    theirs = quote_published(published, "Spearman {:.2f} over 12 layers", "depth.ATTNRESLN-N")
+    means = found[scope_of_alias(setting.lens, "attention-block")]
     return Section(
         "depth",
-        "Mixing ratio against depth",
-        f"Over the {setting.depth} layers of this model. With few layers, strong correlations often occur by chance.",
+        "Mixing ratio and depth",
+        f"Correlations over {setting.depth} layers; with few layers, chance correlations are often strong.",
         (table,),
-        (claim_over_layers(setting, "The mixing ratio falls with depth", means, numbers, -1, theirs),),
-        finite({f"depth.{name}": value for name, value in rho.items()}),
+        (claim_over_layers(setting, "The mixing ratio decreases with depth", means, numbers, -1, theirs),),
+        finite_numbers({f"depth.{name}": value for name, value in rho.items()}),
     )
 
 
-def middle(depth: int) -> list[int]:
+def middle_layers(depth: int) -> list[int]:
     """The middle half of the layers, from 1: 4 to 9 of 12."""
     return [layer for layer in range(1, depth + 1) if depth < 4 * layer <= 3 * depth] or [1]
 
 
-def _by_layer(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, str], float]]:
-    """The means of each method, in the layer's order."""
-    frame = ratios.ratios(setting.lens, runs[masked_run(setting)])
-    found = ratios.by_layer(frame, setting.readings.layer_average)
-    return {name: found[name] for name in methods(setting.lens) if name in found}
+def _mixing_by_layer(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, str], float]]:
+    """Method -> (layer, kind of token) -> mean, methods in the order of the layer's scopes."""
+    frame = ratios.mixing_ratios(setting.lens, runs[masked_run(setting)])
+    found = ratios.mean_mixing_by_layer(frame, setting.readings.layer_average)
+    return {name: found[name] for name in mixing_scopes(setting.lens) if name in found}
 
 
 def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim, ...]:
-    lens, published = setting.lens, reference()
-    scopes = [scope(lens, f"attention{suffix}") for suffix in ("", "-residual", "-block")]
+    lens, published = setting.lens, paper_numbers(NAME)
+    scopes = [scope_of_alias(lens, f"attention{suffix}") for suffix in ("", "-residual", "-block")]
     attention, residual, block = (means[name] for name in scopes)
-    weights, half = means[scope(lens, "weights")], ratios.residual_weights(lens)
+    weights, half = means[scope_of_alias(lens, "weights")], ratios.residual_weights_scope(lens)
 
     def claim(text: str, holds: bool, template: str, ours: tuple[float, float], *theirs: str) -> Claim:
-        return claim_beside(text, holds, template, ours, published, *(f"mixing.{name}.mean" for name in theirs))
+        return claim_with_published(text, holds, template, ours, published, *(f"mixing.{name}.mean" for name in theirs))
 
     claims = [
         claim(
-            "By weights mixing dominates; by norms, with residual and normalization, a token mostly keeps its own",
+            "Mixing dominates by weights, but by norms with residual and normalization tokens mostly keep their own",
             weights > 50 > block,
             "{:.1f} % against {:.1f} %",
             (weights, block),
             *("ATTN-W", "ATTNRESLN-N"),
         ),
         claim(
-            "The residual connection lowers the mixing by norms to less than a half",
+            "The residual connection reduces norm-based mixing to less than half",
             residual < attention / 2,
             "from {:.1f} % to {:.1f} %",
             (attention, residual),
@@ -159,13 +171,15 @@ def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim,
     if half is not None:
         claims.append(
             Claim(
-                "Weights with half a residual (Abnar and Zuidema) still overestimate the mixing",
+                "Weights with the residual as half (Abnar and Zuidema) still overestimate mixing",
                 means[half] > residual,
                 f"{means[half]:.1f} % against {residual:.1f} % by norms",
-                quote(published, "{:.1f} % against {:.1f} %", "mixing.ATTNRES-W.mean", "mixing.ATTNRES-N.mean"),
+                quote_published(
+                    published, "{:.1f} % against {:.1f} %", "mixing.ATTNRES-W.mean", "mixing.ATTNRES-N.mean"
+                ),
             )
         )
-    further, template = "Layer normalization lowers the mixing further", "from {:.1f} % to {:.1f} %"
+    further, template = "Layer normalization reduces mixing further", "from {:.1f} % to {:.1f} %"
     last = claim(further, block < residual, template, (residual, block), "ATTNRES-N", "ATTNRESLN-N")
     if scopes[1] == scopes[2]:
         last = Claim(further, None, "no norm follows the residual here", last.published)
@@ -173,33 +187,38 @@ def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim,
 
 
 def _layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
-    published = reference()
+    published = paper_numbers(NAME)
     keys = {(n, kind): f"mixing.ATTNRESLN-N.L{n}.{kind}" for n in range(1, 13) for kind in TYPES}
     theirs = {place: published[key] for place, key in keys.items() if key in published}
     claims = []
     for kind, less, text in (
-        ("separator", True, "In the middle layers separators ([SEP]) mix less than ordinary tokens"),
-        ("first", True, "In the middle layers the first token ([CLS]) mixes less than ordinary tokens"),
-        ("mask", False, "In the middle layers [MASK] mixes more than ordinary tokens"),
+        ("separator", True, "In the middle layers, separators ([SEP]) mix less than ordinary tokens"),
+        ("first", True, "In the middle layers, the first token ([CLS]) mixes less than ordinary tokens"),
+        ("mask", False, "In the middle layers, [MASK] mixes more than ordinary tokens"),
     ):
-        ours, why = _middle_means(means, kind, setting.depth), "there is no such token"
+        ours, why = _middle_means(means, kind, setting.depth), "no such tokens in the corpus"
         if kind == "first" and setting.side == "decoder":
-            ours, why = None, "the first token of a causal model sees no other"
+            ours, why = None, "the first token of a causal model attends only to itself"
         holds = None if ours is None else (ours[0] < ours[1]) == less
         claims.append(
-            Claim(text, holds, _against(ours, setting.depth, why), _against(_middle_means(theirs, kind, 12), 12))
+            Claim(
+                text,
+                holds,
+                _describe_middle_means(ours, setting.depth, why),
+                _describe_middle_means(_middle_means(theirs, kind, 12), 12),
+            )
         )
     return tuple(claims)
 
 
 def _middle_means(means: ByLayer, kind: str, depth: int) -> tuple[float, float] | None:
-    """The mean over the middle layers for a kind of token and for ordinary ones."""
-    values = [[means[n, one] for n in middle(depth) if (n, one) in means] for one in (kind, "other")]
+    """Means over the middle layers for a kind of token and for ordinary tokens."""
+    values = [[means[n, one] for n in middle_layers(depth) if (n, one) in means] for one in (kind, "other")]
     return (float(np.mean(values[0])), float(np.mean(values[1]))) if all(values) else None
 
 
-def _against(pair: Sequence[float] | None, depth: int, why: str = "") -> str:
-    layers = middle(depth)
+def _describe_middle_means(pair: Sequence[float] | None, depth: int, why: str = "") -> str:
+    layers = middle_layers(depth)
     if pair is None:
         return why
     return f"{pair[0]:.1f} % against {pair[1]:.1f} % in layers {layers[0]} to {layers[-1]}"

@@ -1,7 +1,7 @@
-"""Uniform attention instead of the learned one, against the mixing ratio of the layer (EMNLP 2021, section 6).
+"""Effect of uniform attention in a layer, compared with the layer's mixing ratio (EMNLP 2021, section 6).
 
-Others had found that a model works nearly as well with attention that is not learned. The paper's explanation: only a
-small part of each vector is mixed. So the less a layer mixes, the less it should matter.
+Earlier work found that models work nearly as well with attention that is not learned. The paper's explanation is that
+only a small part of each vector is mixed. The less a layer mixes, the less uniform attention should then change.
 """
 
 from __future__ import annotations
@@ -15,13 +15,27 @@ import polars as pl
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
 from normscope.measures.correlation import spearman_p_value
-from normscope.papers.common import describe_input, finite, linear_correlation, masked_run, rank_correlation
+from normscope.papers.common import (
+    describe_masking,
+    finite_numbers,
+    layer_picture,
+    linear_correlation,
+    masked_run,
+    rank_correlation,
+    scan_side,
+)
 from normscope.papers.emnlp2021.measures import ALL
-from normscope.papers.emnlp2021.ratios import aggregate, by_layer, overall, ratios, scope
+from normscope.papers.emnlp2021.ratios import (
+    aggregate_rounded,
+    mean_mixing_by_layer,
+    mixing_ratios,
+    overall_mixing,
+    scope_of_alias,
+)
 from normscope.papers.emnlp2021.shared import claim_over_layers
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
-from normscope.reports.report import Cell, Claim, Picture, Section, Table, nan_to_none
+from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
 
 Changes = Mapping[int, Mapping[str, float]]  # layer (from 0, or ALL) -> what changes by how much
 ByKind = Mapping[str, list[float]]  # method, or kind of change -> a value for each layer
@@ -30,23 +44,23 @@ CHANGES = {"relative": "change (%)", "cosine": "cosine"}
 LOSSES = {"loss": "loss", "added": "loss added"}
 AXES = {"relative": "relative change (%)", "cosine": "cosine distance"}
 MEASURES = ("spearman", "p", "pearson")
-TEXT = """The attention weights of one layer, or of all, are made equal for all tokens that it may see, and the model \
-continues from there: how far its final hidden states h move, as ||h' - h|| / ||h|| and as cosine distance, means over \
+TEXT = """The attention weights of one layer, or of all layers, are replaced by equal weights on all visible tokens. \
+The tables show how much the final hidden states h change, as ||h' - h|| / ||h|| and as cosine distance, averaged over \
 tokens."""
 CHANGE_NOTE = "Change: ||h' - h|| / ||h||. Cosine: the cosine distance of h and h'."
-LOSS_NOTE = " Loss: cross-entropy in nats, and how much higher it is than with the learned attention."
+LOSS_NOTE = " Loss: cross-entropy in nats. Loss added: its increase over the learned attention."
 CORRELATION_NOTE = (
-    "p: of Spearman's, two-sided, by permutation. A change in a low layer passes through all layers above."
+    "p: two-sided permutation test of Spearman's. A change in a low layer passes through all layers above it."
 )
 
 
-def uniform(setting: Setting, runs: Runs) -> Section:
-    """The change by each layer, and by all at once, beside the mixing ratio of the layer."""
+def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
+    """Change of the output for each layer and for all layers at once, with the layer's mixing ratio."""
     lens, average, depth = setting.lens, setting.readings.layer_average, setting.depth
-    weights, block = scope(lens, "weights"), scope(lens, "attention-block")
-    means = by_layer(ratios(lens, runs[masked_run(setting)]), average)
-    mixing = {name: overall(means[name]) for name in (weights, block)}
-    found = changes(lens, runs[RUN], average)
+    weights, block = scope_of_alias(lens, "weights"), scope_of_alias(lens, "attention-block")
+    means = mean_mixing_by_layer(mixing_ratios(lens, runs[masked_run(setting)]), average)
+    mixing = {name: overall_mixing(means[name]) for name in (weights, block)}
+    found = uniform_attention_changes(lens, runs[RUN], average)
     has_loss = "loss" in found[ALL]
     kinds = CHANGES | (LOSSES if has_loss else {})
     columns = (f"{weights} (%)", f"{block} (%)", *kinds.values())
@@ -56,7 +70,7 @@ def uniform(setting: Setting, runs: Runs) -> Section:
     rows.append(("all", None, None, *(found[ALL][kind] for kind in kinds)))
     changed = {kind: [found[n][kind] for n in range(depth)] for kind in kinds}
     correlations = {
-        (name, kind): (rank_correlation(a, b), nan_to_none(spearman_p_value(a, b)), linear_correlation(a, b))
+        (name, kind): (rank_correlation(a, b), none_if_nan(spearman_p_value(a, b)), linear_correlation(a, b))
         for name, a in mixing.items()
         for kind, b in changed.items()
         if kind != "loss"
@@ -72,7 +86,7 @@ def uniform(setting: Setting, runs: Runs) -> Section:
         ),
         Table.of(
             "uniform-correlation",
-            f"Correlation over the {depth} layers of a layer's mixing ratio with the change it makes",
+            f"Correlation of mixing ratio and change of the output over the {depth} layers",
             {"mixing by": "", "with": "", "Spearman": ".2f", "p": ".2f", "Pearson": ".2f"},
             ((name, kinds[kind], *some) for (name, kind), some in correlations.items()),
             CORRELATION_NOTE,
@@ -80,25 +94,25 @@ def uniform(setting: Setting, runs: Runs) -> Section:
     )
     return Section(
         "uniform",
-        "Uniform attention instead of the learned one",
-        "\n\n".join((TEXT, _loss_text(setting, found[ALL]), describe_input(setting))),
-        (*tables, *_pictures(mixing, changed, chosen)),
-        _claims(setting, mixing, changed),
-        _numbers(found, correlations, chosen),
+        "Uniform instead of learned attention",
+        "\n\n".join((TEXT, _describe_loss(setting, found[ALL]), describe_masking(setting))),
+        (*tables, *_uniform_pictures(mixing, changed, chosen)),
+        _uniform_claims(setting, mixing, changed),
+        _uniform_numbers(found, correlations, chosen),
     )
 
 
-def changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float]]:
-    """layer (from 0, or ALL) -> relative change in percent and cosine distance; if there is a head, its loss, what
-    is added to it and the plain one. Each sequence counts once (macro), or by its tokens (micro); losses are means
-    over all scored tokens."""
+def uniform_attention_changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float]]:
+    """layer (from 0, or ALL) -> relative change in percent and cosine distance; with a head also the loss, its increase
+    and the loss with learned attention. Sequences count equally (macro) or by tokens (micro); losses are means over
+    all scored tokens."""
     weight = pl.lit(1.0) if average == "macro" else pl.col("tokens").cast(pl.Float64)
     score = pl.col("scored").cast(pl.Float64)
     means = [((pl.col(kind) * weight).sum() / (weight + 0 * pl.col(kind)).sum()).alias(kind) for kind in CHANGES]
     losses = [((pl.col(kind).fill_nan(0.0) * score).sum() / score.sum()).alias(kind) for kind in ("loss", "plain_loss")]
-    rows = run.scan("uniform_attention").filter(pl.col("side") == lens.loaded.stacks[0].side)
+    rows = scan_side(run, "uniform_attention", lens.loaded.stacks[0].side)
     found: dict[int, dict[str, float]] = {}
-    for row in aggregate(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
+    for row in aggregate_rounded(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
         values = {"relative": 100 * row["relative"], "cosine": row["cosine"]}
         if row["scored"]:
             values |= {"loss": row["loss"], "added": row["loss"] - row["plain_loss"], "plain": row["plain_loss"]}
@@ -106,10 +120,10 @@ def changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float
     return found
 
 
-def _pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Picture]:
+def _uniform_pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Picture]:
     block, by_block = list(mixing.items())[-1]
     layers = range(1, len(by_block) + 1)
-    scatter = charts.scatter(
+    scatter = charts.scatter_chart(
         by_block,
         changed[chosen],
         xlabel=f"mixing ratio by {block} (%)",
@@ -117,32 +131,31 @@ def _pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Pi
         labels=[f"layer {n}" for n in layers],
     )
     series = {f"mixing by {name}": some for name, some in mixing.items()} | {"relative change": changed["relative"]}
-    lines = charts.line_chart(series, x=layers, ylabel="%")
-    against = "Change of the output by uniform attention in a layer against its mixing ratio"
-    beside = "Mixing ratio, and relative change of the final hidden states, layer by layer (%)"
-    return Picture("uniform-scatter", against, scatter), Picture("uniform-layers", beside, lines)
+    against = "Change of the output by uniform attention in a layer, against the layer's mixing ratio"
+    beside = "Mixing ratio and relative change of the final hidden states by layer (%)"
+    return Picture("uniform-scatter", against, scatter), layer_picture("uniform-layers", beside, series, layers, "%")
 
 
-def _claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
+def _uniform_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
     (weights, by_weights), (block, by_block) = ((name, sum(some) / len(some)) for name, some in mixing.items())
     change = sum(changed["relative"]) / setting.depth
     return (
         claim_over_layers(
             setting,
-            "Uniform attention in a layer that mixes little changes little: the change grows with the mixing ratio",
+            "Uniform attention changes less where a layer mixes less: the change increases with the mixing ratio",
             mixing[block],
             changed[setting.readings.change],
             1,
         ),
         Claim(
-            "Uniform attention in one layer changes the output as little as mixing by norms says, not by weights",
+            "The change by uniform attention in one layer is closer to norm-based than to weight-based mixing",
             abs(change - by_block) < abs(change - by_weights),
             f"change {change:.1f} %; mixing {by_block:.1f} % by {block}, {by_weights:.1f} % by {weights}",
         ),
     )
 
 
-def _numbers(
+def _uniform_numbers(
     found: Changes, correlations: Mapping[tuple[str, str], tuple[float | None, ...]], chosen: str
 ) -> dict[str, float]:
     numbers: dict[str, float] = {}
@@ -153,16 +166,18 @@ def _numbers(
         numbers["uniform.loss.plain"] = found[ALL]["plain"]
     for (name, kind), some in correlations.items():
         if kind == chosen:
-            numbers |= finite({f"uniform.{key}.{name}": number for key, number in zip(MEASURES, some, strict=True)})
+            numbers |= finite_numbers(
+                {f"uniform.{key}.{name}": number for key, number in zip(MEASURES, some, strict=True)}
+            )
     return numbers
 
 
-def _loss_text(setting: Setting, everywhere: Mapping[str, Any]) -> str:
+def _describe_loss(setting: Setting, everywhere: Mapping[str, Any]) -> str:
     if "plain" not in everywhere:
-        return "This model has no head that predicts tokens here, so there is no loss to compare."
-    what = "at the masked tokens" if masked_run(setting) == "masked" else "of each next token"
+        return "The model was loaded without a head that predicts tokens, so there is no loss to compare."
+    what = "of the masked tokens" if masked_run(setting) == "masked" else "of the next token"
     guess = math.log(setting.lens.loaded.limits.vocabulary)
     return (
-        f"The loss is the cross-entropy {what} in nats; with the learned attention it is {everywhere['plain']:.3f}. A "
-        f"uniform guess among all tokens would have {guess:.3f}: if the loss is near that, it has little to lose."
+        f"The loss is the cross-entropy {what} in nats: {everywhere['plain']:.3f} with learned attention, {guess:.3f} "
+        "for a uniform guess over the vocabulary. If the two are close, the loss has little room to increase."
     )

@@ -1,1 +1,1 @@
-"""Which scores of input tokens to trust: every method side by side, by what a prediction loses without its tokens."""
+"""Faithfulness of token attributions: how much predictions change when the highest-scored tokens are removed."""

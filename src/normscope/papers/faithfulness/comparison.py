@@ -1,4 +1,4 @@
-"""Compare methods on a model and a corpus: a corpus run that resumes and scales out, then a report."""
+"""Compare attribution methods on a model and a corpus: a corpus run, then a report."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from normscope.corpus.store import Run, fingerprint
 from normscope.errors import NormscopeError
 from normscope.model_source import ModelSource
 from normscope.papers.faithfulness import results, sections
-from normscope.papers.faithfulness.contexts import task_of
+from normscope.papers.faithfulness.contexts import prediction_task
 from normscope.papers.faithfulness.predictions import replacement_token
 from normscope.papers.faithfulness.results import Results
-from normscope.papers.faithfulness.scores import methods_of, refusal
+from normscope.papers.faithfulness.scores import compared_methods, method_refusal
 from normscope.papers.faithfulness.settings import Settings
-from normscope.papers.runs import EngineOptions, load, run_corpus
+from normscope.papers.runs import EngineOptions, load_for_engine, run_corpus
 from normscope.reports import facts
 from normscope.reports.report import Report
 from normscope.reports.write import write_report
 
-SHARD = 16  # entries that are written together: they take long
+SHARD = 16  # entries per shard; small, since each takes long
 TASKS = {
     "class": "the class of a text",
-    "next": "the next token, from those before it",
-    "masked": "a masked token, from the others",
+    "next": "the next token, from the tokens before it",
+    "masked": "a masked token, from the other tokens",
 }
 TITLE = "Which attribution to trust"
 CITATION = (
@@ -36,7 +36,7 @@ CITATION = (
 )
 
 
-def compare(
+def compare_methods(
     model: str | Path | ModelSource | Analyzer,
     data: str | Path,
     out: str | Path,
@@ -48,19 +48,19 @@ def compare(
     progress: Callable[[str, int, int], None] | None = None,
     **engine: Unpack[EngineOptions],
 ) -> tuple[Report, Path]:
-    """Compare methods by how much a model's predictions depend on the tokens they name, and write a report to `out`.
+    """Compare methods by how much predictions depend on the tokens they score highest; write a report to `out`.
 
-    The model classifies texts or predicts tokens; see `Settings` for the choices. The same call resumes. `engine`,
-    `workers`, `threads` and `address` are those of `normscope.corpus.run`.
+    The model must classify texts or predict tokens; see `Settings` for the options. Repeating the call resumes an
+    interrupted run. `engine`, `workers`, `threads` and `address` are those of `normscope.corpus.run`.
     """
     chosen = settings or Settings()
-    lens = load(model, engine)
-    task = task_of(lens)
+    lens = load_for_engine(model, engine)
+    task = prediction_task(lens)
     replacement_token(lens, chosen.replacement)
-    methods_of(lens, chosen.methods)
+    compared_methods(lens, chosen.methods)
     for method in chosen.methods:
-        if refusal(lens, method):
-            raise NormscopeError(refusal(lens, method))
+        if method_refusal(lens, method):
+            raise NormscopeError(method_refusal(lens, method))
     run = run_corpus(
         str(data),
         model if engine.get("engine") == "ray" else lens,
@@ -75,48 +75,53 @@ def compare(
         progress=None if progress is None else lambda done, total: progress("entries", done, total),
         **engine,
     )
-    found = results.read(run, chosen.erasures)
-    made = (*(section(found, chosen.erasures) for section in sections.SECTIONS), sections.agreement(found))
+    found = results.read_results(run, chosen.erasures)
+    made = (
+        *(section(found, chosen.erasures) for section in sections.SECTIONS),
+        sections.score_agreement_section(found),
+    )
     report = Report(
         paper="faithfulness",
         title=TITLE,
         citation=CITATION,
-        facts=_facts(lens, str(data), found, chosen, run, task),
+        facts=_faithfulness_facts(lens, str(data), found, chosen, run, task),
         readings=(),
         sections=tuple(section for section in made if section is not None),
         skipped=tuple(found.refused.items()),
-        command=_command(facts.model_options(model, lens), str(data), out, chosen, format, reader or {}, limit),
+        command=_faithfulness_command(
+            facts.model_arguments(model, lens), str(data), out, chosen, format, reader or {}, limit
+        ),
     )
     return report, write_report(report, out)
 
 
-def _facts(
+def _faithfulness_facts(
     lens: Analyzer, data: str, found: Results, settings: Settings, run: Run, task: str
 ) -> tuple[tuple[str, str], ...]:
     entries = int(run.manifest["data"]["entries"])
-    given = "the label" if task == "class" else "the token that is really there"
-    target = given if settings.target == "given" else "what the model itself predicts"
-    where = "at the last position" if not settings.positions else f"at {settings.positions} positions drawn at random"
+    given = "the label" if task == "class" else "the actual token"
+    target = given if settings.target == "given" else "the model's own prediction"
+    where = "at the last position" if not settings.positions else f"at {settings.positions} random positions"
     return (
-        ("model", f"{facts.model_name(lens)} ({type(lens.model).__name__}, {lens.loaded.depths[0]} layers)"),
+        ("model", f"{facts.model_display_name(lens)} ({type(lens.model).__name__}, {lens.loaded.depths[0]} layers)"),
         ("data", data),
         (
             "contexts",
-            f"{found.contexts:,} in {found.entries:,} entries, with {found.tokens:.1f} tokens to take away on average; "
+            f"{found.contexts:,} in {found.entries:,} entries, with {found.tokens:.1f} removable tokens on average; "
             f"{entries - found.entries:,} of {entries:,} entries could not be used",
         ),
         ("prediction", TASKS[task] + ("" if task == "class" else f", {where}")),
         ("target", f"{target}, with a probability of {found.probability:.3f} on average"),
         (
             "masking",
-            f"a token is replaced by {replacement_token(lens, settings.replacement).token!r}; special tokens stay",
+            f"tokens are replaced by {replacement_token(lens, settings.replacement).token!r}; special tokens are kept",
         ),
-        *((f"without scores in {count:,} contexts", f"{name}: {why}") for name, (count, why) in found.partly.items()),
-        ("versions", facts.versions()),
+        *((f"no scores in {count:,} contexts", f"{name}: {why}") for name, (count, why) in found.partly.items()),
+        ("versions", facts.package_versions()),
     )
 
 
-def _command(
+def _faithfulness_command(
     model: list[tuple[str, str | None]],
     data: str,
     out: str | Path,
@@ -130,7 +135,7 @@ def _command(
     options: list[tuple[str, Any]] = [
         *model,
         ("--format", format),
-        *facts.reader_options(reader),
+        *facts.reader_arguments(reader),
         *(("--method", method) for method in settings.methods),
         ("--target", None if settings.target == default.target else settings.target),
         ("--positions", settings.positions or None),
@@ -140,11 +145,11 @@ def _command(
         ("--limit", limit),
         ("--out", out),
     ]
-    return facts.command_line(("faithfulness", data), options)
+    return facts.shell_command(("faithfulness", data), options)
 
 
 def _fingerprint_head(lens: Analyzer) -> str:
-    """A fingerprint of the weights outside the base model, on which all predictions depend."""
+    """Fingerprint of the weights outside the base model, which affect all predictions."""
     base = {id(parameter) for parameter in lens.loaded.base.parameters()}
 
     def parts() -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""What is predicted from what: a class from a text, the next token from those before it, a masked one from the rest."""
+"""Prediction contexts: a class from a text, the next token from earlier ones, a masked token from the others."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from normscope.inputs.item import Item, Tokens
 from normscope.papers.faithfulness.settings import Settings
 
 Task = Literal["class", "next", "masked"]
-FEWEST = 3  # tokens that can be taken away, below which there is nothing to rank
+FEWEST = 3  # fewest removable tokens that can be ranked
 
 
 @dataclass(frozen=True)
 class Context:
-    """One prediction. `given` is the right answer, if it is known."""
+    """One prediction. `given` is the correct answer, if known."""
 
     item: Item
-    position: int | None  # where a language model's logits are read; None: there is one row of them
-    removable: tuple[int, ...]  # tokens that may be taken away: all but special ones and the masked one itself
+    position: int | None  # where a language model's logits are read; None for a classifier
+    removable: tuple[int, ...]  # tokens that may be removed: all but special tokens and the masked one
     given: int | None
 
 
-def task_of(lens: Analyzer) -> Task:
-    """What a model predicts; models that predict neither classes nor tokens are refused."""
+def prediction_task(lens: Analyzer) -> Task:
+    """What a model predicts; models that predict neither classes nor tokens are an error."""
     kind = type(lens.model).__name__
     if lens.two_sided or lens.family.input != "text":
-        raise NormscopeError(f"Faithfulness is measured on models with one side that read text, not on {kind}.")
+        raise NormscopeError(f"Faithfulness needs an encoder or decoder that reads text, not {kind}.")
     if lens.tokenizer is None:
-        raise NormscopeError("Faithfulness takes tokens out of texts: give the model with its tokenizer.")
+        raise NormscopeError("Faithfulness removes tokens from texts: pass the model with its tokenizer.")
     if kind.endswith("ForSequenceClassification"):
         if int(getattr(lens.model.config, "num_labels", 2)) < 2:
-            raise NormscopeError(f"{kind} here has one output, a number: there is no probability that could fall.")
+            raise NormscopeError(f"{kind} has a single output (regression), so there is no probability to measure.")
         return "class"
     if lens.model is lens.loaded.base or lens.model.get_output_embeddings() is None:
         raise NormscopeError(
-            f"{kind} has no head that predicts a class or a token. Load the model with one, such as "
+            f"{kind} has no head that predicts a class or a token. Load the model with a head, for example with "
             "AutoModelForSequenceClassification or AutoModelForCausalLM."
         )
     if lens.loaded.stacks[0].side == "decoder":
@@ -53,15 +53,15 @@ def task_of(lens: Analyzer) -> Task:
     return "masked"
 
 
-def contexts(lens: Analyzer, item: Item, label: str | None, id: str, settings: Settings) -> list[Context]:
+def prediction_contexts(lens: Analyzer, item: Item, label: str | None, id: str, settings: Settings) -> list[Context]:
     """The predictions to explain in one text."""
-    task = task_of(lens)
+    task = prediction_task(lens)
     (tokens,) = item.sides.values()
     ids = item.tensors["input_ids"].tolist()
-    special = _special_ids(lens.tokenizer)
+    special = _marker_ids(lens.tokenizer)
     removable = [n for n in tokens.real.nonzero().flatten().tolist() if ids[n] not in special]
     if task == "class":
-        found = [Context(item, None, tuple(removable), _class(lens, label))]
+        found = [Context(item, None, tuple(removable), _class_of_label(lens, label))]
     else:
         made, possible = (_next_context, removable[FEWEST - 1 :]) if task == "next" else (_masked_context, removable)
         if task == "next" and settings.target == "given":
@@ -69,14 +69,14 @@ def contexts(lens: Analyzer, item: Item, label: str | None, id: str, settings: S
         found = [made(lens, item, removable, n) for n in _choose_positions(possible, id, settings)]
     found = [one for one in found if len(one.removable) >= FEWEST]
     if not found:
-        raise NormscopeError(f"The text is too short: there must be {FEWEST} tokens to take away and one to predict.")
+        raise NormscopeError(f"The text is too short: it needs {FEWEST} removable tokens and one to predict.")
     if settings.target == "given" and any(one.given is None for one in found):
-        raise NormscopeError("The target is the given label, but this entry has none that the model knows.")
+        raise NormscopeError("The target is the given label, but this entry has no label that the model knows.")
     return found
 
 
 def _next_context(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Context:
-    """The token after position `at`, from all up to it."""
+    """The context for the token after position `at`: all tokens up to `at`."""
     ids = item.tensors["input_ids"]
     (side,) = item.sides
     tokens = item.sides[side]
@@ -90,7 +90,7 @@ def _next_context(lens: Analyzer, item: Item, removable: Sequence[int], at: int)
 
 
 def _masked_context(lens: Analyzer, item: Item, removable: Sequence[int], at: int) -> Context:
-    """The token at a position that is masked, from all others."""
+    """The context for the token at position `at`: all other tokens, with `at` masked."""
     (side,) = item.sides
     tokens = item.sides[side]
     ids = item.tensors["input_ids"].clone()
@@ -106,30 +106,30 @@ def _masked_context(lens: Analyzer, item: Item, removable: Sequence[int], at: in
 
 
 def _choose_positions(possible: Sequence[int], id: str, settings: Settings) -> list[int]:
-    """The last position, or some drawn at random from the seed and the entry's id."""
+    """The last position, or random positions that depend on the seed and the entry's id."""
     if not settings.positions:
         return list(possible[-1:])
-    generator = random_generator(settings.seed, id, "positions")
+    generator = named_generator(settings.seed, id, "positions")
     count = min(settings.positions, len(possible))
     return sorted(generator.choice(np.array(possible, dtype=np.int64), count, replace=False).tolist())
 
 
-def random_generator(seed: int, *what: Any) -> np.random.Generator:
-    """Random numbers that depend on a seed and on names alone, not on earlier draws."""
+def named_generator(seed: int, *what: Any) -> np.random.Generator:
+    """A random generator determined by a seed and names alone, independent of earlier draws."""
     text = ":".join(map(str, (seed, *what)))
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 
 
-def _special_ids(tokenizer: Any) -> set[int]:
-    """Tokens that do not belong to the text of an input; an unknown word does."""
+def _marker_ids(tokenizer: Any) -> set[int]:
+    """Ids of tokens that are not part of the text; the unknown token is part of it."""
     names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
     found = {getattr(tokenizer, name, None) for name in names}
     return {int(id) for id in found if id is not None and id != tokenizer.unk_token_id}
 
 
-def _class(lens: Analyzer, label: str | None) -> int | None:
-    """The class of a label, by name or number; None if there is none."""
+def _class_of_label(lens: Analyzer, label: str | None) -> int | None:
+    """The class index of a label given by name or number; None if unknown."""
     if label is None:
         return None
     classes = class_names(lens.loaded)
@@ -140,6 +140,6 @@ def _class(lens: Analyzer, label: str | None) -> int | None:
 
 
 def keep_tokens(item: Item, kept: Sequence[int]) -> Item:
-    """The item with only some of its tokens, for the model; their names stay as they were."""
+    """The item with the model inputs restricted to some tokens; token names are not changed."""
     index = torch.tensor(list(kept), dtype=torch.long)
     return replace(item, tensors={key: value[index] for key, value in item.tensors.items()})

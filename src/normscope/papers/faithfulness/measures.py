@@ -1,4 +1,4 @@
-"""The corpus measure behind `normscope faithfulness`: all contexts of an entry, all methods, all shares of tokens."""
+"""Corpus measure of `normscope faithfulness`: all contexts of an entry, all methods, all shares of tokens."""
 
 from __future__ import annotations
 
@@ -9,45 +9,51 @@ from normscope.corpus.measure_registry import Columns, Sample
 from normscope.corpus.measure_registry import register_measure as register
 from normscope.measures.faithfulness import all_but_top_tokens, rank_by_score, top_tokens
 from normscope.papers.faithfulness import scores
-from normscope.papers.faithfulness.contexts import Context, contexts, random_generator
-from normscope.papers.faithfulness.predictions import Erased, Prediction, logits_of, predictions, replacement_token
-from normscope.papers.faithfulness.scores import LEAVE_ONE_OUT, RANDOM, Scores
-from normscope.papers.faithfulness.settings import Settings, from_plain
+from normscope.papers.faithfulness.contexts import Context, named_generator, prediction_contexts
+from normscope.papers.faithfulness.predictions import (
+    Erased,
+    Prediction,
+    erased_logits,
+    erased_predictions,
+    replacement_token,
+)
+from normscope.papers.faithfulness.scores import LEAVE_ONE_OUT, RANDOM, TokenScores
+from normscope.papers.faithfulness.settings import Settings, settings_from_plain
 
-# Shares of the tokens that are taken away, or kept: those of ERASER (1, 5, 10, 20, 50 %), those of DecompX (10 to
-# 90 %), nothing and everything.
+# Shares of the tokens that are removed or kept: those of ERASER (1, 5, 10, 20, 50 %) and of DecompX (10 to 90 %), none
+# and all.
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 NOTHING = Erased("mask", frozenset())
 
 
 @register("faithfulness", scopes=("weights",), whole=True)
-def faithfulness(sample: Sample) -> Columns:
-    """position, method -> scores of the tokens; the target's probability and the model's choice without the top share
-    of the tokens and with nothing else, by masking and by deletion; or the reason why the method has no scores"""
-    settings = from_plain(sample.settings)
+def measure_faithfulness(sample: Sample) -> Columns:
+    """position, method -> token scores; the target's probability and the model's choice without the top share of tokens
+    and with only these, by masking and by deletion; or the reason why the method has no scores"""
+    settings = settings_from_plain(sample.settings)
     rows: list[dict[str, Any]] = []
-    for context in contexts(sample.lens, sample.item, sample.entry.label, sample.entry.id, settings):
-        rows += _rows(sample, context, settings)
+    for context in prediction_contexts(sample.lens, sample.item, sample.entry.label, sample.entry.id, settings):
+        rows += _context_rows(sample, context, settings)
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-def _rows(sample: Sample, context: Context, settings: Settings) -> list[dict[str, Any]]:
+def _context_rows(sample: Sample, context: Context, settings: Settings) -> list[dict[str, Any]]:
     lens = sample.lens
     replacement = replacement_token(lens, settings.replacement)
-    (logits,) = logits_of(lens, context, [NOTHING], replacement)
+    (logits,) = erased_logits(lens, context, [NOTHING], replacement)
     choice = int(logits.argmax())
     target = choice if settings.target == "top" or context.given is None else context.given
     full = Prediction(float(logits.softmax(-1)[target]), choice)
-    methods = scores.methods_of(lens, settings.methods)
-    found = {method: _scores(sample, context, method, target, full, settings) for method in methods}
+    methods = scores.compared_methods(lens, settings.methods)
+    found = {method: _method_scores(sample, context, method, target, full, settings) for method in methods}
     asked = {
-        (method, erasure): _removals(one, context, erasure)
+        (method, erasure): _erasures_by_share(one, context, erasure)
         for method, one in found.items()
         if not one.reason
         for erasure in settings.erasures
     }
     distinct = [one for both in asked.values() for some in both for one in some if one.tokens]
-    known = predictions(lens, context, target, distinct, replacement)
+    known = erased_predictions(lens, context, target, distinct, replacement)
     common = {
         "position": -1 if context.position is None else context.position,
         "tokens": len(context.removable),
@@ -69,22 +75,26 @@ def _rows(sample: Sample, context: Context, settings: Settings) -> list[dict[str
     return rows
 
 
-def _scores(sample: Sample, context: Context, method: str, target: int, full: Prediction, settings: Settings) -> Scores:
+def _method_scores(
+    sample: Sample, context: Context, method: str, target: int, full: Prediction, settings: Settings
+) -> TokenScores:
     lens = sample.lens
     if method == RANDOM:
-        generator = random_generator(settings.seed, sample.entry.id, context.position, RANDOM)
-        return Scores(tuple(generator.random(len(context.removable)).tolist()))
+        generator = named_generator(settings.seed, sample.entry.id, context.position, RANDOM)
+        return TokenScores(tuple(generator.random(len(context.removable)).tolist()))
     if method == LEAVE_ONE_OUT:
         replacement = replacement_token(lens, settings.replacement)
         each = {n: Erased("mask", frozenset([n])) for n in context.removable}
-        known = predictions(lens, context, target, list(each.values()), replacement)
-        return scores.leave_one_out(full.probability, {n: known[one].probability for n, one in each.items()}, context)
-    reason = scores.refusal(lens, method)
-    return Scores(reason=reason) if reason else scores.by_flow(lens, context, method, target)
+        known = erased_predictions(lens, context, target, list(each.values()), replacement)
+        return scores.leave_one_out_scores(
+            full.probability, {n: known[one].probability for n, one in each.items()}, context
+        )
+    reason = scores.method_refusal(lens, method)
+    return TokenScores(reason=reason) if reason else scores.flow_token_scores(lens, context, method, target)
 
 
-def _removals(found: Scores, context: Context, erasure: str) -> tuple[list[Erased], list[Erased]]:
-    """The tokens taken away at each share: the top of the ranking, and all but it."""
+def _erasures_by_share(found: TokenScores, context: Context, erasure: str) -> tuple[list[Erased], list[Erased]]:
+    """The tokens removed at each share: the top of the ranking, and everything except the top."""
     order = [context.removable[n] for n in rank_by_score(found.values)]
     return (
         [Erased(erasure, top_tokens(order, share)) for share in SHARES],

@@ -1,4 +1,4 @@
-"""A finished run as arrays: how every method's ranking affects every prediction, and its statistics."""
+"""Results of a finished run as arrays, and their statistics by method."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DECOMPX = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One method in all contexts in which it has scores."""
+    """One method in all contexts for which it has scores."""
 
     method: str
     contexts: tuple[tuple[str, int], ...]  # entry, position
     probability: Values  # (contexts,): of the target, with all tokens
-    choice: Values  # (contexts,): the model's own
-    given: Values  # (contexts,): the right answer; -1: not known
+    choice: Values  # (contexts,): the model's choice with all tokens
+    given: Values  # (contexts,): the correct answer; -1: unknown
     after: Mapping[tuple[str, str], Values]  # erasure, "without" or "only" -> (contexts, shares)
     choices: Mapping[tuple[str, str], Values]
     scores: tuple[tuple[float, ...], ...]
@@ -39,18 +39,18 @@ class MethodResult:
 class Results:
     """All methods of a run."""
 
-    methods: Mapping[str, MethodResult]  # those that have scores at all
-    refused: Mapping[str, str]  # method -> why it has none anywhere
-    partly: Mapping[str, tuple[int, str]]  # method -> in how many contexts it has none, and why in the first
+    methods: Mapping[str, MethodResult]  # only methods with scores
+    refused: Mapping[str, str]  # method without any scores -> reason
+    partly: Mapping[str, tuple[int, str]]  # method -> number of contexts without scores, reason for the first
     contexts: int
     entries: int
-    tokens: float  # that could be taken away, on average
+    tokens: float  # removable tokens, on average
     probability: float  # of the target, on average
-    labelled: bool  # whether the right answer is known everywhere
+    labelled: bool  # whether the correct answer is always known
 
 
-def read(run: Run, erasures: Sequence[str]) -> Results:
-    """The table of a finished run."""
+def read_results(run: Run, erasures: Sequence[str]) -> Results:
+    """Read the results of a finished run."""
     frame = run.scan("faithfulness").collect()
     methods: dict[str, MethodResult] = {}
     refused: dict[str, str] = {}
@@ -88,46 +88,46 @@ def read(run: Run, erasures: Sequence[str]) -> Results:
     )
 
 
-def places(shares: Sequence[float]) -> list[int]:
-    """The places of shares in SHARES."""
+def share_indices(shares: Sequence[float]) -> list[int]:
+    """Indices of shares in SHARES."""
     return [SHARES.index(share) for share in shares]
 
 
 def comprehensiveness(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
-    """(contexts,): AOPC of taking the top of the ranking away."""
-    return _aopc(one, one.after[erasure, "without"], shares)
+    """(contexts,): AOPC of removing the top of the ranking."""
+    return _mean_drop(one, one.after[erasure, "without"], shares)
 
 
 def sufficiency(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
     """(contexts,): AOPC of keeping only the top of the ranking."""
-    return _aopc(one, one.after[erasure, "only"], shares)
+    return _mean_drop(one, one.after[erasure, "only"], shares)
 
 
 AOPC = (comprehensiveness, sufficiency)
 
 
-def _aopc(one: MethodResult, after: Values, shares: Sequence[float]) -> Values:
-    return faithfulness.aopc(faithfulness.probability_drop(one.probability, after[:, places(shares)]))
+def _mean_drop(one: MethodResult, after: Values, shares: Sequence[float]) -> Values:
+    return faithfulness.aopc(faithfulness.probability_drop(one.probability, after[:, share_indices(shares)]))
 
 
-def area(one: MethodResult, erasure: str, kind: str) -> Values:
-    """(contexts,): the area under the target's probability while the top of the ranking goes first ("without"), or
-    comes first ("only")."""
+def curve_area(one: MethodResult, erasure: str, kind: str) -> Values:
+    """(contexts,): the area under the curve of the target's probability while tokens are removed ("without") or added
+    ("only") from the top of the ranking."""
     return faithfulness.area_under_curve(one.after[erasure, kind], SHARES)
 
 
-def hits(one: MethodResult, erasure: str, right: Values) -> Values:
+def choices_kept(one: MethodResult, erasure: str, right: Values) -> Values:
     """(contexts, shares of DecompX): whether the model still chooses `right` without the top of the ranking."""
-    return faithfulness.choice_accuracy(one.choices[erasure, "without"][:, places(DECOMPX)], right)
+    return faithfulness.choice_accuracy(one.choices[erasure, "without"][:, share_indices(DECOMPX)], right)
 
 
-def mean(one: MethodResult, values: Values) -> Interval:
-    """The mean over entries, with an interval; the contexts of an entry count as one."""
+def mean_over_entries(one: MethodResult, values: Values) -> Interval:
+    """The mean over entries with its interval; contexts are first averaged within each entry."""
     return bootstrap_interval(mean_by_entry(values, one.entries))
 
 
-def lead(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
-    """How much more comprehensive a method is than another in the contexts that both have, paired by entry."""
+def comprehensiveness_lead(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
+    """Difference in comprehensiveness between two methods over their common contexts, paired by entry."""
     theirs_at = {context: n for n, context in enumerate(other.contexts)}
     both = [(n, theirs_at[context]) for n, context in enumerate(one.contexts) if context in theirs_at]
     mine, theirs = comprehensiveness(one, erasure), comprehensiveness(other, erasure)
@@ -135,8 +135,8 @@ def lead(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
     return bootstrap_interval(mean_by_entry(apart, [one.entries[n] for n, _ in both]))
 
 
-def agreement(one: MethodResult, other: MethodResult, kendall: bool = False) -> Values:
-    """(contexts of both,): the rank correlation of the scores of two methods over the tokens of a context."""
+def score_correlations(one: MethodResult, other: MethodResult, kendall: bool = False) -> Values:
+    """(contexts,): rank correlation of two methods' token scores in each context; NaN where one has no scores."""
     measure = kendall_of_lists if kendall else spearman_of_lists
     theirs_at = {context: n for n, context in enumerate(other.contexts)}
     return np.array(
@@ -148,7 +148,9 @@ def agreement(one: MethodResult, other: MethodResult, kendall: bool = False) -> 
     )
 
 
-def best_first(results: Results, erasure: str) -> list[str]:
-    """The methods, the highest comprehensiveness first."""
-    reached = {name: mean(one, comprehensiveness(one, erasure)).mean for name, one in results.methods.items()}
+def methods_best_first(results: Results, erasure: str) -> list[str]:
+    """The methods in descending order of comprehensiveness."""
+    reached = {
+        name: mean_over_entries(one, comprehensiveness(one, erasure)).mean for name, one in results.methods.items()
+    }
     return sorted(reached, key=lambda name: -reached[name])

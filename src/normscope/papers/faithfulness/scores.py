@@ -1,4 +1,4 @@
-"""Scores of the tokens of one context, by every method: those of `flow`, and references that only need predictions."""
+"""Token scores of a context: by the methods of `flow`, and by references that only need predictions."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ GRADIENT = "gradient_x_input"
 
 
 @dataclass(frozen=True)
-class Scores:
-    """The scores of the removable tokens, or why a method has none."""
+class TokenScores:
+    """The scores of the removable tokens, or the reason why a method has none."""
 
     values: tuple[float, ...] = ()
     reason: str = ""
 
 
-def methods_of(lens: Analyzer, wanted: Sequence[str] = ()) -> tuple[str, ...]:
-    """The methods to compare: those wanted, else all of `flow`, with rollout of every scope; then the references."""
+def compared_methods(lens: Analyzer, wanted: Sequence[str] = ()) -> tuple[str, ...]:
+    """The methods to compare, by default all of `flow` with rollout of every scope; then the references."""
     known = [name for name in METHODS if name != "rollout-raw"]
-    # Weights with half a residual connection are what "rollout" alone rolls out.
+    # "rollout" without a scope already uses the weights with half a residual connection.
     scopes = [f"rollout:{scope}" for scope in scope_names(lens.loaded.stacks[-1].blocks) if not scope.endswith("RES-W")]
     for name in wanted:
         plain = name.partition(":")[0]
         if plain not in METHODS and name not in REFERENCES:
             raise NormscopeError(f"Unknown method {name!r}. Known: {', '.join((*known, *scopes, *REFERENCES))}.")
-    # Random scores are always included, as the baseline.
+    # Random scores, the baseline, are always included.
     return tuple(dict.fromkeys([*(wanted or (*known, *scopes, LEAVE_ONE_OUT)), RANDOM]))
 
 
-def refusal(lens: Analyzer, method: str) -> str:
-    """Why a method does not fit a model; empty if it does."""
+def method_refusal(lens: Analyzer, method: str) -> str:
+    """Why a method does not apply to a model; empty if it does."""
     if method in REFERENCES:
         return ""
     try:
@@ -52,19 +52,19 @@ def refusal(lens: Analyzer, method: str) -> str:
     return ""
 
 
-def by_flow(lens: Analyzer, context: Context, method: str, target: int) -> Scores:
-    """The scores of a method of `flow` for the target's logit."""
+def flow_token_scores(lens: Analyzer, context: Context, method: str, target: int) -> TokenScores:
+    """The scores of a `flow` method for the target's logit."""
     try:
         found = run_flow(lens.loaded, context.item, method, target, context.position, "ig", lens.workspace)
     except NormscopeError as error:
-        return Scores(reason=str(error))
+        return TokenScores(reason=str(error))
     places = {label.position: n for n, label in enumerate(found.columns)}
     scores = found.scores.double().cpu()[torch.tensor([places[n] for n in context.removable])]
     if not bool(torch.isfinite(scores).all()):
-        return Scores(reason="some scores are not finite")
-    return Scores(tuple(scores.tolist()))
+        return TokenScores(reason="some scores are not finite")
+    return TokenScores(tuple(scores.tolist()))
 
 
-def leave_one_out(full: float, without: Mapping[int, float], context: Context) -> Scores:
-    """``p(x) - p(x without the token)``: the worth of each token alone."""
-    return Scores(tuple(full - without[n] for n in context.removable))
+def leave_one_out_scores(full: float, without: Mapping[int, float], context: Context) -> TokenScores:
+    """``p(x) - p(x without the token)`` for each token."""
+    return TokenScores(tuple(full - without[n] for n in context.removable))

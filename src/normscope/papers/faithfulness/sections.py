@@ -1,4 +1,4 @@
-"""The sections of the report: AOPC, accuracy without the top tokens, curves, and agreement of the methods."""
+"""Report sections: AOPC, accuracy without the top tokens, curves, and agreement between methods."""
 
 from __future__ import annotations
 
@@ -14,48 +14,49 @@ from normscope.papers.faithfulness.scores import GRADIENT, LEAVE_ONE_OUT, RANDOM
 from normscope.reports import charts
 from normscope.reports.report import Cell, Picture, Section, Table
 
-SHOWN = 4  # methods in a chart of curves, beside the references
+SHOWN = 4  # methods in a chart of curves, in addition to the references
 NAMES = {"mask": "masking", "delete": "deletion"}
 REFERENCES = {GRADIENT: "gradient", LEAVE_ONE_OUT: "leave-one-out", RANDOM: "random"}
-TAKEN = "share of the tokens taken away, those of the highest scores first"
+TAKEN = "share of tokens removed, highest scores first"
 AOPC = (
-    "Tokens are ranked by a method's scores for the target. Comprehensiveness is what the probability of the target "
-    "loses when the top of the ranking is taken away: the higher, the better the method found what the model needs. "
-    "Sufficiency is what it loses when nothing but the top is left: the lower, the better.\n\n"
-    "AOPC is the mean over the shares of tokens 10, 20, ... 90 % (DecompX) and, in the columns so marked, 1, 5, 10, "
-    "20, 50 % (ERASER); counts of tokens are rounded up. Intervals are 95 % bootstraps over entries; the lead over "
-    "random scores is paired by entry, its p-value two-sided."
+    "Tokens are ranked by a method's scores for the target. Comprehensiveness is the drop in the target's probability "
+    "when the top of the ranking is removed; higher is better. Sufficiency is the drop when only the top of the "
+    "ranking is kept; lower is better.\n\n"
+    "AOPC is the mean over removing 10, 20, ..., 90 % of the tokens (DecompX) or, in the columns marked ERASER, 1, 5, "
+    "10, 20 and 50 %; numbers of tokens are rounded up. Intervals are 95 % bootstrap intervals over entries. The lead "
+    "over random scores is paired by entry; its p-value is two-sided."
 )
 ACCURACY = (
-    "How often the model still makes the choice that it made with all tokens, when the top of a method's ranking is "
-    "taken away: the lower, the better. If the entries have labels, or the text shows the right token, also how often "
-    "that choice is right."
+    "How often the model keeps the choice it made with all tokens when the top of a method's ranking is removed; "
+    "lower is better. If the correct answer is known (a label, or the actual token), the accuracy is reported as well."
 )
 CURVES = (
-    "The probability of the target while tokens are taken away, or put back, in the order of a method's ranking. "
-    "Deletion: the lower the curve, the better; insertion: the higher. Areas are means over the whole range, by the "
-    "trapezoidal rule."
+    "The probability of the target while tokens are removed (deletion) or added (insertion) in the order of a method's "
+    "ranking. Lower is better for deletion, higher for insertion. Areas are computed with the trapezoidal rule over "
+    "the whole range."
 )
 AGREEMENT = (
-    "Spearman's and Kendall's (tau-b) rank correlations of the scores of a text's tokens with those of gradient x "
-    "input and of leave-one-out (the loss of probability when one token is masked), mean over contexts. Agreement "
-    "with another method is not faithfulness: it shows which methods give similar rankings."
+    "Spearman's and Kendall's (tau-b) rank correlations of token scores with those of gradient x input and of "
+    "leave-one-out (the drop in probability when a single token is masked), averaged over contexts. Agreement with "
+    "another method is not faithfulness; it shows which methods give similar rankings."
 )
 
 
-def aopc(found: Results, erasures: Sequence[str]) -> Section:
+def aopc_section(found: Results, erasures: Sequence[str]) -> Section:
     """Comprehensiveness and sufficiency of every method."""
     tables, numbers = [], {}
-    order = results.best_first(found, erasures[0])
+    order = results.methods_best_first(found, erasures[0])
     bars: dict[str, list[float]] = {}
     errors: dict[str, list[float]] = {}
     for erasure in erasures:
         rows: list[tuple[Cell, ...]] = []
         for name in order:
             one = found.methods[name]
-            comp, suff = (results.mean(one, measure(one, erasure)) for measure in results.AOPC)
-            eraser = [results.mean(one, measure(one, erasure, results.ERASER)).mean for measure in results.AOPC]
-            lead = results.lead(one, found.methods[RANDOM], erasure)
+            comp, suff = (results.mean_over_entries(one, measure(one, erasure)) for measure in results.AOPC)
+            eraser = [
+                results.mean_over_entries(one, measure(one, erasure, results.ERASER)).mean for measure in results.AOPC
+            ]
+            lead = results.comprehensiveness_lead(one, found.methods[RANDOM], erasure)
             beyond = (None, None, None, None) if name == RANDOM else (lead.mean, lead.low, lead.high, lead.p)
             sides = (comp.mean, comp.low, comp.high, suff.mean, suff.low, suff.high)
             rows.append((name, *sides, *eraser, *beyond, len(one.contexts)))
@@ -68,64 +69,68 @@ def aopc(found: Results, erasures: Sequence[str]) -> Section:
             *("comp. (ERASER)", "suff. (ERASER)", "above random", "above from", "above to"),
         )
         title = f"AOPC by {NAMES[erasure]}"
-        tables.append(_table(f"aopc-{erasure}", title, columns, rows, {"p": ".4f", "contexts": ""}))
-    chart = charts.bars_with_errors(bars, x=order, xlabel="", ylabel="AOPC", errors=errors)
-    picture = Picture("aopc", "Comprehensiveness", chart, "Bars: 95 % bootstrap intervals over entries.")
+        tables.append(_method_table(f"aopc-{erasure}", title, columns, rows, {"p": ".4f", "contexts": ""}))
+    chart = charts.bar_chart(bars, x=order, xlabel="", ylabel="AOPC", errors=errors)
+    picture = Picture("aopc", "Comprehensiveness", chart, "Error bars: 95 % bootstrap intervals over entries.")
     return Section("aopc", "Comprehensiveness and sufficiency", AOPC, (picture, *tables), (), numbers)
 
 
-def accuracy(found: Results, erasures: Sequence[str]) -> Section:
-    """How much of the model's choice, and of its accuracy, remains without the top tokens."""
+def accuracy_section(found: Results, erasures: Sequence[str]) -> Section:
+    """How often the model keeps its choice, and its accuracy, without the top tokens."""
     parts: list[Table | Picture] = []
     numbers = {}
     columns = (*(f"{100 * share:.0f} %" for share in DECOMPX), "mean", "from", "to")
-    kinds = {"kept": "The model's choice that stays"} | ({"accuracy": "Accuracy that stays"} if found.labelled else {})
+    kinds = {"kept": "Choices kept"} | ({"accuracy": "Accuracy"} if found.labelled else {})
     for erasure in erasures:
         for kind, title in kinds.items():
             rows: list[tuple[Cell, ...]] = []
-            for name in results.best_first(found, erasure):
+            for name in results.methods_best_first(found, erasure):
                 one = found.methods[name]
-                values = results.hits(one, erasure, one.choice if kind == "kept" else one.given)
-                each = [results.mean(one, values[:, k]).mean for k in range(len(DECOMPX))]
-                whole = results.mean(one, values.mean(1))
+                values = results.choices_kept(one, erasure, one.choice if kind == "kept" else one.given)
+                each = [results.mean_over_entries(one, values[:, k]).mean for k in range(len(DECOMPX))]
+                whole = results.mean_over_entries(one, values.mean(1))
                 rows.append((name, *each, whole.mean, whole.low, whole.high))
                 numbers[f"{kind}.{erasure}.{name}"] = whole.mean
             title = f"{title} without the top tokens, by {NAMES[erasure]}"
-            parts.append(_table(f"{kind}-{erasure}", title, columns, rows))
+            parts.append(_method_table(f"{kind}-{erasure}", title, columns, rows))
 
         def curve(one: MethodResult, erasure: str = erasure) -> Any:
-            return results.hits(one, erasure, one.choice).mean(0)
+            return results.choices_kept(one, erasure, one.choice).mean(0)
 
-        series = _series(found, erasure, curve)
+        series = _best_method_curves(found, erasure, curve)
         chart = charts.line_chart(series, x=DECOMPX, xlabel=TAKEN, ylabel="share of contexts", ylim=(0, 1))
         parts.append(Picture(f"kept-{erasure}-curve", f"{kinds['kept']}, by {NAMES[erasure]}", chart))
     return Section("accuracy", "Accuracy without the top tokens", ACCURACY, tuple(parts), (), numbers)
 
 
-def curves(found: Results, erasures: Sequence[str]) -> Section:
-    """Deletion and insertion curves with the areas under them."""
+def curves_section(found: Results, erasures: Sequence[str]) -> Section:
+    """Deletion and insertion curves, and the areas under them."""
     parts: list[Table | Picture] = []
     numbers = {}
     for erasure in erasures:
         rows: list[tuple[Cell, ...]] = []
-        for name in results.best_first(found, erasure):
+        for name in results.methods_best_first(found, erasure):
             one = found.methods[name]
-            low, high = (results.mean(one, results.area(one, erasure, kind)) for kind in ("without", "only"))
+            low, high = (
+                results.mean_over_entries(one, results.curve_area(one, erasure, kind)) for kind in ("without", "only")
+            )
             rows.append((name, low.mean, low.low, low.high, high.mean, high.low, high.high))
             numbers[f"deletion.{erasure}.{name}"], numbers[f"insertion.{erasure}.{name}"] = low.mean, high.mean
         columns = ("deletion", "del. from", "del. to", "insertion", "ins. from", "ins. to")
-        parts.append(_table(f"areas-{erasure}", f"Areas under the curves, by {NAMES[erasure]}", columns, rows))
+        parts.append(_method_table(f"areas-{erasure}", f"Areas under the curves, by {NAMES[erasure]}", columns, rows))
         for kind, title, xlabel in (
             ("without", "Deletion", TAKEN),
-            ("only", "Insertion", "share of the tokens present, those of the highest scores first"),
+            ("only", "Insertion", "share of tokens present, highest scores first"),
         ):
-            series = _series(found, erasure, lambda one, key=(erasure, kind): np.mean(one.after[key], axis=0))
+            series = _best_method_curves(
+                found, erasure, lambda one, key=(erasure, kind): np.mean(one.after[key], axis=0)
+            )
             chart = charts.line_chart(series, x=SHARES, xlabel=xlabel, ylabel="probability of the target")
             parts.append(Picture(f"{title.lower()}-{erasure}", f"{title} curves, by {NAMES[erasure]}", chart))
     return Section("curves", "Deletion and insertion curves", CURVES, tuple(parts), (), numbers)
 
 
-def agreement(found: Results) -> Section | None:
+def score_agreement_section(found: Results) -> Section | None:
     """Rank correlations with gradient x input and leave-one-out; None if the run has neither."""
     others = [name for name in (GRADIENT, LEAVE_ONE_OUT) if name in found.methods]
     if not others:
@@ -138,32 +143,32 @@ def agreement(found: Results) -> Section | None:
             if name == other:
                 cells += [None] * 4
                 continue
-            rho = results.mean(one, results.agreement(one, found.methods[other]))
-            tau = results.mean(one, results.agreement(one, found.methods[other], kendall=True))
+            rho = results.mean_over_entries(one, results.score_correlations(one, found.methods[other]))
+            tau = results.mean_over_entries(one, results.score_correlations(one, found.methods[other], kendall=True))
             cells += [rho.mean, rho.low, rho.high, tau.mean]
             numbers[f"spearman.{other}.{name}"] = rho.mean
         rows.append((name, *cells))
     columns = [f"{REFERENCES[other]}: {what}" for other in others for what in ("Spearman", "from", "to", "Kendall")]
-    table = _table("agreement", "Rank correlation of token scores", columns, rows)
+    table = _method_table("agreement", "Rank correlation of token scores", columns, rows)
     return Section("agreement", "Agreement with gradient x input and leave-one-out", AGREEMENT, (table,), (), numbers)
 
 
-SECTIONS = (aopc, accuracy, curves)
+SECTIONS = (aopc_section, accuracy_section, curves_section)
 
 
-def _table(
+def _method_table(
     name: str,
     title: str,
     columns: Sequence[str],
     rows: Sequence[tuple[Cell, ...]],
     more: dict[str, str] | None = None,
 ) -> Table:
-    """A row for each method, its numbers with three digits."""
+    """A table with a row per method and numbers with three decimals."""
     return Table.of(name, title, {"method": "", **dict.fromkeys(columns, ".3f"), **(more or {})}, rows)
 
 
-def _series(found: Results, erasure: str, curve: Any) -> dict[str, list[float]]:
-    """The curves of the best methods and the references: more lines could not be told apart."""
+def _best_method_curves(found: Results, erasure: str, curve: Any) -> dict[str, list[float]]:
+    """Curves of the best methods and the references; more lines would be illegible."""
     references = [name for name in REFERENCES if name in found.methods]
-    best = [name for name in results.best_first(found, erasure) if name not in references]
+    best = [name for name in results.methods_best_first(found, erasure) if name not in references]
     return {name: [float(value) for value in curve(found.methods[name])] for name in (*best[:SHOWN], *references)}

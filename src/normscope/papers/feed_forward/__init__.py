@@ -1,98 +1,102 @@
 """ICLR 2024: "Analyzing Feed-Forward Blocks in Transformers through the Lens of Attention Maps".
 
-The readings follow its preprint, "Feed-Forward Blocks Control Contextualization in Masked Language Models"; there is
-no public code.
+The readings follow the preprint, "Feed-Forward Blocks Control Contextualization in Masked Language Models"; no code was
+published.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from normscope.papers.common import masked_plan
-from normscope.papers.feed_forward.amplification import PLAIN, amplification
+from normscope.papers.feed_forward.amplification import PLAIN, amplification_section
 from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, removal_name
-from normscope.papers.feed_forward.norms import gamma, norms
-from normscope.papers.feed_forward.pairs import entities, word_split
+from normscope.papers.feed_forward.norms import bypass_norms_section, low_gain_section
+from normscope.papers.feed_forward.pairs import entity_pairs_section, word_pairs_section
 from normscope.papers.feed_forward.shared import (
     NAME,
-    layout,
+    feed_forward_layout,
     missing_entities,
     missing_layout,
     missing_norm,
-    missing_words,
+    missing_tokenizer,
 )
-from normscope.papers.feed_forward.similarity import similarity
-from normscope.papers.readings import choice, reading
+from normscope.papers.feed_forward.similarity import similarity_section
+from normscope.papers.readings import choice_field, reading_field
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, Paper, Setting
 
 
 @dataclass(frozen=True)
-class Readings:
-    """Where the paper leaves something open."""
+class FeedForwardReadings:
+    """Choices that the paper leaves open."""
 
-    mask_seed: int = reading(0, "seed of the masked tokens of similarities, norms and gains; pairs are of plain text")
-    normalise: str = choice(
-        "maps of Table 1 and Fig. 5: as they are, each row divided by its sum, or each column; Table 1 has all three",
+    mask_seed: int = reading_field(
+        0, "seed for masking, used for similarities, norms and gains; pairs are from unmasked text"
+    )
+    normalise: str = choice_field(
+        "maps of Table 1 and Fig. 5: unnormalised, or each row or column divided by its sum; Table 1 has all three",
         *("raw", "row", "column"),
     )
-    axis: str = choice(
-        "FF-amp, where the paper lets every column sum to 1: the contributions to every output do (steadier), or "
-        "those of every input (the literal reading, with inputs in columns); tests are reported for both",
+    axis: str = choice_field(
+        "normalisation of FF-amp, for which the paper has each column sum to 1: over the contributions to each output "
+        "(more stable), or of each input (the literal reading, inputs in columns); tests are reported for both",
         *("output", "input"),
     )
-    distance: str = choice(
-        "distance of the pairs that are matched: |i - j|, or i - j with its sign", "absolute", "signed"
+    distance: str = choice_field(
+        "distance by which pairs are matched: |i - j|, or i - j with its sign", "absolute", "signed"
     )
-    level: str = choice(
-        "what the test of the claims counts: every pair of positions, or every pair of types with its mean; both "
+    level: str = choice_field(
+        "unit of the test that decides the claims: each pair of positions, or each pair of types with its mean; both "
         "are reported",
         *("instance", "type"),
     )
-    resamples: int = reading(10_000, "resamples of the bootstrap, which the paper does not say")
-    sided: str = choice("the test: whether the targets are above, or whether they differ", "one", "two")
-    alpha: float = reading(0.05, "level of significance")
-    specials: bool = reading(False, "special tokens among the other pairs that words and entities are compared with")
-    seed: int = reading(0, "seed of the sampled pairs and of the bootstrap")
-    list_specials: bool = reading(True, "special tokens in the lists of amplified pairs; the paper's have some")
-    min_sequences: int = reading(
-        2, "least number of sequences in which a listed pair occurs; with 1, words that one text repeats win"
+    resamples: int = reading_field(10_000, "number of bootstrap resamples, not stated in the paper")
+    sided: str = choice_field("one-sided test (targets are larger) or two-sided test (targets differ)", "one", "two")
+    alpha: float = reading_field(0.05, "significance level")
+    specials: bool = reading_field(
+        False, "include special tokens in the pairs that words and entities are compared with"
     )
-    min_occurrences: int = reading(2, "least number of occurrences of a listed pair; the paper drops single ones")
-    gamma_share: float = reading(0.01, "share of the dimensions, of the lowest gain, that is removed", SHARES)
-    gamma_rounding: str = reading(
-        "floor", "how that share becomes a number of dimensions, at least 1: 768 x 1 % = 7.68", tuple(ROUNDINGS)
+    seed: int = reading_field(0, "seed for sampling pairs and for the bootstrap")
+    list_specials: bool = reading_field(
+        True, "include special tokens in the lists of amplified pairs, as the paper does"
     )
-    gamma_layer: int = reading(0, "layer of Fig. 11, from 1; 0 for the one where the feed-forward changes the map most")
-
-
-def _masked_runs(setting: Setting, *measures: str) -> tuple[RunPlan, ...]:
-    scopes = layout(setting.lens)
-    return (masked_plan(setting, measures, () if scopes is None else scopes.chain),)
-
-
-def _similarity(setting: Setting) -> tuple[RunPlan, ...]:
-    return _masked_runs(setting, "similarity", "similarity_normalised")
-
-
-def _norms(setting: Setting) -> tuple[RunPlan, ...]:
-    return _masked_runs(setting, "ff_magnitudes")
-
-
-def _gamma(setting: Setting) -> tuple[RunPlan, ...]:
-    return _masked_runs(
-        setting, "ff_magnitudes", removal_name(setting.readings.gamma_share, setting.readings.gamma_rounding)
+    min_sequences: int = reading_field(
+        2, "minimum number of sequences for a listed pair; with 1, words repeated within one text dominate"
+    )
+    min_occurrences: int = reading_field(
+        2, "minimum number of occurrences for a listed pair; the paper drops single occurrences"
+    )
+    gamma_share: float = reading_field(0.01, "share of the dimensions to remove, those with the lowest gain", SHARES)
+    gamma_rounding: str = reading_field(
+        "floor", "how that share is rounded to a number of dimensions (at least 1): 768 x 1 % = 7.68", tuple(ROUNDINGS)
+    )
+    gamma_layer: int = reading_field(
+        0, "layer of Fig. 11, from 1; 0: the layer whose feed-forward changes the map most"
     )
 
 
-def _words(setting: Setting, *measures: str) -> tuple[RunPlan, ...]:
-    scopes = layout(setting.lens)
-    maps = () if scopes is None else tuple(dict.fromkeys((scopes.input, scopes.ff, scopes.residual, scopes.layer)))
-    return (RunPlan(PLAIN, ("token_words", *measures), maps, maps),)
+def _plan_masked_run(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+    def plan(setting: Setting) -> tuple[RunPlan, ...]:
+        scopes = feed_forward_layout(setting.lens)
+        return (masked_plan(setting, measures, () if scopes is None else scopes.chain),)
+
+    return plan
 
 
-def _entities(setting: Setting) -> tuple[RunPlan, ...]:
-    return _words(setting, "entity_spans")
+def _plan_gain_removal(setting: Setting) -> tuple[RunPlan, ...]:
+    removal = removal_name(setting.readings.gamma_share, setting.readings.gamma_rounding)
+    return _plan_masked_run("ff_magnitudes", removal)(setting)
+
+
+def _plan_pairs(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+    def plan(setting: Setting) -> tuple[RunPlan, ...]:
+        scopes = feed_forward_layout(setting.lens)
+        maps = () if scopes is None else tuple(dict.fromkeys((scopes.input, scopes.ff, scopes.residual, scopes.layer)))
+        return (RunPlan(PLAIN, measures, maps, maps),)
+
+    return plan
 
 
 PAPER = Paper(
@@ -102,22 +106,46 @@ PAPER = Paper(
         "Goro Kobayashi, Tatsuki Kuribayashi, Sho Yokoi, Kentaro Inui. Analyzing Feed-Forward Blocks in Transformers "
         "through the Lens of Attention Maps. ICLR 2024. arXiv 2302.00456"
     ),
-    readings=Readings,
+    readings=FeedForwardReadings,
     experiments=(
-        Experiment("similarity", "Similarity of the maps of a layer's scopes", similarity, _similarity, missing_layout),
-        Experiment("amplification", "Pairs of subwords that are amplified", amplification, _words, missing_words),
-        Experiment("word_split", "Pairs of subwords of one word", word_split, _words, missing_words),
+        Experiment(
+            "similarity",
+            "Similarity of the maps within a layer",
+            similarity_section,
+            _plan_masked_run("similarity", "similarity_normalised"),
+            missing_layout,
+        ),
+        Experiment(
+            "amplification",
+            "Amplified pairs of subwords",
+            amplification_section,
+            _plan_pairs("token_words"),
+            missing_tokenizer,
+        ),
+        Experiment(
+            "word_split",
+            "Pairs of subwords of one word",
+            word_pairs_section,
+            _plan_pairs("token_words"),
+            missing_tokenizer,
+        ),
         Experiment(
             "entities",
             "Pairs of subwords of one named entity",
-            entities,
-            _entities,
+            entity_pairs_section,
+            _plan_pairs("token_words", "entity_spans"),
             missing_entities,
             needs="sentences with named entities",
         ),
         Experiment(
-            "norms", "Norms of the feed-forward's output and of what bypasses it", norms, _norms, missing_layout
+            "norms",
+            "Norms of the feed-forward output and of the bypass",
+            bypass_norms_section,
+            _plan_masked_run("ff_magnitudes"),
+            missing_layout,
         ),
-        Experiment("gamma", "Dimensions that the last norm makes small", gamma, _gamma, missing_norm),
+        Experiment(
+            "gamma", "Dimensions that the last norm scales down", low_gain_section, _plan_gain_removal, missing_norm
+        ),
     ),
 )

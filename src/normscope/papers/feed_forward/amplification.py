@@ -1,4 +1,4 @@
-"""Which pairs of subwords the feed-forward amplifies (FF paper, section 5.1: FF-amp matrix, Tables 2 and 3)."""
+"""Pairs of subwords that the feed-forward amplifies (FF paper, section 5.1: FF-amp matrix, Tables 2 and 3)."""
 
 from __future__ import annotations
 
@@ -9,63 +9,65 @@ import numpy as np
 from normscope.analysis import Analysis
 from normscope.corpus.store import Run
 from normscope.measures.amplification import amplification as ff_amp_of
-from normscope.papers.feed_forward.maps import Texts, Values, ff_amp, texts
-from normscope.papers.feed_forward.shared import Layout, known_layout
-from normscope.papers.feed_forward.top import Pairs, amplified_pairs
+from normscope.papers.feed_forward.maps import Texts, Values, ff_amp, read_texts
+from normscope.papers.feed_forward.shared import FeedForwardLayout, require_layout
+from normscope.papers.feed_forward.top import AmplifiedPairs, amplified_pairs
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Cell, Picture, Section, Table
 
-TOP = 10  # pairs of a list, as in the paper
-LONG = 100  # pairs of the longer lists whose overlap is counted too
-DRAWN = 30  # tokens of the matrix in the figure
-PLAIN = "plain"  # the run that masks nothing
+TOP = 10  # pairs per list, as in the paper
+LONG = 100  # pairs per longer list, for which the overlap is counted too
+DRAWN = 30  # tokens of the matrix shown in the figure
+PLAIN = "plain"  # the run without masking
 TEXT = (
-    "FF-amp is the map after the feed-forward ({ff}) minus the one before it ({input}), each normalised so that "
-    "{sums}; amp of an ordered pair of subwords (input, output) is its mean over all their occurrences at two "
-    "different positions. The second list is of the whole block: {layer} minus {residual}. Nothing is masked.\n\n"
-    "Listed are pairs that occur in at least {sequences} sequences and at least {occurrences} times ({pairs:,} pairs "
-    "in {texts:,} sequences), special tokens {specials}."
+    "FF-amp is the map after the feed-forward ({ff}) minus the map before it ({input}), normalised so that {sums}. "
+    "The amp of an ordered pair of subwords (input, output) is the mean of FF-amp over all their occurrences at two "
+    "different positions. The second list is for the whole block: {layer} minus {residual}. The text is not masked.\n\n"
+    "The lists contain pairs that occur in at least {sequences} sequences and at least {occurrences} times ({pairs:,} "
+    "pairs in {texts:,} sequences), special tokens {specials}."
 )
 
 
-def amplification(setting: Setting, runs: Runs) -> Section:
-    """An FF-amp matrix, the pairs amplified most by the feed-forward and by its whole block, and what these share."""
-    scopes, readings, run = known_layout(setting), setting.readings, runs[PLAIN]
-    given = texts(run, scopes)
+def amplification_section(setting: Setting, runs: Runs) -> Section:
+    """An FF-amp matrix, the pairs amplified most by the feed-forward and by the whole block, and their overlap."""
+    scopes, readings, run = require_layout(setting), setting.readings, runs[PLAIN]
+    given = read_texts(run, scopes)
     pairs = amplified_pairs(run, scopes, given, readings)
-    lists = {"FF": pairs.ff, _block_name(scopes): pairs.block}
+    lists = {"FF": pairs.ff, _block_components(scopes): pairs.block}
     text = TEXT.format(
         **{"ff": scopes.ff, "input": scopes.input, "layer": scopes.layer, "residual": scopes.residual},
-        sums=sums_to_one(readings.axis),
+        sums=describe_normalisation(readings.axis),
         sequences=readings.min_sequences,
         occurrences=readings.min_occurrences,
         pairs=len(pairs.keys),
         texts=len(given),
         specials="included" if readings.list_specials else "left out",
     )
-    short = [_short(name, values, pairs, given, number) for number, (name, values) in enumerate(lists.items(), 2)]
+    short = [
+        _top_pairs_table(name, values, pairs, given, number) for number, (name, values) in enumerate(lists.items(), 2)
+    ]
     parts: tuple[Table | Picture, ...] = (
-        _matrix(setting, run, scopes, given),
+        _amp_matrix_picture(setting, run, scopes, given),
         *short,
-        _overlaps(lists, pairs),
-        _all(lists, pairs, given),
+        _overlap_table(lists, pairs),
+        _listed_pairs_table(lists, pairs, given),
     )
-    return Section("amplification", "Pairs of subwords that are amplified", text, parts)
+    return Section("amplification", "Amplified pairs of subwords", text, parts)
 
 
-def sums_to_one(axis: str) -> str:
-    """How maps are normalised, in words."""
-    return f"the contributions {'to every output' if axis == 'output' else 'of every input'} sum to 1"
+def describe_normalisation(axis: str) -> str:
+    """The normalisation of the maps in words."""
+    return f"the contributions {'to each output' if axis == 'output' else 'of each input'} sum to 1"
 
 
-def _block_name(scopes: Layout) -> str:
-    """LN1 FF RES2 LN2 of a post-LN layer, LN2 FF RES2 of a pre-LN one."""
+def _block_components(scopes: FeedForwardLayout) -> str:
+    """LN1 FF RES2 LN2 for a post-LN layer, LN2 FF RES2 for a pre-LN layer."""
     start, end = scopes.chain.index(scopes.residual) + 1, scopes.chain.index(scopes.layer) + 1
     return " ".join(scopes.components[start:end])
 
 
-def _short(name: str, values: Values, pairs: Pairs, given: Texts, number: int) -> Table:
+def _top_pairs_table(name: str, values: Values, pairs: AmplifiedPairs, given: Texts, number: int) -> Table:
     rows = []
     for layer, row in enumerate(values, 1):
         found = [given.pair(int(pairs.keys[place])) for place in pairs.top(row, TOP)]
@@ -74,27 +76,27 @@ def _short(name: str, values: Values, pairs: Pairs, given: Texts, number: int) -
     return Table.of(f"table{number}-{stem}-pairs", f"Table {number}. {title}", {"layer": "", f"top {TOP}": ""}, rows)
 
 
-def _overlaps(lists: Mapping[str, Values], pairs: Pairs) -> Table:
+def _overlap_table(lists: Mapping[str, Values], pairs: AmplifiedPairs) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for layer, (a, b) in enumerate(zip(*lists.values(), strict=True), 1):
         common = [len(set(pairs.top(a, size).tolist()) & set(pairs.top(b, size).tolist())) for size in (TOP, LONG)]
-        rows.append((layer, *common, _correlation(a, b)))
+        rows.append((layer, *common, _amp_correlation(a, b)))
     return Table.of(
         "overlap-of-pairs",
-        f"Pairs that both lists have: {' and '.join(lists)}",
+        f"Pairs in both lists: {' and '.join(lists)}",
         {"layer": "", f"of the top {TOP}": "", f"of the top {LONG}": "", "correlation of amp": ".2f"},
         rows,
-        "The correlation is Pearson's, over all pairs that occur often enough.",
+        "Pearson's correlation over all pairs above the minimum counts.",
     )
 
 
-def _correlation(a: Values, b: Values) -> float | None:
+def _amp_correlation(a: Values, b: Values) -> float | None:
     if len(a) < 2 or not a.std() or not b.std():
         return None
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def _all(lists: Mapping[str, Values], pairs: Pairs, given: Texts) -> Table:
+def _listed_pairs_table(lists: Mapping[str, Values], pairs: AmplifiedPairs, given: Texts) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, values in lists.items():
         for layer, row in enumerate(values, 1):
@@ -104,15 +106,15 @@ def _all(lists: Mapping[str, Values], pairs: Pairs, given: Texts) -> Table:
     columns = dict.fromkeys(("amplified by", "layer", "rank", "input", "output"), "")
     return Table.of(
         "amplified-pairs",
-        "The same lists with amp and how often each pair occurs",
+        "The same lists with amp and the number of occurrences",
         {**columns, "amp": ".4f", "occurrences": "", "sequences": ""},
         rows,
         folded=True,
     )
 
 
-def _matrix(setting: Setting, run: Run, scopes: Layout, given: Texts) -> Picture:
-    """The FF-amp matrix of the example, or of a sequence of some 30 tokens, at the layer where others gain most."""
+def _amp_matrix_picture(setting: Setting, run: Run, scopes: FeedForwardLayout, given: Texts) -> Picture:
+    """The FF-amp matrix of the example, or of a sequence of about 30 tokens, in the layer with the largest gains."""
     axis = setting.readings.axis
     if setting.example is not None:
         found = setting.lens.analyze(setting.example, scopes=[scopes.input, scopes.ff])
@@ -131,7 +133,7 @@ def _matrix(setting: Setting, run: Run, scopes: Layout, given: Texts) -> Picture
     return Picture(
         "ff-amp",
         f"FF-amp matrix of a sequence, layer {layer + 1}",
-        map_charts.heat_map(matrix, rows=some, columns=some, **look),
-        "The layer in which the gains of other tokens are largest. A token's contribution to itself is left blank."
-        + (f" The first {len(some)} of {len(tokens)} tokens." if len(some) < len(tokens) else ""),
+        map_charts.heat_map_chart(matrix, rows=some, columns=some, **look),
+        "The layer with the largest total gain between different tokens. The diagonal is left blank."
+        + (f" Shown: the first {len(some)} of {len(tokens)} tokens." if len(some) < len(tokens) else ""),
     )

@@ -1,4 +1,4 @@
-"""Pairs of one kind against others of the same distances (FF paper, Fig. 7): subwords of one word, of one entity."""
+"""Pairs within a unit (word or entity) compared with other pairs at the same distances (FF paper, Fig. 7)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from normscope.corpus.store import Run
 from normscope.measures.amplification import AXES
 from normscope.measures.bootstrap import Difference, clustered_difference, difference_of_means
 from normscope.measures.matching import match_distances
+from normscope.papers.common import scan_side
 from normscope.papers.feed_forward.maps import Numbers, Texts, Values, ff_amp, pair_cells
 from normscope.papers.feed_forward.measures import SPECIAL
-from normscope.papers.feed_forward.shared import Layout
+from normscope.papers.feed_forward.shared import FeedForwardLayout
 
-Units = Callable[[int], Sequence[Numbers]]  # entry -> for each unit (word, entity) the positions of its tokens
+TokenUnits = Callable[[int], Sequence[Numbers]]  # entry -> for each unit (word, entity) the positions of its tokens
 
 
 @dataclass(frozen=True)
-class Cells:
+class PairCells:
     """Cells of several maps, in order."""
 
     entries: Numbers
@@ -31,8 +31,8 @@ class Cells:
     def __len__(self) -> int:
         return len(self.cells)
 
-    def at(self, places: Numbers) -> Cells:
-        return Cells(self.entries[places], self.cells[places], self.distances[places])
+    def at(self, places: Numbers) -> PairCells:
+        return PairCells(self.entries[places], self.cells[places], self.distances[places])
 
     def of(self, entry: int) -> slice:
         """Where the cells of an entry are."""
@@ -40,18 +40,18 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Groups:
-    """As many others as targets, at the same distances."""
+class MatchedGroups:
+    """Target pairs and an equal number of other pairs at the same distances."""
 
-    targets: Cells
-    others: Cells
-    dropped: int  # targets without a partner
-    found: int  # targets in all
+    targets: PairCells
+    others: PairCells
+    dropped: int  # targets without a match
+    found: int  # all targets
 
 
 @dataclass(frozen=True)
-class Amplified:
-    """FF-amp of both groups under either normalisation: axis -> (layers, pairs)."""
+class GroupAmplification:
+    """FF-amp of both groups with each normalisation: axis -> (layers, pairs)."""
 
     targets: dict[str, Values]
     others: dict[str, Values]
@@ -67,8 +67,8 @@ class LayerTests:
     other_axis: Difference
 
 
-def words_in(given: Texts) -> Units:
-    """The tokens of each word that has several."""
+def split_words(given: Texts) -> TokenUnits:
+    """The tokens of each word that is split into several."""
 
     def units(entry: int) -> list[Numbers]:
         words = given.words[entry]
@@ -78,34 +78,34 @@ def words_in(given: Texts) -> Units:
     return units
 
 
-def entities_in(given: Texts, run: Run, scopes: Layout) -> Units:
+def entity_tokens(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUnits:
     """The tokens of each named entity."""
     spans: dict[str, list[Numbers]] = {}
-    frame = run.scan("entity_spans").filter(pl.col("side") == scopes.side).select("id", "start", "end").collect()
+    frame = scan_side(run, "entity_spans", scopes.side).select("id", "start", "end").collect()
     for id, start, end in frame.iter_rows():
         spans.setdefault(id, []).append(np.arange(start, end))
     return lambda entry: spans.get(given.ids[entry], [])
 
 
-def matched_groups(given: Texts, units: Units, causal: bool, readings: Any) -> Groups:
-    """All pairs inside a unit, and as many of the rest, sampled at the same distances."""
+def match_pairs(given: Texts, units: TokenUnits, causal: bool, readings: Any) -> MatchedGroups:
+    """All pairs within a unit, and an equal number of other pairs sampled at the same distances."""
     distance = readings.distance
-    targets = _collect(given, lambda entry: _inside(given, units(entry), entry, causal), distance)
+    targets = _collect_cells(given, lambda entry: _cells_within_units(given, units(entry), entry, causal), distance)
     near = np.unique(targets.distances)
 
     def rest(entry: int) -> Numbers:
         cells = pair_cells(given, entry, causal, readings.specials)
-        cells = cells[np.isin(_distances(cells, len(given.types[entry]), distance), near)]
+        cells = cells[np.isin(_cell_distances(cells, len(given.types[entry]), distance), near)]
         mine = targets.cells[targets.of(entry)]
         return cells[~np.isin(cells, mine)]
 
-    others = _collect(given, rest, distance)
+    others = _collect_cells(given, rest, distance)
     found = match_distances(targets.distances, others.distances, readings.seed)
-    return Groups(targets.at(found.targets), others.at(found.others), found.dropped, len(targets))
+    return MatchedGroups(targets.at(found.targets), others.at(found.others), found.dropped, len(targets))
 
 
-def group_amp(run: Run, scopes: Layout, given: Texts, groups: Groups) -> Amplified:
-    """FF-amp of every pair of both groups, one entry's maps at a time."""
+def group_amplification(run: Run, scopes: FeedForwardLayout, given: Texts, groups: MatchedGroups) -> GroupAmplification:
+    """FF-amp of all pairs of both groups, reading the maps of one entry at a time."""
     both = (groups.targets, groups.others)
     found: list[dict[str, list[Values]]] = [{axis: [] for axis in AXES} for _ in both]
     for entry, id in enumerate(given.ids):
@@ -117,18 +117,20 @@ def group_amp(run: Run, scopes: Layout, given: Texts, groups: Groups) -> Amplifi
             for into, cells in zip(found, parts, strict=True):
                 into[axis].append(values[:, cells])
     joined = [{axis: np.concatenate(some, 1) for axis, some in one.items() if some} for one in found]
-    return Amplified(joined[0], joined[1])
+    return GroupAmplification(joined[0], joined[1])
 
 
-def layer_tests(given: Texts, groups: Groups, values: Amplified, readings: Any) -> list[LayerTests]:
-    """The bootstrap of every layer: over instances, over types of pairs, over whole sequences, and over instances
-    with maps normalised the other way."""
+def bootstrap_layers(
+    given: Texts, groups: MatchedGroups, values: GroupAmplification, readings: Any
+) -> list[LayerTests]:
+    """Bootstrap tests for each layer: over instances, over types of pairs, over whole sequences, and over instances
+    with the other normalisation."""
     options = {"resamples": readings.resamples, "sided": readings.sided, "alpha": readings.alpha}
     axis, seed = readings.axis, readings.seed
     targets, others = values.targets[axis], values.others[axis]
     other = other_axis(axis)
-    by_target, by_other = (_by_type(keys_of(given, cells)) for cells in (groups.targets, groups.others))
-    by_sequence = _test_sequences(given, groups, targets, others, options, seed)
+    by_target, by_other = (_mean_by_type(pair_type_keys(given, cells)) for cells in (groups.targets, groups.others))
+    by_sequence = _bootstrap_sequences(given, groups, targets, others, options, seed)
     return [
         LayerTests(
             difference_of_means(targets[n], others[n], seed=(seed, n, 0), **options),
@@ -141,18 +143,18 @@ def layer_tests(given: Texts, groups: Groups, values: Amplified, readings: Any) 
 
 
 def other_axis(axis: str) -> str:
-    """The other way to normalise maps."""
+    """The other axis of normalisation."""
     return next(name for name in AXES if name != axis)
 
 
-def keys_of(given: Texts, cells: Cells) -> Numbers:
-    """The ordered pair of types of every cell."""
+def pair_type_keys(given: Texts, cells: PairCells) -> Numbers:
+    """The ordered pair of types of each cell, as one number."""
     found = [given.keys(entry, cells.cells[cells.of(entry)]) for entry in range(len(given))]
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def _by_type(keys: Numbers) -> Callable[[Values], Values]:
-    """Values of instances -> the mean of every type."""
+def _mean_by_type(keys: Numbers) -> Callable[[Values], Values]:
+    """A function from values of instances to the means of their types."""
     _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
 
     def means(values: Values) -> Values:
@@ -162,8 +164,8 @@ def _by_type(keys: Numbers) -> Callable[[Values], Values]:
     return means
 
 
-def _test_sequences(
-    given: Texts, groups: Groups, targets: Values, others: Values, options: dict[str, Any], seed: int
+def _bootstrap_sequences(
+    given: Texts, groups: MatchedGroups, targets: Values, others: Values, options: dict[str, Any], seed: int
 ) -> tuple[Difference, ...]:
     size = len(given)
     counts = np.stack([np.bincount(cells.entries, minlength=size) for cells in (groups.targets, groups.others)], 1)
@@ -174,12 +176,12 @@ def _test_sequences(
         ],
         2,
     )
-    some = counts.sum(1) > 0  # sequences without any such pair do not count
+    some = counts.sum(1) > 0  # only sequences with such pairs
     return clustered_difference(sums[:, some], counts[some], seed=(seed, 3), **options)
 
 
-def _inside(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
-    """The cells of two different tokens of one unit."""
+def _cells_within_units(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
+    """The cells of two different tokens of the same unit."""
     size = len(given.types[entry])
     found = []
     for unit in units:
@@ -189,16 +191,16 @@ def _inside(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) ->
     return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
 
-def _collect(given: Texts, cells: Callable[[int], Numbers], distance: str) -> Cells:
+def _collect_cells(given: Texts, cells: Callable[[int], Numbers], distance: str) -> PairCells:
     pieces = [cells(entry) for entry in range(len(given))]
     sizes = [len(piece) for piece in pieces]
-    distances = [_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)]
+    distances = [_cell_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)]
     empty = [np.zeros(0, np.int64)]
-    return Cells(
+    return PairCells(
         np.repeat(np.arange(len(sizes)), sizes), np.concatenate(pieces or empty), np.concatenate(distances or empty)
     )
 
 
-def _distances(cells: Numbers, size: int, distance: str) -> Numbers:
+def _cell_distances(cells: Numbers, size: int, distance: str) -> Numbers:
     output, input = np.divmod(cells, size)
     return np.abs(output - input) if distance == "absolute" else output - input

@@ -1,17 +1,17 @@
-"""The maps that a run kept, entry by entry, as FF-amp (FF paper, section 5)."""
+"""FF-amp from the maps stored with a run, entry by entry (FF paper, section 5)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
 from normscope.measures.amplification import Axis, amplification
+from normscope.papers.common import scan_side
 from normscope.papers.feed_forward.measures import SPECIAL
-from normscope.papers.feed_forward.shared import Layout
+from normscope.papers.feed_forward.shared import FeedForwardLayout
 
 Values = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -41,13 +41,12 @@ class Texts:
         return self.vocabulary[input], self.vocabulary[output]
 
 
-def texts(run: Run, scopes: Layout) -> Texts:
-    """All entries of a run, in the corpus's order."""
-    mine = pl.col("side") == scopes.side
-    words_of = dict(run.scan("token_words").filter(mine).select("id", "words").collect().iter_rows())
+def read_texts(run: Run, scopes: FeedForwardLayout) -> Texts:
+    """All entries of a run, in corpus order."""
+    words_of = dict(scan_side(run, "token_words", scopes.side).select("id", "words").collect().iter_rows())
     numbers: dict[str, int] = {}
     ids, types, words = [], [], []
-    for id, tokens in run.scan("items").filter(mine).select("id", "tokens").collect().iter_rows():
+    for id, tokens in scan_side(run, "items", scopes.side).select("id", "tokens").collect().iter_rows():
         ids.append(id)
         types.append(np.array([numbers.setdefault(token, len(numbers)) for token in tokens], dtype=np.int64))
         words.append(np.array(words_of[id], dtype=np.int64))
@@ -55,7 +54,7 @@ def texts(run: Run, scopes: Layout) -> Texts:
 
 
 def pair_cells(given: Texts, entry: int, causal: bool, specials: bool) -> Numbers:
-    """The cells i n + j of two different positions: in a causal model j < i, without special tokens unless wanted."""
+    """The cells i n + j with j != i (j < i in a causal model), without special tokens unless `specials`."""
     size = len(given.types[entry])
     output, input = np.divmod(np.arange(size * size), size)
     chosen = input < output if causal else input != output
@@ -65,17 +64,17 @@ def pair_cells(given: Texts, entry: int, causal: bool, specials: bool) -> Number
     return np.flatnonzero(chosen)
 
 
-def ff_amp(run: Run, scopes: Layout, id: str, axis: Axis) -> Values:
-    """(layers, n n): what the feed-forward itself amplifies."""
-    return _amp(run, id, scopes.input, scopes.ff, scopes.side, axis)
+def ff_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis) -> Values:
+    """(layers, n n): amplification by the feed-forward alone."""
+    return _amp_between(run, id, scopes.input, scopes.ff, scopes.side, axis)
 
 
-def block_amp(run: Run, scopes: Layout, id: str, axis: Axis) -> Values:
-    """(layers, n n): what everything from the attention's residual to the layer's end amplifies, LN FF RES LN."""
-    return _amp(run, id, scopes.residual, scopes.layer, scopes.side, axis)
+def block_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis) -> Values:
+    """(layers, n n): amplification from the attention's residual to the end of the layer (LN FF RES LN)."""
+    return _amp_between(run, id, scopes.residual, scopes.layer, scopes.side, axis)
 
 
-def _amp(run: Run, id: str, before: str, after: str, side: str, axis: Axis) -> Values:
+def _amp_between(run: Run, id: str, before: str, after: str, side: str, axis: Axis) -> Values:
     found = amplification(run.map(id, before, side), run.map(id, after, side), axis)
     values: Values = found.flatten(1).numpy()
     return values

@@ -1,4 +1,4 @@
-"""Corpus measures of the feed-forward paper. In an encoder-decoder they read the encoder."""
+"""Corpus measures of the feed-forward paper; for encoder-decoders, of the encoder."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from normscope.measures.amplification import map_shares
 from normscope.measures.correlation import average_ranks, pearson
 from normscope.measures.tokens import number_words
 from normscope.papers.common import typed_columns
-from normscope.papers.feed_forward.shared import layout
+from normscope.papers.feed_forward.shared import feed_forward_layout
 
-NORM = -1  # instead of a dimension: the norm of the whole vector
-SPECIAL = -1  # instead of a word
-SHARES = (0.005, 0.01, 0.02, 0.05)  # of the dimensions, that can be removed
+NORM = -1  # in place of a dimension: the norm of the whole vector
+SPECIAL = -1  # in place of a word: a special token
+SHARES = (0.005, 0.01, 0.02, 0.05)  # shares of the dimensions that can be removed
 ROUNDINGS: Mapping[str, Callable[[float], int]] = {
     "floor": floor,
     "round": lambda count: floor(count + 0.5),
@@ -36,8 +36,8 @@ MAGNITUDES |= dict.fromkeys(("bypass", "input", "output"), np.float64)
 
 @register("similarity_normalised")
 def similarity_normalised(analysis: Analysis) -> Columns:
-    """normalised (row, column), scope, other, layer -> Spearman's correlation of the maps of neighbouring scopes, after
-    every row, or every column, was divided by its sum"""
+    """normalised (row, column), scope, other, layer -> Spearman's correlation of the maps of neighbouring scopes with
+    each row, or each column, divided by its sum"""
     names: list[tuple[str, str, str]] = []
     values: list[Tensor] = []
     if has_one_side(analysis):
@@ -62,11 +62,11 @@ def similarity_normalised(analysis: Analysis) -> Columns:
 
 @register("ff_magnitudes", scopes=("weights",), whole=True, summed=("tokens", "bypass", "input", "output"))
 def ff_magnitudes(sample: Sample) -> Columns:
-    """layer, dimension (-1: the norm of the vector) -> how many tokens, and sums over them of |value| in what bypasses
-    the feed-forward, in its input and in what it adds"""
-    scopes = layout(sample.lens)
+    """layer, dimension (-1: the norm of the vector) -> number of tokens, and sums over them of |value| in the bypass of
+    the feed-forward, in its input and in its output"""
+    scopes = feed_forward_layout(sample.lens)
     if scopes is None:
-        raise NormscopeError("This model's feed-forward has no scope of its own.")
+        raise NormscopeError("The feed-forward of this model has no separate scope.")
     if sample.analysis.info["side"] != scopes.side:
         return typed_columns(MAGNITUDES, [])
     wanted = {"bypass": scopes.block, "input": scopes.input, "output": scopes.added}
@@ -90,7 +90,7 @@ def token_words(sample: Sample) -> Columns:
     side = sample.analysis.info["side"]
     tokens, tensors = sample.original.sides[side], sample.original.tensors
     ids = tensors["input_ids" if side == sample.lens.loaded.stacks[0].side else "decoder_input_ids"].tolist()
-    special = _special_ids(sample.lens.tokenizer)
+    special = _special_ids_but_unknown(sample.lens.tokenizer)
     marks = [id in special or (tokens.word_ids is not None and tokens.word_ids[n] is None) for n, id in enumerate(ids)]
     words = number_words(tokens.names, marks, tokens.word_ids)
     chosen = [words[label.position] for label in sample.analysis.rows]
@@ -105,34 +105,32 @@ def entity_spans(sample: Sample) -> Columns:
     if sample.entry.entities and sample.analysis.info["side"] == side:
         word_ids = sample.original.sides[side].word_ids
         if word_ids is None:
-            raise NormscopeError(
-                "The tokenizer does not say which word a token belongs to: entities cannot be located."
-            )
+            raise NormscopeError("Locating entities needs a fast tokenizer, which reports the word of each token.")
         spans = list(subword_spans(sample.entry, word_ids))
     types = {"start": np.int32, "end": np.int32, "label": object}
     return typed_columns(types, [(span.start, span.end, span.label) for span in spans])
 
 
 def removal_name(share: float, rounding: str) -> str:
-    """The measure that removes this share of the dimensions: `lowest_gains_10_floor` for 1 %."""
+    """Name of the measure that removes this share of the dimensions: `lowest_gains_10_floor` for 1 %."""
     return f"lowest_gains_{round(1000 * share)}_{rounding}"
 
 
 def removal_count(width: int, share: float, rounding: str) -> int:
-    """How many dimensions that is: 768 x 1 % = 7.68 is 7 or 8; at least 1."""
+    """The number of dimensions to remove, at least 1: 768 x 1 % = 7.68 becomes 7 or 8."""
     return max(1, ROUNDINGS[rounding](round(width * share, 9)))
 
 
 def split_by_gain(gains: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The dimensions of the lowest (signed) gains, and all others, both in order."""
+    """The dimensions with the lowest (signed) gains, and all others, each sorted."""
     order = gains.argsort(stable=True)
     return order[:count].sort().values, order[count:].sort().values
 
 
 def _removal_measure(share: float, rounding: str) -> Callable[[Sample], Columns]:
     def measure(sample: Sample) -> Columns:
-        """layer -> how many dimensions of the lowest gain of the last norm were removed from the feed-forward's
-        contributions, and Spearman's correlation of its map with the one before it, with and without them"""
+        """layer -> number of dimensions with the lowest gain of the last norm that were removed from the feed-forward's
+        contributions, and Spearman's correlation of the maps before and after it, with and without them"""
         analysis, lens = sample.analysis, sample.lens
         if analysis.info["side"] != lens.loaded.stacks[0].side:
             types = {"layer": np.int16, "removed": np.int32, "whole": np.float64, "rest": np.float64}
@@ -160,8 +158,8 @@ for _share in SHARES:
         )
 
 
-def _special_ids(tokenizer: Any) -> set[int]:
-    """The tokenizer's special tokens, without the unknown token, which stands for a word."""
+def _special_ids_but_unknown(tokenizer: Any) -> set[int]:
+    """Ids of the special tokens, except the unknown token, which represents a word."""
     if tokenizer is None:
         return set()
     return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}

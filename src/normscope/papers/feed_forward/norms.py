@@ -1,4 +1,4 @@
-"""Why residual and norm undo what the feed-forward does (FF paper, section 6): norms and gains."""
+"""Why residual and norm counteract the feed-forward (FF paper, section 6): norms and gains."""
 
 from __future__ import annotations
 
@@ -13,56 +13,58 @@ from normscope.corpus.store import Run
 from normscope.engine import probing
 from normscope.errors import NormscopeError
 from normscope.measures.correlation import spearman
-from normscope.papers.common import describe_input, layer_numbers, layers_text, masked_run
+from normscope.papers.common import describe_masking, layer_numbers, layer_picture, layers_text, masked_run, scan_side
 from normscope.papers.feed_forward.measures import NORM, removal_count, removal_name, split_by_gain
-from normscope.papers.feed_forward.shared import known_layout, reference
-from normscope.papers.published import quote
+from normscope.papers.feed_forward.shared import NAME, require_layout
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
-LABELLED = 8  # of the removed dimensions, those that are labelled in the figure
+LABELLED = 8  # removed dimensions that are labelled in the figure
 SIMILARITY = "Spearman's correlation"
 GAMMA = (
-    "The {count} of {width} dimensions ({share}) with the lowest gain of LN2, as a signed number, are removed from "
-    "the feed-forward's contributions, whose norms are then computed again; the map before the feed-forward ({input}) "
-    "keeps all. Similarities are Spearman's correlations of these two maps, means over sequences. {masking}"
+    "The {count} of {width} dimensions ({share}) with the lowest signed gain of LN2 are removed from the feed-forward "
+    "contributions before taking norms; the map before the feed-forward ({input}) keeps all dimensions. Similarities "
+    "are Spearman's correlations of these two maps, averaged over sequences. {masking}"
 )
 PUBLISHED = tuple(key for n in (10, 11) for key in (f"similarity.ATTNRESLNFF-N.L{n}", f"removed.L{n}"))
 
 
-def magnitudes(run: Run, side: str) -> pl.DataFrame:
+def mean_magnitudes(run: Run, side: str) -> pl.DataFrame:
     """layer (from 1), dimension (NORM: the norm of the vector) -> means over tokens of bypass, input, output."""
     means = [(pl.col(n).sum() / pl.col("tokens").sum()).alias(n) for n in ("bypass", "input", "output")]
-    return _by_layer(run.scan("ff_magnitudes").filter(pl.col("side") == side), means, "dimension")
+    return _aggregate_by_layer(scan_side(run, "ff_magnitudes", side), means, "dimension")
 
 
-def norms(setting: Setting, runs: Runs) -> Section:
-    """Fig. 10: the feed-forward's output against what bypasses it."""
-    scopes = known_layout(setting)
-    frame = magnitudes(runs[masked_run(setting)], scopes.side).filter(pl.col("dimension") == NORM)
+def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
+    """Fig. 10: norms of the feed-forward output and of the bypass."""
+    scopes = require_layout(setting)
+    frame = mean_magnitudes(runs[masked_run(setting)], scopes.side).filter(pl.col("dimension") == NORM)
     layers, bypass, output = (frame[name].to_list() for name in ("layer", "bypass", "output"))
     larger = [layer for layer, a, b in zip(layers, bypass, output, strict=True) if a > b]
     claim = Claim(
-        "What bypasses the feed-forward is larger than its output in most layers",
+        "The bypass has a larger norm than the feed-forward output in most layers",
         2 * len(larger) > len(layers),
         f"in {len(larger)} of {len(layers)}: {layers_text(larger)}",
-        "in most layers, but not in 10-11",
+        "in most layers, except 10-11",
     )
     return Section(
         "norms",
-        "Norms of the feed-forward's output and of what bypasses it",
-        f"Means over all tokens of the norms of the model's own vectors, biases included. {describe_input(setting)} "
-        f"The bypass is the vector at {scopes.block}; the vector at {scopes.added} is added to it.",
+        "Norms of the feed-forward output and of the bypass",
+        f"Mean norms of the model's vectors over all tokens, biases included. {describe_masking(setting)} "
+        f"The bypass is the vector at {scopes.block}, to which the vector at {scopes.added} is added.",
         (
-            Picture(
+            layer_picture(
                 "fig10-norms",
-                "Fig. 10. Mean norm of what the feed-forward adds, and of what it is added to",
-                charts.line_chart({"feed-forward": output, "bypass": bypass}, x=layers, ylabel="mean norm"),
+                "Fig. 10. Mean norm of the feed-forward output and of the bypass",
+                {"feed-forward": output, "bypass": bypass},
+                layers,
+                "mean norm",
             ),
             Table.of(
                 "norms-layers",
-                "Mean norms, layer by layer",
+                "Mean norms by layer",
                 {"layer": "", "feed-forward": ".2f", "bypass": ".2f", "ratio": ".2f"},
                 ((a, b, c, b / c) for a, b, c in zip(layers, output, bypass, strict=True)),
             ),
@@ -72,20 +74,20 @@ def norms(setting: Setting, runs: Runs) -> Section:
     )
 
 
-def gamma(setting: Setting, runs: Runs) -> Section:
-    """Fig. 11 and section 6.2: the dimensions that the last norm makes small, and the map without them."""
-    scopes, readings, run = known_layout(setting), setting.readings, runs[masked_run(setting)]
-    table = run.scan(removal_name(readings.gamma_share, readings.gamma_rounding)).filter(pl.col("side") == scopes.side)
+def low_gain_section(setting: Setting, runs: Runs) -> Section:
+    """Fig. 11 and section 6.2: the dimensions that the last norm scales down, and the map without them."""
+    scopes, readings, run = require_layout(setting), setting.readings, runs[masked_run(setting)]
+    table = scan_side(run, removal_name(readings.gamma_share, readings.gamma_rounding), scopes.side)
     known = pl.col("whole").is_not_nan() & pl.col("rest").is_not_nan()
-    frame = _by_layer(table, [pl.col("whole", "rest").filter(known).mean()])
+    frame = _aggregate_by_layer(table, [pl.col("whole", "rest").filter(known).mean()])
     layers, whole, rest = (frame[column].to_list() for column in ("layer", "whole", "rest"))
     gains = probing.norm_gains(setting.lens.loaded, "layer")
     width = gains.shape[1]
     count = removal_count(width, readings.gamma_share, readings.gamma_rounding)
     removed = [split_by_gain(row, count)[0].tolist() for row in gains]
     most = int(np.argmin(whole))  # where the feed-forward changes the map most
-    place = _check_layer(readings.gamma_layer, len(layers)) - 1 if readings.gamma_layer else most
-    sizes = magnitudes(run, scopes.side).filter(pl.col("dimension") != NORM)
+    place = _check_gamma_layer(readings.gamma_layer, len(layers)) - 1 if readings.gamma_layer else most
+    sizes = mean_magnitudes(run, scopes.side).filter(pl.col("dimension") != NORM)
     by_layer = [sizes.filter(pl.col("layer") == layer) for layer in range(1, len(layers) + 1)]
     rows = []
     for n, layer in enumerate(layers):
@@ -95,33 +97,35 @@ def gamma(setting: Setting, runs: Runs) -> Section:
     rising = layers_text([layer for n, layer in enumerate(layers) if rest[n] > whole[n]])
     share = f"{100 * readings.gamma_share:g} %"
     claim = Claim(
-        f"Without the {share} of dimensions of the lowest gain the feed-forward changes the map less, where it "
-        "changes it most",
+        f"In the layer that it changes most, the feed-forward changes the map less without the {share} of dimensions "
+        "with the lowest gain",
         rest[most] > whole[most],
-        f"layer {layers[most]}: {whole[most]:.2f} to {rest[most]:.2f}; it rises in {rising}",
-        quote(reference(), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED),
+        f"layer {layers[most]}: {whole[most]:.2f} to {rest[most]:.2f}; it increases in {rising}",
+        quote_published(paper_numbers(NAME), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED),
     )
-    series = {"all dimensions": whole, f"without {count} of the lowest gain": rest}
+    series = {"all dimensions": whole, f"without {count} with the lowest gain": rest}
     return Section(
         "gamma",
-        "Dimensions that the last norm makes small",
-        GAMMA.format(count=count, width=width, share=share, input=scopes.input, masking=describe_input(setting)),
+        "Dimensions that the last norm scales down",
+        GAMMA.format(count=count, width=width, share=share, input=scopes.input, masking=describe_masking(setting)),
         (
             Picture(
                 "fig11-gamma",
                 f"Fig. 11. Magnitude of each dimension against LN2's gain, layer {layers[place]}",
-                _scatter(by_layer[place], gains[place].double().numpy(), removed[place]),
-                "Mean of |value| over all tokens, in the feed-forward's input and output. The dimensions of the lowest "
-                "gains are labelled with their numbers.",
+                _gain_scatter(by_layer[place], gains[place].double().numpy(), removed[place]),
+                "Mean of |value| over all tokens, in the feed-forward's input and output. Labels: indices of the "
+                "dimensions with the lowest gains.",
             ),
-            Picture(
+            layer_picture(
                 "removed-dimensions",
                 "Section 6.2. Similarity of the maps before and after the feed-forward",
-                charts.line_chart(series, x=layers, ylabel=SIMILARITY),
+                series,
+                layers,
+                SIMILARITY,
             ),
             Table.of(
                 "removed-dimensions-layers",
-                f"Similarity without {count} dimensions of the lowest gain",
+                f"Similarity without the {count} dimensions with the lowest gain",
                 {"layer": "", **columns, "dimensions removed": ""},
                 rows,
                 f"|output| and gain: {SIMILARITY} over dimensions.",
@@ -132,22 +136,22 @@ def gamma(setting: Setting, runs: Runs) -> Section:
     )
 
 
-def _by_layer(table: pl.LazyFrame, aggregates: list[pl.Expr], *keys: str) -> pl.DataFrame:
-    """Aggregates by layer, counted from 1, and further keys."""
+def _aggregate_by_layer(table: pl.LazyFrame, aggregates: list[pl.Expr], *keys: str) -> pl.DataFrame:
+    """Aggregates by layer (from 1) and further keys."""
     groups = table.group_by((pl.col("layer") + 1).alias("layer"), *keys)
     return groups.agg(*aggregates).sort("layer", *keys).collect()
 
 
-def _check_layer(given: int, depth: int) -> int:
+def _check_gamma_layer(given: int, depth: int) -> int:
     if not 1 <= given <= depth:
-        raise NormscopeError(f"The reading gamma_layer is a layer from 1 to {depth}, or 0, not {given}.")
+        raise NormscopeError(f"The reading gamma_layer must be a layer from 1 to {depth}, or 0, not {given}.")
     return given
 
 
-def _scatter(sizes: pl.DataFrame, gains: NDArray[np.float64], removed: list[int]) -> Any:
+def _gain_scatter(sizes: pl.DataFrame, gains: NDArray[np.float64], removed: list[int]) -> Any:
     width = len(gains)
     numbers = [str(n) if n in removed[:LABELLED] else "" for n in range(width)]
-    return charts.scatter(
+    return charts.scatter_chart(
         np.concatenate([gains, gains]),
         np.concatenate([sizes["input"].to_numpy(), sizes["output"].to_numpy()]),
         xlabel="gain of LN2",

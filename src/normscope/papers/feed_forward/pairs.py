@@ -1,4 +1,4 @@
-"""Whether the feed-forward amplifies pairs of one word, or of one named entity (FF paper, Fig. 7 and 8)."""
+"""Whether the feed-forward amplifies pairs within a word or a named entity (FF paper, Fig. 7 and 8)."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from normscope.corpus.store import Run
 from normscope.measures.bootstrap import Difference
 from normscope.papers.common import layer_numbers, layers_text
 from normscope.papers.feed_forward import groups as pair_groups
-from normscope.papers.feed_forward.amplification import PLAIN, sums_to_one
-from normscope.papers.feed_forward.groups import Amplified, Groups, LayerTests, Units, other_axis
-from normscope.papers.feed_forward.maps import Texts, Values, texts
-from normscope.papers.feed_forward.shared import known_layout, reference
+from normscope.papers.feed_forward.amplification import PLAIN, describe_normalisation
+from normscope.papers.feed_forward.groups import GroupAmplification, LayerTests, MatchedGroups, TokenUnits, other_axis
+from normscope.papers.feed_forward.maps import Texts, Values, read_texts
+from normscope.papers.feed_forward.shared import NAME, require_layout
+from normscope.papers.published import paper_numbers
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
 INNER = (0.5, 99.5)  # percentiles between which histograms are drawn
-MOST = 3  # histograms
+MOST = 3  # most histograms that are drawn
 TEXT = (
-    "FF-amp of {pairs} ({found:,} ordered pairs at two positions) against as many other pairs, sampled without "
-    "replacement with exactly the same histogram of {distance} distances.{dropped} Other pairs are all that are not "
-    "of one {unit}, {specials}. Nothing is masked.\n\n"
-    "The unpaired bootstrap of the difference of means, {resamples:,} resamples, {sided}-sided: p is the share of "
-    "resampled differences on the other side of zero. Over instances it treats every pair as independent, which pairs "
-    "of one sequence are not, and is optimistic; over types every ordered pair of subwords counts once, with the mean "
-    "of its instances; over sequences whole sequences are resampled.\n\n"
-    "Maps are normalised so that {sums}. What a token gains in itself others lose, so the means of both groups may be "
-    "below zero: the test is of their difference."
+    "FF-amp of {pairs} ({found:,} ordered pairs of positions) is compared with that of an equal number of other pairs, "
+    "sampled without replacement so that both groups have the same histogram of {distance} distances.{dropped} Other "
+    "pairs are all pairs that do not belong to one {unit}, {specials}. The text is not masked.\n\n"
+    "The difference of means is tested with an unpaired bootstrap of {resamples:,} resamples, {sided}-sided: p is the "
+    "share of resampled differences on the other side of zero. The test over instances treats all pairs as "
+    "independent, which pairs of one sequence are not, so it is optimistic. The test over types counts each ordered "
+    "pair of subwords once, with the mean of its instances. The test over sequences resamples whole sequences.\n\n"
+    "Maps are normalised so that {sums}. A gain in a token's contribution to itself is a loss for the others, so the "
+    "means of both groups may be negative; the test concerns their difference."
 )
-DROPPED = " {:,} of them, chosen at random, were left out, since there are too few others at their distance."
+DROPPED = " {:,} target pairs, chosen at random, were left out because too few other pairs have their distance."
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What is compared with other pairs."""
+class PairKind:
+    """The kind of pairs that is compared with other pairs."""
 
     name: str  # of the section
     key: str  # of its numbers
@@ -50,50 +51,50 @@ class Kind:
 
     @property
     def targets(self) -> str:
-        """In a figure's legend."""
+        """Label of the target pairs in figures and tables."""
         return f"of one {self.unit}"
 
     @property
     def none(self) -> str:
-        """What is said if there are none."""
+        """The message if there are no such pairs."""
         return f"no {self.pairs.partition(' of one ')[2]} of these texts has more than one token"
 
     @property
     def stem(self) -> str:
-        """In the names of files."""
+        """The kind in file names."""
         return self.name.replace("_", "-")
 
 
-WORDS = Kind("word_split", "wordsplit", "word", "two subwords of one word")
-ENTITIES = Kind("entities", "entity", "entity", "two subwords of one named entity")
+WORDS = PairKind("word_split", "wordsplit", "word", "two subwords of one word")
+ENTITIES = PairKind("entities", "entity", "entity", "two subwords of one named entity")
 
 
-def word_split(setting: Setting, runs: Runs) -> Section:
-    """Fig. 7 and 8 of words that were split into subwords."""
-    given = texts(runs[PLAIN], known_layout(setting))
-    return _section(setting, runs[PLAIN], given, WORDS, pair_groups.words_in(given))
+def word_pairs_section(setting: Setting, runs: Runs) -> Section:
+    """Fig. 7 and 8 for words that are split into subwords."""
+    given = read_texts(runs[PLAIN], require_layout(setting))
+    return _pairs_section(setting, runs[PLAIN], given, WORDS, pair_groups.split_words(given))
 
 
-def entities(setting: Setting, runs: Runs) -> Section:
-    """Fig. 7 and 8 of named entities."""
-    scopes = known_layout(setting)
-    given = texts(runs[PLAIN], scopes)
-    return _section(setting, runs[PLAIN], given, ENTITIES, pair_groups.entities_in(given, runs[PLAIN], scopes))
+def entity_pairs_section(setting: Setting, runs: Runs) -> Section:
+    """Fig. 7 and 8 for named entities."""
+    scopes = require_layout(setting)
+    given = read_texts(runs[PLAIN], scopes)
+    return _pairs_section(setting, runs[PLAIN], given, ENTITIES, pair_groups.entity_tokens(given, runs[PLAIN], scopes))
 
 
-def _section(setting: Setting, run: Run, given: Texts, kind: Kind, units: Units) -> Section:
-    scopes, readings = known_layout(setting), setting.readings
-    groups = pair_groups.matched_groups(given, units, scopes.causal, readings)
+def _pairs_section(setting: Setting, run: Run, given: Texts, kind: PairKind, units: TokenUnits) -> Section:
+    scopes, readings = require_layout(setting), setting.readings
+    groups = pair_groups.match_pairs(given, units, scopes.causal, readings)
     theirs = _published_layers(kind)
-    statement = f"The feed-forward amplifies {kind.pairs} more than other pairs as far apart, in most layers"
+    statement = f"In most layers the feed-forward amplifies {kind.pairs} more than other pairs at the same distance"
     if not len(groups.targets):
         claim = Claim(statement, None, kind.none, theirs)
-        return Section(kind.name, kind.title, f"There is nothing to compare: {kind.none}.", claims=(claim,))
-    values = pair_groups.group_amp(run, scopes, given, groups)
-    found = pair_groups.layer_tests(given, groups, values, readings)
+        return Section(kind.name, kind.title, f"Nothing to compare: {kind.none}.", claims=(claim,))
+    values = pair_groups.group_amplification(run, scopes, given, groups)
+    found = pair_groups.bootstrap_layers(given, groups, values, readings)
     chosen = [one.types if readings.level == "type" else one.instances for one in found]
     above, by_sequence, by_other = (
-        _significant(some, readings.alpha)
+        _significant_layers(some, readings.alpha)
         for some in (chosen, [one.sequences for one in found], [one.other_axis for one in found])
     )
     claim = Claim(
@@ -105,15 +106,15 @@ def _section(setting: Setting, run: Run, given: Texts, kind: Kind, units: Units)
     )
     both = (values.targets[readings.axis], values.others[readings.axis])
     parts: tuple[Table | Picture, ...] = (
-        _bars(kind, *both, above),
-        *_tables(kind, readings.axis, values, found),
-        *_histograms(kind, *both, chosen),
+        _pair_bars(kind, *both, above),
+        *_pair_test_tables(kind, readings.axis, values, found),
+        *_amp_histograms(kind, *both, chosen),
     )
     numbers = {f"{key}.p": p for key, p in layer_numbers(kind.key, [one.p for one in chosen]).items()}
-    return Section(kind.name, kind.title, _text(setting, kind, groups), parts, (claim,), numbers)
+    return Section(kind.name, kind.title, _describe_pair_test(setting, kind, groups), parts, (claim,), numbers)
 
 
-def _text(setting: Setting, kind: Kind, groups: Groups) -> str:
+def _describe_pair_test(setting: Setting, kind: PairKind, groups: MatchedGroups) -> str:
     readings = setting.readings
     return TEXT.format(
         pairs=kind.pairs,
@@ -124,27 +125,29 @@ def _text(setting: Setting, kind: Kind, groups: Groups) -> str:
         specials="special tokens included" if readings.specials else "without special tokens",
         resamples=readings.resamples,
         sided=readings.sided,
-        sums=sums_to_one(readings.axis),
+        sums=describe_normalisation(readings.axis),
     )
 
 
-def _bars(kind: Kind, targets: Values, others: Values, above: Sequence[int]) -> Picture:
+def _pair_bars(kind: PairKind, targets: Values, others: Values, above: Sequence[int]) -> Picture:
     layers = range(1, len(targets) + 1)
     groups = {kind.targets: targets, "other pairs": others}
-    chart = charts.bars_with_errors(
+    chart = charts.bar_chart(
         {name: list(values.mean(1)) for name, values in groups.items()},
         x=list(layers),
         ylabel="mean FF-amp",
         errors={name: list(1.96 * values.std(1) / np.sqrt(values.shape[1])) for name, values in groups.items()},
         marks=["*" if layer in above else "" for layer in layers],
     )
-    title = f"Fig. 7. Mean FF-amp of pairs {kind.targets}, and of others as far apart"
-    note = "*: significantly larger. Error bars: 1.96 standard errors of independent instances."
+    title = f"Fig. 7. Mean FF-amp of pairs {kind.targets} and of other pairs at the same distances"
+    note = "*: significantly larger. Error bars: 1.96 standard errors, for independent instances."
     return Picture(f"fig7-{kind.stem}", title, chart, note)
 
 
-def _tables(kind: Kind, axis: str, values: Amplified, found: Sequence[LayerTests]) -> tuple[Table, Table]:
-    """The means with their difference, and the same test under the other readings."""
+def _pair_test_tables(
+    kind: PairKind, axis: str, values: GroupAmplification, found: Sequence[LayerTests]
+) -> tuple[Table, Table]:
+    """The means and their difference, and the test under the other readings."""
     other = other_axis(axis)
     means = dict.fromkeys((kind.targets, "others", "difference", "low", "high"), ".5f")
     levels = dict.fromkeys(("p, instances", "p, types", "p, sequences"), ".4f")
@@ -152,10 +155,10 @@ def _tables(kind: Kind, axis: str, values: Amplified, found: Sequence[LayerTests
     return (
         Table.of(
             f"{kind.stem}-layers",
-            f"Mean FF-amp of pairs {kind.targets} and of others, over instances, maps normalised by {axis}",
+            f"Mean FF-amp of pairs {kind.targets} and of others, over instances, normalised by {axis}",
             {"layer": "", **means, "p": ".4f"},
             ((n + 1, targets[n], others[n], *vars(one.instances).values()) for n, one in enumerate(found)),
-            "Low and high are the ends of the percentile interval.",
+            "Low and high: ends of the percentile interval.",
         ),
         Table.of(
             f"{kind.stem}-readings",
@@ -165,13 +168,13 @@ def _tables(kind: Kind, axis: str, values: Amplified, found: Sequence[LayerTests
                 (n, one.instances.p, one.types.p, one.sequences.p, one.other_axis.difference, one.other_axis.p)
                 for n, one in enumerate(found, 1)
             ),
-            f"The last two columns are over instances, of maps normalised so that {sums_to_one(other)}.",
+            f"The last two columns: over instances, with maps normalised so that {describe_normalisation(other)}.",
         ),
     )
 
 
-def _histograms(kind: Kind, targets: Values, others: Values, found: Sequence[Difference]) -> list[Picture]:
-    """For the layers with the largest differences, relative to their spread."""
+def _amp_histograms(kind: PairKind, targets: Values, others: Values, found: Sequence[Difference]) -> list[Picture]:
+    """Histograms for the layers with the largest differences relative to their spread."""
     both = np.concatenate([targets, others], 1)
     effect = [one.difference / max(float(both[n].std()), 1e-300) for n, one in enumerate(found)]
     order = sorted(range(len(found)), key=lambda n: -effect[n])[:MOST]
@@ -180,18 +183,18 @@ def _histograms(kind: Kind, targets: Values, others: Values, found: Sequence[Dif
     for n in sorted(order):
         low, high = (float(np.percentile(both[n], end)) for end in INNER)
         series = {kind.targets: targets[n], "other pairs": others[n]}
-        chart = charts.histogram(series, xlabel="FF-amp", ylabel="share of pairs", limits=(low, high))
+        chart = charts.histogram_chart(series, xlabel="FF-amp", ylabel="share of pairs", limits=(low, high))
         title = f"Fig. 8. FF-amp of pairs {kind.targets} and of others, layer {n + 1}"
         pictures.append(Picture(f"fig8-{kind.stem}-layer{n + 1}", title, chart, note))
     return pictures
 
 
-def _significant(found: Sequence[Difference], alpha: float) -> list[int]:
-    """The layers, from 1, in which the difference is above zero and significant."""
+def _significant_layers(found: Sequence[Difference], alpha: float) -> list[int]:
+    """The layers (from 1) with a significant positive difference."""
     return [layer for layer, one in enumerate(found, 1) if one.p < alpha and one.difference > 0]
 
 
-def _published_layers(kind: Kind) -> str:
-    published = reference()
+def _published_layers(kind: PairKind) -> str:
+    published = paper_numbers(NAME)
     layers = [layer for layer in range(1, 13) if f"{kind.key}.L{layer}.p" in published]
     return f"in {len(layers)} of 12: {layers_text(layers)}" if layers else ""

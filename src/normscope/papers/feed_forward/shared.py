@@ -1,4 +1,4 @@
-"""What the sections of the feed-forward paper have in common: the scopes around the feed-forward."""
+"""Shared by the sections of the feed-forward paper: the scopes around the feed-forward."""
 
 from __future__ import annotations
 
@@ -8,36 +8,30 @@ from dataclasses import dataclass
 
 from normscope.analyzer import Analyzer
 from normscope.models.scopes import layer_steps, scope_aliases
-from normscope.papers import published
 from normscope.papers.study import Setting
 
 NAME = "ff"
 REFERENCE = "BERT-base on Wikipedia"
 
 
-def reference() -> dict[str, float]:
-    """The paper's main numbers by key."""
-    return published.reference(NAME)
-
-
 @dataclass(frozen=True)
-class Layout:
-    """The scopes of a layer by their place around the feed-forward, under the model's own names."""
+class FeedForwardLayout:
+    """The scopes of a layer by their position relative to the feed-forward, under the model's names."""
 
-    chain: tuple[str, ...]  # the attention weights, then every scope of norms in the layer's order
-    components: tuple[str, ...]  # what is new in each of the chain: ATTN-W, ATTN, RES1, LN1, FF, RES2, LN2
+    chain: tuple[str, ...]  # the attention weights, then all norm scopes in the order of the layer
+    components: tuple[str, ...]  # the component each scope of the chain adds: ATTN-W, ATTN, RES1, LN1, FF, RES2, LN2
     residual: str  # after the attention's residual
-    block: str  # before the feed-forward block: what its residual carries past it
+    block: str  # before the feed-forward block; its residual is the bypass
     input: str  # before the feed-forward itself; in a pre-LN layer its norm comes after `block`
     ff: str
-    added: str  # what the residual adds: the feed-forward's output, in a sandwich layer after another norm
+    added: str  # the output that is added to the residual; in a sandwich layer, after another norm
     ff_residual: str
     layer: str
     side: str
 
     @property
     def causal(self) -> bool:
-        """Whether tokens see only those before them."""
+        """Whether tokens attend only to earlier positions."""
         return self.side == "decoder"
 
     @property
@@ -47,11 +41,11 @@ class Layout:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """All pairs of scopes, in the layer's order."""
+        """All pairs of scopes, in the order of the layer."""
         return [(a, b) for n, a in enumerate(self.chain) for b in self.chain[n + 1 :]]
 
     def component(self, scope: str) -> str:
-        """What is new in a scope."""
+        """The component that a scope adds."""
         return self.components[self.chain.index(scope)]
 
     def before(self, scope: str) -> str:
@@ -59,16 +53,16 @@ class Layout:
         return self.chain[self.chain.index(scope) - 1]
 
 
-def layout(lens: Analyzer) -> Layout | None:
-    """The scopes of the first side of a model; None if the feed-forward has none of its own (parallel layers)."""
+def feed_forward_layout(lens: Analyzer) -> FeedForwardLayout | None:
+    """The scopes of the model's first side; None for parallel layers, where the feed-forward has no separate scope."""
     stack = lens.loaded.stacks[0]
     alias = scope_aliases(stack.blocks)
     if alias["ff"] in (alias["attention-block"], alias["layer"]):
         return None
     chain = (alias["weights"], *dict.fromkeys(step.norms for step in layer_steps(stack.blocks) if step.norms))
-    return Layout(
+    return FeedForwardLayout(
         chain=chain,
-        components=_components(chain),
+        components=_layer_components(chain),
         residual=alias["attention-residual"],
         block=alias["attention-block"],
         input=chain[chain.index(alias["ff"]) - 1],
@@ -80,53 +74,50 @@ def layout(lens: Analyzer) -> Layout | None:
     )
 
 
-def known_layout(setting: Setting) -> Layout:
-    """As `layout`, for a model that was found to have one."""
-    found = layout(setting.lens)
+def require_layout(setting: Setting) -> FeedForwardLayout:
+    """`feed_forward_layout` of a model that is known to have one."""
+    found = feed_forward_layout(setting.lens)
     assert found is not None
     return found
 
 
 def missing_layout(setting: Setting) -> str | None:
-    """Why no experiment of this paper can be done with this model."""
+    """Why no experiment of this paper can run on this model, or None."""
     family = setting.lens.family
     if family.input != "text":
-        return f"It reads text, but {family.name} does not."
-    if layout(setting.lens) is None:
-        return f"The feed-forward of {family.name} runs beside the attention: there is no map before it."
+        return f"This paper analyses text, but {family.name} does not read text."
+    if feed_forward_layout(setting.lens) is None:
+        return f"The feed-forward of {family.name} runs in parallel with attention, so there is no map before it."
     return None
 
 
-def missing_words(setting: Setting) -> str | None:
-    """Why words cannot be recognised."""
+def missing_tokenizer(setting: Setting) -> str | None:
+    """Why words cannot be identified, or None."""
     if setting.lens.tokenizer is None:
-        return missing_layout(setting) or "Words are recognised by their tokens, but there is no tokenizer."
+        return missing_layout(setting) or "Identifying words needs a tokenizer."
     return missing_layout(setting)
 
 
 def missing_entities(setting: Setting) -> str | None:
-    """Why there are no named entities."""
-    missing = missing_words(setting)
+    """Why named entities are not available, or None."""
+    missing = missing_tokenizer(setting)
     if missing is None and not setting.has_entities:
-        return "The corpus has no named entities: give one in CoNLL columns, with IOB tags (--format conll)."
+        return "The corpus has no named entities; use CoNLL columns with IOB tags (--format conll)."
     if missing is None and not getattr(setting.lens.tokenizer, "is_fast", False):
-        return "The tokenizer does not say which word a token belongs to, so entities cannot be located."
+        return "Locating entities needs a fast tokenizer, which reports the word of each token."
     return missing
 
 
 def missing_norm(setting: Setting) -> str | None:
-    """Why there is no norm after the feed-forward's residual, as post-LN layers have."""
+    """Why the layer does not end with a norm, as post-LN layers do, or None."""
     missing = missing_layout(setting)
     if missing is None and layer_steps(setting.lens.loaded.stacks[0].blocks)[-1].role != "after":
-        return (
-            f"No norm follows the feed-forward's residual in a layer of {setting.lens.family.name}: the next one that "
-            "reads the stream is not in the layer."
-        )
+        return f"Layers of {setting.lens.family.name} have no norm after the feed-forward's residual."
     return missing
 
 
-def _components(chain: Sequence[str]) -> tuple[str, ...]:
-    """What each scope of the chain adds to the one before, numbered: `LN1 ATTN`, `RES1`, `LN2`, `FF`, `RES2`."""
+def _layer_components(chain: Sequence[str]) -> tuple[str, ...]:
+    """The component that each scope adds to the previous one, numbered: `LN1 ATTN`, `RES1`, `LN2`, `FF`, `RES2`."""
     found = [chain[0]]
     counts: dict[str, int] = {}
     before = ""

@@ -1,4 +1,4 @@
-"""How similar the maps of a layer's scopes are (FF paper, Table 1, Fig. 5, 9 and 12)."""
+"""Similarity of the maps of a layer's scopes (FF paper, Table 1, Fig. 5, 9 and 12)."""
 
 from __future__ import annotations
 
@@ -9,81 +9,93 @@ import numpy as np
 import polars as pl
 
 from normscope.corpus.store import Run
-from normscope.papers.common import claim_beside, describe_input, layer_numbers, layers_text, masked_run
-from normscope.papers.feed_forward.shared import REFERENCE, Layout, known_layout, reference
-from normscope.papers.published import quote
+from normscope.papers.common import (
+    claim_with_published,
+    describe_masking,
+    layer_numbers,
+    layer_picture,
+    layers_text,
+    masked_run,
+    scan_side,
+)
+from normscope.papers.feed_forward.shared import NAME, REFERENCE, FeedForwardLayout, require_layout
+from normscope.papers.published import paper_numbers, quote_published
 from normscope.papers.study import Runs, Setting
-from normscope.reports import charts, map_charts
+from normscope.reports import map_charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table
 
 ByLayer = Mapping[int, float]  # layer, from 1 -> mean over sequences
 ByPair = Mapping[tuple[str, str], ByLayer]
-CHANGED = 0.9  # below, a component has changed the map
-ALIKE = 0.95  # above, two maps are nearly the same
+CHANGED = 0.9  # similarity below which a component counts as changing the map
+ALIKE = 0.95  # similarity above which two maps count as nearly the same
 SPEARMAN = "Spearman's correlation"
 TEXT = (
-    "Spearman's correlation of {cells} of two maps, for each layer and sequence; means over sequences. {masking} "
-    "Table 1 has three readings: the maps as they are (raw), each row divided by its sum, each column by its sum."
+    "Spearman's correlation of {cells} of two maps, computed for each layer and sequence and averaged over sequences. "
+    "{masking} Table 1 has three readings: maps without normalisation (raw), with each row divided by its sum, and "
+    "with each column divided by its sum."
 )
 RESIDUAL = (
-    "\n\nThe published 0.41 for RES1 cannot come from the procedure that the paper describes, under any of these "
-    "readings: maps before and after a residual connection differ only where a token contributes to itself, which "
-    "keeps the correlation of raw maps above 0.95 for sequences of 122 tokens. It is shown and not used, and the 0.48 "
-    "for ATTN may have the same unknown cause."
+    "\n\nThe published 0.41 for RES1 cannot result from the procedure described in the paper under any of these "
+    "readings: maps before and after a residual connection differ only on the diagonal, which keeps the correlation of "
+    "raw maps above 0.95 for sequences of 122 tokens. The value is shown but not used; the 0.48 for ATTN may have the "
+    "same unknown cause."
 )
 
 
-def similarities(run: Run, scopes: Layout) -> dict[tuple[str, str], ByLayer]:
-    """(scope, other), in the layer's order -> layer -> Spearman's correlation of raw maps, mean over sequences."""
-    return _means(run.scan("similarity").filter(pl.col("side") == scopes.side))
+def scope_similarities(run: Run, scopes: FeedForwardLayout) -> dict[tuple[str, str], ByLayer]:
+    """(scope, other), in the order of the layer -> layer -> Spearman's correlation of raw maps, mean over sequences."""
+    return _mean_similarities(scan_side(run, "similarity", scopes.side))
 
 
-def normalised_similarities(run: Run, scopes: Layout) -> dict[str, dict[tuple[str, str], ByLayer]]:
-    """The same for neighbouring scopes whose maps were divided by the sums of their rows, or of their columns."""
-    table = run.scan("similarity_normalised").filter(pl.col("side") == scopes.side)
-    return {name: _means(table.filter(pl.col("normalised") == name)) for name in ("row", "column")}
+def normalised_similarities(run: Run, scopes: FeedForwardLayout) -> dict[str, dict[tuple[str, str], ByLayer]]:
+    """The same for neighbouring scopes, with maps divided by the sums of their rows or of their columns."""
+    table = scan_side(run, "similarity_normalised", scopes.side)
+    return {name: _mean_similarities(table.filter(pl.col("normalised") == name)) for name in ("row", "column")}
 
 
-def similarity(setting: Setting, runs: Runs) -> Section:
-    """Each scope with the one before (Table 1, Fig. 5) and with the feed-forward's input (Fig. 9), all (Fig. 12)."""
-    scopes, run = known_layout(setting), runs[masked_run(setting)]
-    raw = similarities(run, scopes)
+def similarity_section(setting: Setting, runs: Runs) -> Section:
+    """Similarity to the previous scope (Table 1, Fig. 5), to the block's input (Fig. 9), of all pairs (Fig. 12)."""
+    scopes, run = require_layout(setting), runs[masked_run(setting)]
+    raw = scope_similarities(run, scopes)
     readings = {"raw": raw, **normalised_similarities(run, scopes)}
     chosen = readings[setting.readings.normalise]
     steps = {scope: chosen[scopes.before(scope), scope] for scope in scopes.chain[1:]}
     before = {scope: raw[scopes.block, scope] for scope in scopes.after}
     layers = list(next(iter(raw.values())))
-    cells = "the cells where a token can see another" if scopes.causal else "all cells"
-    text = TEXT.format(cells=cells, masking=describe_input(setting))
+    cells = "the unmasked cells" if scopes.causal else "all cells"
+    text = TEXT.format(cells=cells, masking=describe_masking(setting))
     fig5 = {scopes.component(scope): list(steps[scope].values()) for scope in scopes.after}
     fig9 = {scope: list(values.values()) for scope, values in before.items()}
     return Section(
         "similarity",
-        "Similarity of the maps of a layer's scopes",
+        "Similarity of the maps within a layer",
         text + (RESIDUAL if "ATTNRES-N" in scopes.chain else ""),
         (
-            _table1(scopes, readings),
-            Picture(
+            _similarity_table(scopes, readings),
+            layer_picture(
                 "fig5-similarity",
-                "Fig. 5. Similarity of each scope after the attention block with the one before",
-                charts.line_chart(fig5, x=layers, ylabel=SPEARMAN),
+                "Fig. 5. Similarity of each scope after the attention block to the previous scope",
+                fig5,
+                layers,
+                SPEARMAN,
             ),
-            Picture(
+            layer_picture(
                 "fig9-before",
-                "Fig. 9. Similarity of each scope with the one before the feed-forward block",
-                charts.line_chart(fig9, x=layers, ylabel=SPEARMAN),
-                f"With {scopes.block}.",
+                f"Fig. 9. Similarity of each scope to the scope before the feed-forward block ({scopes.block})",
+                fig9,
+                layers,
+                SPEARMAN,
             ),
-            _heat_map(scopes, raw),
-            _layers_table(scopes, raw, steps, layers, setting.readings.normalise),
+            _similarity_heat_map(scopes, raw),
+            _similarity_layers_table(scopes, raw, steps, layers, setting.readings.normalise),
         ),
-        _claims(scopes, steps, before, raw),
-        _numbers(scopes, steps, before, raw),
+        _similarity_claims(scopes, steps, before, raw),
+        _similarity_numbers(scopes, steps, before, raw),
     )
 
 
-def _means(table: pl.LazyFrame) -> dict[tuple[str, str], ByLayer]:
-    value = pl.col("spearman")  # NaN for a map of one cell, or of equal ones
+def _mean_similarities(table: pl.LazyFrame) -> dict[tuple[str, str], ByLayer]:
+    value = pl.col("spearman")  # NaN if a map has a single cell or all cells are equal
     frame = table.group_by("scope", "other", "layer").agg(value.filter(value.is_not_nan()).mean())
     found: dict[tuple[str, str], dict[int, float]] = {}
     for scope, other, layer, mean in frame.sort("layer").collect().iter_rows():
@@ -91,74 +103,76 @@ def _means(table: pl.LazyFrame) -> dict[tuple[str, str], ByLayer]:
     return dict(found)
 
 
-def _table1(scopes: Layout, readings: Mapping[str, ByPair]) -> Table:
-    published = reference()
+def _similarity_table(scopes: FeedForwardLayout, readings: Mapping[str, ByPair]) -> Table:
+    published = paper_numbers(NAME)
     theirs = {scope: published.get(f"similarity.{scope}") for scope in scopes.chain}
     known = any(theirs.values())
     rows: list[tuple[Cell, ...]] = []
     for scope in scopes.chain[1:]:
         pair = scopes.before(scope), scope
         values = readings["raw"][pair].values()
-        means = (_mean(some[pair]) for some in readings.values())
+        means = (_layer_mean(some[pair]) for some in readings.values())
         beside = [theirs[scope]] if known else []
         rows.append((scopes.component(scope), scope, *means, min(values), max(values), *beside))
     columns = (*readings, "lowest", "highest", *(["published"] if known else []))
-    note = "Lowest and highest: of the layers' means, raw."
+    note = "Lowest and highest: over the layer means of raw maps."
     return Table.of(
         "table1-similarity",
-        "Table 1. Similarity of each scope with the one before, mean over layers and sequences",
+        "Table 1. Similarity of each scope to the previous one, mean over layers and sequences",
         {"component": "", "scope": "", **dict.fromkeys(columns, ".2f")},
         rows,
         f"{note} Published: {REFERENCE}." if known else note,
     )
 
 
-def _heat_map(scopes: Layout, raw: ByPair) -> Picture:
+def _similarity_heat_map(scopes: FeedForwardLayout, raw: ByPair) -> Picture:
     found = np.eye(len(scopes.chain))
     for a, b in scopes.pairs:
         n, m = scopes.chain.index(a), scopes.chain.index(b)
-        found[n, m] = found[m, n] = _mean(raw[a, b])
+        found[n, m] = found[m, n] = _layer_mean(raw[a, b])
     look: dict[str, Any] = {"rows": scopes.chain, "columns": scopes.chain, "label": SPEARMAN, "annotate": True}
-    title = "Fig. 12. Similarity of all scopes, mean over layers and sequences"
-    return Picture("fig12-all-pairs", title, map_charts.heat_map(found, **look))
+    title = "Fig. 12. Similarity of all pairs of scopes, mean over layers and sequences"
+    return Picture("fig12-all-pairs", title, map_charts.heat_map_chart(found, **look))
 
 
-def _layers_table(scopes: Layout, raw: ByPair, steps: Mapping[str, ByLayer], layers: list[int], reading: str) -> Table:
-    kind = "with the one before" + ("" if reading == "raw" else f" ({reading})")
+def _similarity_layers_table(
+    scopes: FeedForwardLayout, raw: ByPair, steps: Mapping[str, ByLayer], layers: list[int], reading: str
+) -> Table:
+    kind = "to the previous scope" + ("" if reading == "raw" else f" ({reading})")
     rows = [(kind, scopes.before(scope), scope, *values.values()) for scope, values in steps.items()]
     rows += [("all pairs", a, b, *raw[a, b].values()) for a, b in scopes.pairs]
     columns = {"figure": "", "scope": "", "other": "", **{f"layer {layer}": ".3f" for layer in layers}}
-    return Table.of("similarity-layers", "Similarity layer by layer", columns, rows, folded=True)
+    return Table.of("similarity-layers", "Similarity by layer", columns, rows, folded=True)
 
 
-def _claims(
-    scopes: Layout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
+def _similarity_claims(
+    scopes: FeedForwardLayout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
 ) -> tuple[Claim, ...]:
-    published, ff = reference(), steps[scopes.ff]
+    published, ff = paper_numbers(NAME), steps[scopes.ff]
     lowest = min(ff, key=lambda layer: ff[layer])
     back = [layer for layer in ff if before[scopes.ff_residual][layer] > before[scopes.ff][layer]]
-    whole = _mean(raw[scopes.residual, scopes.layer])
+    whole = _layer_mean(raw[scopes.residual, scopes.layer])
     keys = [f"similarity.ATTNRESLNFF-N{end}" for end in ("", ".min", ".max")]
     claims = [
         Claim(
-            f"The feed-forward changes the map: in some layer the similarity falls below {CHANGED}",
+            f"The feed-forward changes the map: the similarity is below {CHANGED} in at least one layer",
             ff[lowest] < CHANGED,
-            f"{_mean(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
-            quote(published, "{:.2f}, from {:.2f} to {:.2f}", *keys),
+            f"{_layer_mean(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
+            quote_published(published, "{:.2f}, from {:.2f} to {:.2f}", *keys),
         ),
         Claim(
-            "RES2 counteracts the feed-forward: in every layer the map after it is more like the one before the block",
+            "RES2 counteracts the feed-forward: in every layer the map after it is closer to the map before the block",
             len(back) == len(ff),
             f"in {len(back)} of {len(ff)}: {layers_text(back)}",
             "in every layer",
         ),
     ]
     if scopes.layer != scopes.ff_residual:
-        norm, residual = (_mean(steps[scope]) for scope in (scopes.layer, scopes.ff_residual))
+        norm, residual = (_layer_mean(steps[scope]) for scope in (scopes.layer, scopes.ff_residual))
         start, end = (before[scope] for scope in (scopes.ff_residual, scopes.layer))
         nearer = [layer for layer in ff if end[layer] > start[layer]]
         claims += [
-            claim_beside(
+            claim_with_published(
                 "LN2 changes the map more than RES2 does",
                 norm < residual,
                 "similarity {:.2f} against {:.2f}",
@@ -167,30 +181,30 @@ def _claims(
                 *("similarity.ATTNRESLNFFRESLN-N", "similarity.ATTNRESLNFFRES-N"),
             ),
             Claim(
-                "LN2 counteracts the feed-forward where it changes the map most",
+                "LN2 counteracts the feed-forward in the layer where the feed-forward changes the map most",
                 lowest in nearer,
-                f"there (layer {lowest}) the similarity with the map before the block goes from {start[lowest]:.2f} to "
-                f"{end[lowest]:.2f}; it rises in {layers_text(nearer)}",
-                "it rises in layers 10-11, where the feed-forward changes the map most",
+                f"layer {lowest}: the similarity to the map before the block goes from {start[lowest]:.2f} to "
+                f"{end[lowest]:.2f}; it increases in {layers_text(nearer)}",
+                "it increases in layers 10-11, where the feed-forward changes the map most",
             ),
         ]
-    statement = f"The map of the whole layer is nearly that of attention and residual (above {ALIKE})"
+    statement = f"The map of the whole layer is nearly that of attention and residual (similarity above {ALIKE})"
     key = "pair.ATTNRES-N.ATTNRESLNFFRESLN-N"
-    return (*claims, claim_beside(statement, whole > ALIKE, "{:.2f}", (whole,), published, key))
+    return (*claims, claim_with_published(statement, whole > ALIKE, "{:.2f}", (whole,), published, key))
 
 
-def _numbers(
-    scopes: Layout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
+def _similarity_numbers(
+    scopes: FeedForwardLayout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
 ) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for scope, values in steps.items():
         key = f"similarity.{scope}"
-        numbers |= {key: _mean(values)} | layer_numbers(key, values.values(), values)
+        numbers |= {key: _layer_mean(values)} | layer_numbers(key, values.values(), values)
         numbers |= {f"{key}.min": min(values.values()), f"{key}.max": max(values.values())}
     for scope, values in before.items():
         numbers |= layer_numbers(f"before.{scope}", values.values(), values)
-    return numbers | {f"pair.{a}.{b}": _mean(raw[a, b]) for a, b in scopes.pairs}
+    return numbers | {f"pair.{a}.{b}": _layer_mean(raw[a, b]) for a, b in scopes.pairs}
 
 
-def _mean(values: ByLayer) -> float:
+def _layer_mean(values: ByLayer) -> float:
     return float(np.mean(list(values.values())))

@@ -1,7 +1,7 @@
-"""The pairs of subwords that are amplified most (FF paper, Tables 2 and 3).
+"""The most amplified pairs of subwords (FF paper, Tables 2 and 3).
 
-amp(w_j, w_i) is the mean FF-amp over all occurrences of the ordered pair of types (input w_j, output w_i). Pairs are
-kept as whole numbers and summed in arrays, entry by entry, since there are tens of millions of cells.
+amp(w_j, w_i) is the mean FF-amp over all occurrences of the ordered pair of types (input w_j, output w_i). With tens of
+millions of cells, pairs are encoded as integers and summed in arrays, entry by entry.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import numpy as np
 
 from normscope.corpus.store import Run
 from normscope.papers.feed_forward.maps import Numbers, Texts, Values, block_amp, ff_amp, pair_cells
-from normscope.papers.feed_forward.shared import Layout
+from normscope.papers.feed_forward.shared import FeedForwardLayout
 
-WAITING = 2**22  # keys that are held before they are added up
+WAITING = 2**22  # keys collected before they are summed
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Every ordered pair of types that occurs often enough, with its mean amplification."""
+class AmplifiedPairs:
+    """All ordered pairs of types above the minimum counts, with their mean amplification."""
 
     keys: Numbers  # sorted
     occurrences: Numbers
-    sequences: Numbers  # in which it occurs
+    sequences: Numbers  # number of sequences with the pair
     ff: Values  # (layers, pairs): amp by the feed-forward
-    block: Values  # (layers, pairs): amp by everything from the attention's residual to the layer's end
+    block: Values  # (layers, pairs): amp from the attention's residual to the end of the layer
 
     def top(self, values: Values, count: int) -> Numbers:
-        """The places of the `count` largest, the largest first."""
+        """Indices of the `count` largest values, in descending order."""
         count = min(count, len(values))
         if not count:
             return np.zeros(0, np.int64)
@@ -40,10 +40,10 @@ class Pairs:
         return order
 
 
-def amplified_pairs(run: Run, scopes: Layout, given: Texts, readings: Any) -> Pairs:
-    """Mean amp of every pair of types above both minimum counts of the readings."""
+def amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, readings: Any) -> AmplifiedPairs:
+    """Mean amp of each pair of types above both minimum counts of the readings."""
     cells = partial(pair_cells, given, causal=scopes.causal, specials=readings.list_specials)
-    keys, sequences, occurrences = _tally(given, cells)
+    keys, sequences, occurrences = _tally_pairs(given, cells)
     chosen = (sequences >= readings.min_sequences) & (occurrences >= readings.min_occurrences)
     keys, sequences, occurrences = keys[chosen], sequences[chosen], occurrences[chosen]
     sums: list[Values] = []
@@ -59,11 +59,11 @@ def amplified_pairs(run: Run, scopes: Layout, given: Texts, readings: Any) -> Pa
             for layer, row in zip(total, values[:, here[known]], strict=True):
                 np.add.at(layer, places[known], row)
     ff, block = (total / occurrences for total in sums) if sums else (np.zeros((0, 0)), np.zeros((0, 0)))
-    return Pairs(keys, occurrences, sequences, ff, block)
+    return AmplifiedPairs(keys, occurrences, sequences, ff, block)
 
 
-def _tally(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers, Numbers, Numbers]:
-    """Every pair that occurs, in order; in how many sequences; how often."""
+def _tally_pairs(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers, Numbers, Numbers]:
+    """All pairs that occur, sorted; the number of sequences with each; its number of occurrences."""
     whole: list[tuple[Numbers, Numbers, Numbers]] = []
     waiting = 0
     for entry in range(len(given)):
@@ -71,12 +71,12 @@ def _tally(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers, Numb
         whole.append((keys, np.ones_like(keys), counts))
         waiting += len(keys)
         if waiting > WAITING:
-            whole, waiting = [_add(whole)], 0
-    return _add(whole)
+            whole, waiting = [_add_tallies(whole)], 0
+    return _add_tallies(whole)
 
 
-def _add(pieces: Sequence[tuple[Numbers, Numbers, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
-    """Sorted keys, each once, with the sums of their counts."""
+def _add_tallies(pieces: Sequence[tuple[Numbers, Numbers, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
+    """Sorted unique keys with the sums of their counts."""
     if not pieces:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
     keys, sequences, counts = (np.concatenate(column) for column in zip(*pieces, strict=True))

@@ -20,7 +20,7 @@ KEYS = ("spearman", "repeat", "difference", "norms", "same_top", "before_ig", "b
 
 
 @register("shapley", scopes=("attention-block", "ff", "layer"), whole=True)
-def shapley(sample: Sample) -> Columns:
+def shapley_agreement(sample: Sample) -> Columns:
     """scope, layer -> of the maps by Shapley values and by integrated gradients: Spearman's correlation, that of two
     draws of orders, the mean difference and the ratio of norms, how often the largest other input is the same; of both
     the correlation with the map before the feed-forward"""
@@ -28,8 +28,8 @@ def shapley(sample: Sample) -> Columns:
     scopes = scopes_after_feed_forward(ig)
     many = len(ig.rows) > FEW
     way = f"shapley-sampled:{PERMUTATIONS}" if many else "shapley-exact"
-    found = _analysis(sample, scopes, way)
-    again = _analysis(sample, scopes, f"{way}:1") if many else found
+    found = _analyze_with_gate(sample, scopes, way)
+    again = _analyze_with_gate(sample, scopes, f"{way}:1") if many else found
     cells = reachable_cells(ig)
     own = torch.tensor([[a.position == b.position for b in ig.columns] for a in ig.rows])
     others = cells & ~own
@@ -61,7 +61,7 @@ def scopes_after_feed_forward(analysis: Analysis) -> list[str]:
     return list(dict.fromkeys(analysis.resolve(alias) for alias in ("ff", "layer")))
 
 
-def _analysis(sample: Sample, scopes: list[str], gate: str) -> Analysis:
+def _analyze_with_gate(sample: Sample, scopes: list[str], gate: str) -> Analysis:
     lens = sample.lens
     (found,) = run_batch(
         lens.loaded, [sample.item], requests_for(lens.loaded, Options(scopes=scopes, gate=gate)), lens.workspace

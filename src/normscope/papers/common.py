@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from normscope.corpus.measuring import Columns
+from normscope.labels import format_ranges
 from normscope.measures import similarity
 from normscope.papers import published
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Setting
 from normscope.reports.report import Claim, nan_to_none
-from normscope.view.labels import ranges
 
 CLEAR = 0.1  # a correlation closer to zero supports no claim about its sign
 
@@ -54,7 +54,7 @@ def finite(numbers: Mapping[str, float | None]) -> dict[str, float]:
 
 def layers_text(layers: Sequence[int]) -> str:
     """ "layers 3-7, 9-11" for sorted numbers, "layer 6" for one, "no layer" for none."""
-    return f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}" if layers else "no layer"
+    return f"layer{'s' if len(layers) > 1 else ''} {format_ranges(layers)}" if layers else "no layer"
 
 
 def typed_columns(types: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> Columns:

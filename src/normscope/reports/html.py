@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 
 from normscope._version import __version__
+from normscope.labels import visible_text
 from normscope.reports import report as cells
 from normscope.reports.report import (
     READINGS,
@@ -21,7 +22,6 @@ from normscope.reports.report import (
     paragraphs,
     tally,
 )
-from normscope.view.labels import visible
 
 STATES = {True: ("yes", "holds"), False: ("no", "does not hold"), None: ("open", "cannot be said")}
 ENLARGED = 1.4  # how much larger than on paper a figure may become
@@ -83,7 +83,7 @@ def page(report: Report, figures: Mapping[str, str]) -> str:
 
 def text(given: str) -> str:
     """Any text as HTML; control characters and lone surrogates, which no page may hold, are spelled out."""
-    return html.escape("".join(char if char in "\n\t " else visible(char) for char in given))
+    return html.escape("".join(char if char in "\n\t " else visible_text(char) for char in given))
 
 
 def prose(given: str) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from normscope.errors import NormscopeError
+from normscope.figure_style import GREY, figure_style
+from normscope.labels import visible_text
 from normscope.reports.charts import HORIZONTAL, WIDTH, Values, blank_figure, fix_layout, floats, set_ticks
-from normscope.view.figure import GREY, style
-from normscope.view.labels import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +55,7 @@ def heat_maps(
     own = not shared and len(maps) > 1
     wide, high = _panel(len(rows), len(columns), across, annotate)
     size = min(max(min(wide / len(columns), high / len(rows)) * 72 * 0.8, 4.5), 7.0)
-    with style():
+    with figure_style():
         left, under = (
             _room(rows, size),
             _room(columns, size, horizontal=all(len(str(c)) <= HORIZONTAL for c in columns)),
@@ -100,7 +100,7 @@ def _panel(rows: int, columns: int, across: int, annotate: bool) -> tuple[float,
 
 def _room(labels: Sequence[Any], size: float, horizontal: bool = False) -> float:
     """Inches that labels take beside a map."""
-    longest = 1 if horizontal else min(max((len(visible(str(label))) for label in labels), default=1), 20)
+    longest = 1 if horizontal else min(max((len(visible_text(str(label))) for label in labels), default=1), 20)
     return 0.25 + longest * size / 72 * 0.6
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from normscope.labels import visible_text
 from normscope.reports import report as cells
 from normscope.reports.report import READINGS, Claim, Picture, Report, Section, Table, format_cell, paragraphs, tally
-from normscope.view.labels import visible
 
 FOLDED = 20  # rows of a long table that are shown
 STATES = {True: "holds", False: "does **not** hold", None: "cannot be said"}
@@ -56,7 +56,7 @@ def code(given: str) -> str:
 
 def _visible(char: str) -> str:
     """Control characters and lone surrogates spelled out."""
-    return char if char in "\n\t " else visible(char)
+    return char if char in "\n\t " else visible_text(char)
 
 
 def _section(section: Section) -> list[str]:

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from normscope import Analyzer, NormscopeError
-from normscope.cli.faithfulness import faithfulness
+from normscope.cli.faithfulness import faithfulness_command
 from normscope.corpus import shards
 from normscope.papers.faithfulness.comparison import compare
 from normscope.papers.faithfulness.settings import Settings
@@ -113,7 +113,7 @@ def test_the_command(tmp_path: Path) -> None:
     tiny("bert", "SequenceClassification", num_labels=3, dtype=torch.float32).save_pretrained(folder)
     toy_tokenizer().save_pretrained(folder)
     app = typer.Typer()
-    app.command()(faithfulness)
+    app.command()(faithfulness_command)
     given = [str(corpus_file(tmp_path)), "--model", str(folder), "--reader", "text=text"]
     given += ["--reader", "label=label", "--method", "exact", "--method", "alti", "--by", "mask", "--limit", "4"]
     result = CliRunner().invoke(app, [*given, "-o", str(tmp_path / "out")])

@@ -364,7 +364,7 @@ def test_papers_are_found() -> None:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(study, "find", lambda name: MADE_UP)
     app = typer.Typer(cls=Commands)
-    app.command()(paper_command)
+    app.command("paper")(paper_command)
     app.callback()(lambda: None)
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *arguments: CliRunner().invoke(app, ["paper", *map(str, arguments)])

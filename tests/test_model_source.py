@@ -103,11 +103,11 @@ class StoppedError(Exception):
 @pytest.mark.parametrize(
     ("line", "place"),
     [
-        ("analyze x --model MODEL", "normscope.cli.loading.load"),
-        ("flow x --model MODEL", "normscope.cli.loading.load"),
-        ("demo --model MODEL -o OUT", "normscope.cli.loading.load"),
-        ("check MODEL", "normscope.cli.loading.load"),
-        ("serve --no-open --port 0 --model MODEL", "normscope.cli.loading.load"),
+        ("analyze x --model MODEL", "normscope.cli.loading.load_analyzer"),
+        ("flow x --model MODEL", "normscope.cli.loading.load_analyzer"),
+        ("demo --model MODEL -o OUT", "normscope.cli.loading.load_analyzer"),
+        ("check MODEL", "normscope.cli.loading.load_analyzer"),
+        ("serve --no-open --port 0 --model MODEL", "normscope.cli.loading.load_analyzer"),
         ("corpus DATA -o OUT --model MODEL", "normscope.corpus.runner.run"),
         ("paper ff DATA -o OUT --model MODEL", "normscope.papers.study.reproduce"),
         ("faithfulness DATA -o OUT --model MODEL", "normscope.papers.faithfulness.comparison.compare_methods"),

@@ -236,7 +236,7 @@ def test_refused_without_word_ids() -> None:
     result = toy_lens().analyze({"input_ids": [5, 6, 7]})
     with pytest.raises(NormscopeError, match=r"has no word ids.*words\(word_ids="):
         result.words()  # type: ignore[union-attr]
-    with pytest.raises(NormscopeError, match="3 columns and 2 word_ids"):
+    with pytest.raises(NormscopeError, match="2 entries for 3 columns"):
         result.words(word_ids=[0, 1])  # type: ignore[union-attr]
     with pytest.raises(NormscopeError, match="No scope"):
         toy_analysis().words("nothing")

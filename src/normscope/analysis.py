@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from normscope.decompose.layer import Vectors
     from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
     from normscope.flow.result import Flow
-    from normscope.view.axes import AxesGrid
+    from normscope.view.figure.axes import AxesGrid
 
 Receive = Callable[[str, int, int, "Vectors"], None]  # scope, layer, number of the block, its vectors
 # Runs the model again and hands over the vectors of some scopes and layers, for blocks of rows.
@@ -231,9 +231,9 @@ class Analysis(ResultBase):
         Raises:
             NormscopeError: If there are no word ids (a slow tokenizer, an encoding), or there is no model.
         """
-        from normscope.word_level import words
+        from normscope.word_level import word_level_analysis
 
-        return words(self, scopes, layers, word_ids)
+        return word_level_analysis(self, scopes, layers, word_ids)
 
     def resolve(self, scope: str) -> str:
         """The name of a scope of this analysis, given in any case or as an alias."""
@@ -308,12 +308,13 @@ class Analysis(ResultBase):
             NormscopeError: If matplotlib is not installed (``pip install 'normscope[plot]'``), there is no such scope
                 or layer, or `ax` or `annotate` is given for several maps.
         """
-        from normscope.view.figure import plot
-        from normscope.view.look import Look
-        from normscope.view.patches import grid_of, plot_patches
+        from normscope.view.figure.maps import plot
+        from normscope.view.figure.patches import plot_patches
+        from normscope.view.figure.style import Look
+        from normscope.view.images import patch_grid
 
         look = Look(cmap, normalize, annotate)
-        if grid_of(self) is not None:
+        if patch_grid(self) is not None:
             return plot_patches(self, scope, layer, token=token, image=image, ax=ax, look=look)
         if token is not None or image is not None:
             raise NormscopeError("This is no analysis of a picture: plot() takes no token and no image for it.")
@@ -349,11 +350,11 @@ class Analysis(ResultBase):
         Raises:
             NormscopeError: If the file cannot be written, or `flow` is of another input or has no target.
         """
-        from normscope.view.page import write
+        from normscope.view.html import write_page
 
         if image is not None and "grid" not in self.info:
             raise NormscopeError("This is no analysis of a picture: to_html() takes no image for it.")
-        return write(self, path, image=image, flow=flow)
+        return write_page(self, path, image=image, flow=flow)
 
     @property
     def summary(self) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from normscope.flow.result import Flow
-    from normscope.view.axes import AxesGrid
+    from normscope.view.figure.axes import AxesGrid
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -169,9 +169,9 @@ class EncoderDecoderAnalysis(ResultBase):
 
     def to_html(self, path: str | os.PathLike[str], *, flow: Flow | None = None) -> Path:
         """A self-contained page with every map of both sides, as `Analysis.to_html`."""
-        from normscope.view.page import write
+        from normscope.view.html import write_page
 
-        return write(self, path, flow=flow)
+        return write_page(self, path, flow=flow)
 
     def __repr__(self) -> str:
         sides = "; ".join(f"{side}: {analysis.summary}" for side, analysis in self.sides.items())

@@ -1,6 +1,6 @@
-"""What an Analysis and an EncoderDecoderAnalysis have in common: scopes as keys, files, tables and the notebook.
+"""The base class of Analysis and EncoderDecoderAnalysis: scopes as keys, files, tables and notebook display.
 
-Internal: the two classes are public, this one is not."""
+Internal: only the two subclasses are public."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ResultBase(ABC):
     @property
     @abstractmethod
     def scopes(self) -> tuple[str, ...]:
-        """The scopes present, in the layer's order."""
+        """The scopes of this result, in the order of computation."""
 
     @property
     @abstractmethod
@@ -34,7 +34,7 @@ class ResultBase(ABC):
 
     @abstractmethod
     def has(self, scope: str) -> bool:
-        """Whether a scope is present, given in any case or as an alias."""
+        """True if the result has this scope, given in any case or as an alias."""
 
     @abstractmethod
     def __getitem__(self, scope: str) -> Tensor: ...
@@ -49,14 +49,14 @@ class ResultBase(ABC):
         return len(self.scopes)
 
     def keys(self) -> tuple[str, ...]:
-        """The scopes, so that ``dict(result)`` has every map by its scope."""
+        """The scopes, so that ``dict(result)`` maps each scope to its map."""
         return self.scopes
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write everything but the model to a safetensors file, with a checksum.
+        """Write the result, without the model, to a safetensors file with a checksum.
 
         Args:
-            path: The file, ending in `.safetensors` or without a suffix. It appears whole or not at all.
+            path: The file, ending in `.safetensors` or without a suffix. It is written atomically.
 
         Returns:
             The path of the file.
@@ -97,7 +97,7 @@ class ResultBase(ABC):
         return to_polars(self._by_side)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        """What a notebook shows: the viewer, a static picture where scripts are off, or a line of text."""
+        """The notebook display: the viewer, with a static picture and a line of text as fallbacks."""
         from normscope.view.widget import mimebundle
 
         return mimebundle(self, include, exclude)  # type: ignore[arg-type]  # one of the two

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import normscope
 from normscope import Analysis, Analyzer, NormscopeError, NormscopeWarning, __version__, checking, cli, default_model
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.view.formats import SUFFIXES
+from normscope.view.formats import ANALYSIS_SUFFIXES
 from tests.helpers.fakes import SENTENCE, fake
 from tests.helpers.tiny import ENCODER_DECODER, OTHER_FAMILIES, inputs, tiny
 
@@ -73,7 +73,7 @@ class Lens:
 @pytest.fixture
 def lens(monkeypatch: pytest.MonkeyPatch) -> Lens:
     stand_in = Lens()
-    monkeypatch.setattr(cli.loading, "load", lambda *_: stand_in)
+    monkeypatch.setattr(cli.loading, "load_analyzer", lambda *_: stand_in)
     return stand_in
 
 
@@ -151,7 +151,7 @@ def test_no_estimate_of_what_the_model_will_write(lens: Lens) -> None:
 
 def test_layers_out_of_range_are_counted_from_1(lens: Lens) -> None:
     result = run("analyze", "x", "--layer", "7")
-    assert (result.exit_code, result.stderr) == (1, "error: There is no layer 7: this model has the layers 1 to 6.\n")
+    assert (result.exit_code, result.stderr) == (1, "error: There is no layer 7: this model has layers 1 to 6.\n")
     assert not lens.asked
 
 
@@ -163,7 +163,7 @@ def test_text_from_standard_input(lens: Lens) -> None:
 
 
 def test_analyze_writes_files(lens: Lens, tmp_path: Path) -> None:
-    paths = [str(tmp_path / f"x{suffix}") for suffix in SUFFIXES]
+    paths = [str(tmp_path / f"x{suffix}") for suffix in ANALYSIS_SUFFIXES]
     result = run("analyze", "x", *(part for path in paths for part in ("-o", path)))
     assert result.exit_code == 0
     assert result.output == (
@@ -250,7 +250,7 @@ def test_demo_refuses_a_folder_that_cannot_be_made(lens: Lens, tmp_path: Path) -
     (tmp_path / "file").touch()
     result = run("demo", "-o", str(tmp_path / "file"))
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: Cannot make the folder")
+    assert result.stderr.startswith("error: Cannot create the folder")
 
 
 def test_models_has_one_line_per_family() -> None:
@@ -300,7 +300,7 @@ def test_models_in_detail() -> None:
     assert "Scopes of LN ATTN FF RES:" in run("models", "--scopes").output
     result = run("models", "lama")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: No family 'lama'. Did you mean 'llama'")
+    assert result.stderr.startswith("error: Unknown family 'lama'. Did you mean 'llama'")
 
 
 def test_an_unusable_device_is_refused() -> None:
@@ -421,7 +421,7 @@ class Tiny:
 @pytest.fixture
 def translator(monkeypatch: pytest.MonkeyPatch) -> Tiny:
     stand_in = Tiny()
-    monkeypatch.setattr(cli.loading, "load", lambda *_: stand_in)
+    monkeypatch.setattr(cli.loading, "load_analyzer", lambda *_: stand_in)
     return stand_in
 
 
@@ -451,7 +451,7 @@ def test_no_mixing_ratio_of_cross_attention_alone_is_shown(translator: Tiny) -> 
 
 
 def test_an_encoder_decoder_in_every_format(translator: Tiny, tmp_path: Path) -> None:
-    paths = [str(tmp_path / f"x{suffix}") for suffix in SUFFIXES]
+    paths = [str(tmp_path / f"x{suffix}") for suffix in ANALYSIS_SUFFIXES]
     result = run("analyze", "x", *(part for path in paths for part in ("-o", path)))
     assert result.output.startswith(
         "encoder 9 tokens, 2 layers, 8 scopes; decoder 6 tokens, 2 layers, 12 scopes, worst"
@@ -474,13 +474,13 @@ def test_what_does_not_fit_the_model_is_refused(translator: Tiny, lens: Lens) ->
 
 
 def test_options_of_other_models_are_refused(translator: Tiny) -> None:
-    assert "leave it out with --side encoder" in run("analyze", "x", "--side", "encoder", "--row", "1").stderr
+    assert "Leave it out with --side encoder" in run("analyze", "x", "--side", "encoder", "--row", "1").stderr
     result = run("analyze", "x", "--row", "7")
     assert (result.exit_code, result.stderr) == (
         1,
-        "error: There is no row 7: there are the rows 1 to 6 (or -6 to -1).\n",
+        "error: There is no row 7: valid are 1 to 6 (or -6 to -1).\n",
     )
-    assert "no row -8: there are the rows 1 to 6" in run("analyze", "x", "--row", "-8").stderr
+    assert "no row -8: valid are 1 to 6" in run("analyze", "x", "--row", "-8").stderr
 
 
 def test_demo_of_an_encoder_decoder(translator: Tiny, tmp_path: Path) -> None:
@@ -495,7 +495,7 @@ def test_a_causal_model_shows_the_first_token(monkeypatch: pytest.MonkeyPatch) -
     found = tiny_lens.analyze(inputs("llama", model))
     monkeypatch.setattr(tiny_lens, "estimate", lambda *_, **__: Estimate(0.1))
     monkeypatch.setattr(tiny_lens, "analyze", lambda *_, **__: found)
-    monkeypatch.setattr(cli.loading, "load", lambda *_: tiny_lens)
+    monkeypatch.setattr(cli.loading, "load_analyzer", lambda *_: tiny_lens)
     result = run("analyze", "x")
     assert "First token" in result.output
     share = 100 * float(found.first_token_share("ATTN-W")[1, 1:].mean())

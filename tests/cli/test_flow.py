@@ -13,14 +13,14 @@ from typer.testing import CliRunner, Result
 from normscope import Analyzer, cli
 from normscope.analysis import Label
 from normscope.flow.result import Flow, Scores
-from normscope.view import flow_terminal
+from normscope.view.terminal.flow import target_scores
 from tests.helpers.toys import SOURCE, TARGET, masked, named_classifier, speaker, toy_lens, translator
 
 TEXT = "the cat sat on a"
 
 
 def run(lens: Analyzer, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> Result:
-    monkeypatch.setattr(cli.loading, "load", lambda *_: lens)
+    monkeypatch.setattr(cli.loading, "load_analyzer", lambda *_: lens)
     return CliRunner().invoke(cli.app, ["flow", *arguments])
 
 
@@ -62,7 +62,7 @@ def test_a_gate_for_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shown(flow: Flow) -> str:
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(flow_terminal.scores(flow))
+    console.print(target_scores(flow))
     return console.export_text()
 
 
@@ -95,7 +95,7 @@ def test_a_flow_knows_whether_its_target_is_a_difference() -> None:
 
 def test_methods_without_parts_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(speaker(), TEXT, "-t", "top", "--method", "alti", monkeypatch=monkeypatch)
-    assert "no parts that sum to it" in result.output.replace("\n", " ")
+    assert "do not add up to it" in result.output.replace("\n", " ")
 
 
 def test_classes_masks_and_translations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +108,12 @@ def test_classes_masks_and_translations(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_long_text_lists_the_largest_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_terminal, "LISTED", 3)
+    monkeypatch.setattr("normscope.view.terminal.flow.LISTED", 3)
     result = run(speaker(), TEXT, "-t", "mat", monkeypatch=monkeypatch)
     assert "The 3 largest of 6 scores" in result.output
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png", "pdf", "json", "html"])
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf", "json", "html", "safetensors"])
 def test_files(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / f"scores.{suffix}"
     for lens, given in ((speaker(), (TEXT,)), (translator(), (SOURCE, "--pair", TARGET))):
@@ -127,6 +127,12 @@ def test_files(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         total = sum(content["to"]["scores"]) + content["to"]["remainder"]
         assert total == pytest.approx(content["to"]["value"], rel=1e-4)
         assert len(content["to"]["scores"]) == len(content["columns"])
+    if suffix == "html":
+        assert "<script" in path.read_text(encoding="utf-8")
+    if suffix == "safetensors":
+        saved, made = Flow.load(path), translator().flow((SOURCE, TARGET), target="top")
+        assert torch.equal(saved.scores, made.scores)
+        assert (saved.value, saved.rows, saved.columns) == (made.value, made.rows, made.columns)
     if suffix == "svg":
         text = path.read_text(encoding="utf-8")
         assert "biases" in text
@@ -145,7 +151,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "There is no class" in refusal(named_classifier(), "the cat", "-t", "great")
     assert "There is no class" in refusal(named_classifier(), "the cat", "-t", "7")
     for position in ("99", "-7"):
-        said = f"error: There is no position {position}: there are the positions 1 to 6 (or -6 to -1).\n"
+        said = f"error: There is no position {position}: valid are 1 to 6 (or -6 to -1).\n"
         assert refusal(speaker(), TEXT, "-t", "top", "--position", position) == said
     assert "Unknown method" in refusal(speaker(), TEXT, "-t", "top", "--method", "magic")
     for option in (("--against", "cat"), ("--position", "1")):
@@ -153,9 +159,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "--target top" in refusal(speaker(), TEXT, "--method", "gradient_x_input")
     assert "pass --position, or mask" in refusal(masked(), "the cat", "-t", "top")
     assert "use --truncate" in refusal(toy_lens(), "the cat " * 99)
-    for suffix in ("npz", "safetensors"):
+    for suffix in ("npz", "txt"):
         assert "must end in one of .html" in refusal(speaker(), TEXT, "-t", "top", "-o", str(tmp_path / f"x.{suffix}"))
-    assert "a page shows the scores of a target" in refusal(speaker(), TEXT, "-o", str(tmp_path / "x.html"))
     for options in ((), ("-t", "top")):
         assert "leave --pair or --chat out" in refusal(speaker(), TEXT, "--pair", "a cat", "--chat", *options)
     assert "chat template" in refusal(translator(), TEXT, "--pair", "a cat", "--chat", "-t", "top")
@@ -180,7 +185,7 @@ def test_the_last_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "(decoder | encoder tokens)" in two.output
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png", "pdf", "json"])
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf", "json", "html", "safetensors"])
 def test_files_of_the_last_hidden_states(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / f"flow.{suffix}"
     result = run(speaker(), TEXT, "-o", str(path), monkeypatch=monkeypatch)
@@ -191,6 +196,12 @@ def test_files_of_the_last_hidden_states(suffix: str, tmp_path: Path, monkeypatc
         content = json.loads(path.read_text(encoding="utf-8"))
         maps = speaker().flow(TEXT).maps
         assert torch.allclose(torch.tensor(content["maps"], dtype=maps.dtype), maps, rtol=1e-6)
+    if suffix == "html":
+        page = path.read_text(encoding="utf-8")
+        assert "<script" not in page
+        assert page.count("<td ") == speaker().flow(TEXT).map.numel()
+    if suffix == "safetensors":
+        assert torch.equal(Flow.load(path).maps, speaker().flow(TEXT).maps)
 
 
 def test_a_narrow_terminal_lists_the_strongest_cells(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from normscope import NormscopeError, cli, default_model
-from normscope.view.server import served
+from normscope.view.server.analyses import models_by_name
 from tests.helpers.toys import speaker, toy_lens
 
 try:
@@ -39,7 +39,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             found["address"] = sockets[0].getsockname()
 
     monkeypatch.setattr("uvicorn.Server", Server)
-    monkeypatch.setattr(cli.loading, "load", lambda source: speaker() if source.name == "other" else toy_lens())
+    monkeypatch.setattr(
+        cli.loading, "load_analyzer", lambda source: speaker() if source.name == "other" else toy_lens()
+    )
     monkeypatch.setattr("threading.Thread.start", lambda self: self.run())
     monkeypatch.setattr("webbrowser.open", lambda address: found["opened"].append(address))
     return found
@@ -71,7 +73,7 @@ def test_a_port_that_is_taken(started: dict[str, Any]) -> None:
         result = run("--port", str(taken.getsockname()[1]))
     assert result.exit_code == 1
     assert "error: Cannot listen on port" in result.output
-    assert "--port 0 for any free one" in result.output
+    assert "--port 0 takes any free one" in result.output
 
 
 def test_a_model_that_cannot_be_loaded() -> None:
@@ -91,8 +93,8 @@ def test_a_model_that_listens_is_refused() -> None:
     from normscope import Analyzer
     from tests.helpers.tiny import tiny
 
-    with pytest.raises(NormscopeError, match="listens to sounds"):
-        served.by_name([Analyzer(tiny("whisper"))])
+    with pytest.raises(NormscopeError, match="is a speech model"):
+        models_by_name([Analyzer(tiny("whisper"))])
 
 
 @pytest.mark.skipif(not installed, reason="the default model is not installed")

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from normscope import Analyzer, NormscopeError, cli, corpus
-from normscope.cli.options import reader_options
+from normscope.cli.options import parse_reader_options
 from normscope.corpus import read
 from tests.helpers.files import good, write
 from tests.helpers.tiny import tiny
@@ -41,7 +41,7 @@ def lens() -> Analyzer:
     ],
 )
 def test_reader_options_as_typed(typed: str, value: Any) -> None:
-    found = reader_options([typed])[typed.partition("=")[0]]
+    found = parse_reader_options([typed])[typed.partition("=")[0]]
     assert (found, type(found)) == (value, type(value))
 
 
@@ -89,7 +89,7 @@ def test_a_pair_of_columns_from_the_command_line(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(cli.app, [*arguments, "--reader", "quoting=2"])
     assert wrong.stderr == "error: The option quoting of the format 'tsv' takes true or false, not 2.\n"
     layer = CliRunner().invoke(cli.app, [*arguments, "--layer", "99"])
-    assert layer.stderr == "error: There is no layer 99: this model has the layers 1 to 2.\n"
+    assert layer.stderr == "error: There is no layer 99: this model has layers 1 to 2.\n"
 
 
 def test_one_of_what_may_be_several(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import httpx
 import uvicorn
 
 from normscope import Analyzer
-from normscope.view.server import served
+from normscope.view.server.analyses import Shown, run_request
 from normscope.view.server.app import create_app
-from normscope.view.server.jobs import Report
+from normscope.view.server.jobs import ProgressReport
 from normscope.view.server.listening import SETTINGS, listen
 from normscope.view.server.schemas import AnalysisRequest
 
@@ -92,22 +92,22 @@ def live(models: Mapping[str, Analyzer], **options: Any) -> Iterator[Live]:
         assert not thread.is_alive()
 
 
-class Told(Report[served.Shown]):
-    """A report that passes its progress to a test, and its first layer to another report, if one is given."""
+class Told(ProgressReport[Shown]):
+    """A report that tells its progress to a test, and its first layer to another report, or to nobody."""
 
-    def __init__(self, on: Callable[[int, int], object], to: Report[served.Shown] | None = None) -> None:
+    def __init__(self, on: Callable[[int, int], object], to: ProgressReport[Shown] | None = None) -> None:
         self.on, self.to = on, to
 
     def __call__(self, done: int, total: int) -> None:
         self.on(done, total)
 
-    def first(self, part: served.Shown) -> None:
+    def first(self, part: Shown) -> None:
         if self.to is not None:
             self.to.first(part)
 
 
-def held(report: Report[served.Shown], go: threading.Event) -> Told:
-    """A report that stops its analysis after the second layer until it is let go."""
+def held(report: ProgressReport[Shown], go: threading.Event) -> Told:
+    """A report that holds its analysis up after the second layer, until it is let go."""
 
     def on(done: int, total: int) -> None:
         if done == 1:
@@ -126,7 +126,7 @@ class Slow:
         self.lock = threading.Lock()
         self.go = threading.Semaphore(0)
 
-    def __call__(self, lens: Analyzer, request: AnalysisRequest, report: Report[served.Shown]) -> served.Shown:
+    def __call__(self, lens: Analyzer, request: AnalysisRequest, report: ProgressReport[Shown]) -> Shown:
         with self.lock:
             self.begun += 1
             self.at_once += 1
@@ -135,7 +135,7 @@ class Slow:
             for step in range(self.steps):
                 assert self.go.acquire(timeout=PATIENCE)
                 report(step + 1, self.steps + 1)
-            return served.analysed(lens, request, report)
+            return run_request(lens, request, report)
         finally:
             with self.lock:
                 self.at_once -= 1

@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 
 from normscope import Analyzer, NormscopeError, default_model
 from normscope.cli import Commands, progress
-from normscope.cli.paper import paper as paper_command
+from normscope.cli.paper import paper_command
 from normscope.corpus import Run
 from normscope.papers import published, runs, study
 from normscope.papers.readings import reading_field
@@ -360,7 +360,7 @@ def test_papers_are_found() -> None:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(study, "find_paper", lambda name: MADE_UP)
     app = typer.Typer(cls=Commands)
-    app.command()(paper_command)
+    app.command("paper")(paper_command)
     app.callback()(lambda: None)
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *arguments: CliRunner().invoke(app, ["paper", *map(str, arguments)])
@@ -412,12 +412,12 @@ def test_command_says_when_it_was_stopped(
     monkeypatch.setattr(study, "reproduce", stopped)
     found = run("emnlp2021", "--model", folder, "-o", tmp_path / "out")
     assert found.exit_code == 130
-    assert "The same command resumes" in found.stderr
+    assert "Run the same command again to resume" in found.stderr
 
 
 def test_bars_count_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "Console", lambda **options: Console(force_terminal=True, **options))
-    with progress.bars() as show:
+    with progress.progress_bars() as show:
         assert show is not None
         show("masked", 1, 3)
         show("masked", 3, 3)
@@ -425,9 +425,9 @@ def test_bars_count_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_of_papers() -> None:
-    from normscope.cli.paper import Name
+    from normscope.cli.paper import PaperName
 
-    assert list(PAPERS) == [name.value for name in Name]
+    assert list(PAPERS) == [name.value for name in PaperName]
 
 
 def test_the_default_model_is_called_by_its_name() -> None:

@@ -16,8 +16,8 @@ from transformers.masking_utils import sdpa_mask
 from normscope import Analysis, Analyzer, NormscopeError, NormscopeWarning
 from normscope.checking import check
 from normscope.tracing import proof
-from normscope.view import document
-from normscope.view.export import as_dict
+from normscope.view.document import document_header
+from normscope.view.export import analysis_to_dict
 from tests.helpers import layer_oracle
 from tests.helpers.oracle_parts import maps
 from tests.helpers.tiny import FAMILIES, inputs, tiny
@@ -354,8 +354,8 @@ def test_what_almost_adds_up_is_warned_of(size: float, monkeypatch: pytest.Monke
         assert "dtype=torch.float64" in result.warnings[0]
         path = result.save(tmp_path / "x.safetensors")
         assert Analysis.load(path).warnings == result.warnings
-        assert as_dict(result)["info"]["warnings"] == list(result.warnings)
-        assert document.header(result)["warnings"] == list(result.warnings)
+        assert analysis_to_dict(result)["info"]["warnings"] == list(result.warnings)
+        assert document_header(result)["warnings"] == list(result.warnings)
 
 
 @pytest.mark.parametrize(

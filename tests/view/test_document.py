@@ -12,9 +12,9 @@ import torch
 
 from normscope import Analysis, Analyzer, NormscopeError
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.view.document import as_json, cells, header, packed, sides_of, size_of
-from normscope.view.labels import visible
-from normscope.view.log16 import Range, decode
+from normscope.labels import visible_text
+from normscope.view.document import arrays_size, document_header, header_to_json, map_bytes, pack_document, sides_of
+from normscope.view.log16 import LogRange, decode_log16
 from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
 from tests.helpers.kinds import KINDS, LENSES, result_of
 from tests.helpers.tiny import inputs, tiny
@@ -43,14 +43,19 @@ def unpacked(described: dict[str, Any], data: bytes) -> Iterator[tuple[str, str,
             for scope in names:
                 for layer in side["layers"]:
                     codes, left = left[: np.prod(shape)], left[np.prod(shape) :]
-                    yield side["side"], scope, layer, decode(codes, Range(*side["ranges"][scope])).reshape(shape)
+                    yield (
+                        side["side"],
+                        scope,
+                        layer,
+                        decode_log16(codes, LogRange(*side["ranges"][scope])).reshape(shape),
+                    )
     assert not len(left)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_header_of_every_kind(kind: str) -> None:
     result = result_of(kind)
-    described = json.loads(as_json(header(result)))
+    described = json.loads(header_to_json(document_header(result)))
     assert set(described) == KEYS
     assert described["format"] == "normscope-view-1"
     assert described["encoding"] == "float32"
@@ -64,7 +69,7 @@ def test_header_of_every_kind(kind: str) -> None:
         assert side["scopes"] == list(one.scopes)
         assert side["layers"] == list(one.layers)
         assert side["model_layers"] == 2
-        assert [row["token"] for row in side["rows"]] == [visible(token) for token in one.tokens]
+        assert [row["token"] for row in side["rows"]] == [visible_text(token) for token in one.tokens]
         assert [column["position"] for column in side["columns"]] == [label.position for label in one.columns]
         assert side["heads"] == side["head_scopes"] == []
         for name in ("mixing", "remainder"):
@@ -78,7 +83,7 @@ def test_header_of_every_kind(kind: str) -> None:
 
 
 def test_post_ln_encoder() -> None:
-    (side,) = header(result_of("encoder"))["sides"]
+    (side,) = document_header(result_of("encoder"))["sides"]
     assert side["side"] == "encoder"
     assert not side["causal"]
     assert components(side) == "ATTN +RES LN FF +RES LN"
@@ -94,7 +99,7 @@ def test_post_ln_encoder() -> None:
 
 
 def test_pre_ln_causal() -> None:
-    (side,) = header(result_of("causal"))["sides"]
+    (side,) = document_header(result_of("causal"))["sides"]
     assert side["side"] == "decoder"
     assert side["causal"]
     assert components(side) == "LN ATTN +RES LN FF +RES"
@@ -104,14 +109,14 @@ def test_pre_ln_causal() -> None:
 
 
 def test_what_a_model_wrote_itself_is_not_special() -> None:
-    (side,) = header(speaker().analyze("the cat", generate=4))["sides"]
+    (side,) = document_header(speaker().analyze("the cat", generate=4))["sides"]
     special = [row["token"] for row in side["rows"] if row["special"]]
     assert set(special) <= {"<s>", "</s>", "<pad>"}
     assert len(side["rows"]) > 3
 
 
 def test_encoder_decoder() -> None:
-    described = header(result_of("encoder-decoder"))
+    described = document_header(result_of("encoder-decoder"))
     decoder, encoder = described["sides"]
     assert (decoder["side"], encoder["side"]) == ("decoder", "encoder")
     assert components(decoder) == "ATTN +RES LN XATTN +RES LN FF +RES LN"
@@ -130,24 +135,24 @@ def test_one_side_of_an_encoder_decoder() -> None:
     result = result_of("encoder-decoder")
     assert isinstance(result, EncoderDecoderAnalysis)
     assert result.decoder is not None
-    (side,) = header(result.decoder)["sides"]
+    (side,) = document_header(result.decoder)["sides"]
     assert side["side"] == "decoder"
     assert components(side).count("ATTN") == 2  # of which one is XATTN
     assert {column["side"] for column in side["columns"]} == {"decoder", "encoder"}
 
 
 def test_vision() -> None:
-    described = header(result_of("vision"), image=picture())
+    described = document_header(result_of("vision"), image=picture())
     (side,) = described["sides"]
     assert side["grid"] == [3, 3]
     assert [row["special"] for row in side["rows"]] == [True] + [False] * 9
     assert described["image"].startswith("data:image/png;base64,")
-    assert header(result_of("vision"))["image"] is None
+    assert document_header(result_of("vision"))["image"] is None
 
 
 def test_large_pictures_become_small() -> None:
     image = np.zeros((3000, 1500, 3), np.uint8)
-    assert len(header(fake_picture(), image=image)["image"]) < 50_000
+    assert len(document_header(fake_picture(), image=image)["image"]) < 50_000
 
 
 @pytest.mark.parametrize(
@@ -163,21 +168,21 @@ def test_large_pictures_become_small() -> None:
 )
 def test_layers_of_other_families(name: str, expected: str) -> None:
     model = tiny(name)
-    (side,) = header(Analyzer(model).analyze(inputs(name, model)))["sides"]
+    (side,) = document_header(Analyzer(model).analyze(inputs(name, model)))["sides"]
     assert components(side) == expected
     if name in ("gpt_neox", "gptj"):
         assert {part["branch"] for part in side["components"]} == {0, 1}
 
 
 def test_a_family_that_is_not_known_is_spelled_from_its_scopes() -> None:
-    (side,) = header(fake(info={"model": "m", "family": "Unheard of"}))["sides"]
+    (side,) = document_header(fake(info={"model": "m", "family": "Unheard of"}))["sides"]
     assert components(side) == "ATTN +RES LN FF +RES LN"
     assert [part["norms"] for part in side["components"]] == [scope for scope in SCOPES if scope.endswith("-N")]
 
 
 def test_scopes_that_were_not_asked_for_are_not_promised() -> None:
     lens = LENSES["encoder"]()
-    (side,) = header(lens.analyze("the cat", scopes=["ATTN-N", "layer"], layers=[1], rows=[0]))["sides"]
+    (side,) = document_header(lens.analyze("the cat", scopes=["ATTN-N", "layer"], layers=[1], rows=[0]))["sides"]
     assert side["scopes"] == ["ATTN-N", "ATTNRESLNFFRESLN-N"]
     assert components(side) == "ATTN +RES LN FF +RES LN"
     assert [part["norms"] for part in side["components"]] == ["ATTN-N", None, None, None, None, "ATTNRESLNFFRESLN-N"]
@@ -191,7 +196,7 @@ def test_scopes_that_were_not_asked_for_are_not_promised() -> None:
 @pytest.mark.parametrize("heads", [False, True])
 def test_packed_data_is_whole(kind: str, heads: bool) -> None:
     result = result_of(kind, heads)
-    described, data = packed(result)
+    described, data = pack_document(result)
     assert described["encoding"] == "log16"
     assert 0 < described["precision"] < 1e-3
     seen = set()
@@ -215,19 +220,19 @@ def test_cells(kind: str) -> None:
     result = result_of(kind, heads=True)
     for side, one in sides_of(result).items():
         for scope in one.scopes:
-            found = np.frombuffer(cells(result, side, scope), "<f4").reshape(one[scope].shape)
+            found = np.frombuffer(map_bytes(result, side, scope), "<f4").reshape(one[scope].shape)
             assert np.array_equal(found, one[scope].float().numpy())
-            assert cells(result, side, scope, 1) == found[1].tobytes()
+            assert map_bytes(result, side, scope, 1) == found[1].tobytes()
         for scope, maps in one.heads.items():
-            found = np.frombuffer(cells(result, side, f"heads/{scope}", 0), "<f4")
+            found = np.frombuffer(map_bytes(result, side, f"heads/{scope}", 0), "<f4")
             assert np.array_equal(found, maps[0].float().numpy().ravel())
-    assert size_of(result) >= len(cells(result, side, one.scopes[0]))
+    assert arrays_size(result) >= len(map_bytes(result, side, one.scopes[0]))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nowhere", "ATTN-N"), "no side 'nowhere'"),
+        (("nowhere", "ATTN-N"), "Unknown side 'nowhere'"),
         (("encoder", "NONE-N"), "No scope 'NONE-N'"),
         (("encoder", "heads/ATTN-N"), "no head-level maps"),
         (("encoder", "ATTN-N", 9), "Layer 9"),
@@ -235,42 +240,42 @@ def test_cells(kind: str) -> None:
 )
 def test_cells_that_are_not_there(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(NormscopeError, match=message):
-        cells(fake(), *arguments)
+        map_bytes(fake(), *arguments)
 
 
 def test_what_is_not_finite_becomes_null() -> None:
     broken = replace(fake().measured["ATTN-N"], mixing=torch.full((6, 11), torch.nan))
-    described = header(replace(fake(), measured={"ATTN-N": broken}))
-    assert json.loads(as_json(described))["sides"][0]["mixing"]["ATTN-N"][0][0] is None
+    described = document_header(replace(fake(), measured={"ATTN-N": broken}))
+    assert json.loads(header_to_json(described))["sides"][0]["mixing"]["ATTN-N"][0][0] is None
 
 
 def test_maps_that_are_not_finite_are_refused() -> None:
     broken = replace(fake().measured["ATTN-N"], map=torch.full((6, 11, 11), torch.inf))
-    with pytest.raises(NormscopeError, match="ATTN-N: A map holds NaN"):
-        packed(replace(fake(), measured={"ATTN-N": broken}))
+    with pytest.raises(NormscopeError, match="ATTN-N: The map contains NaN"):
+        pack_document(replace(fake(), measured={"ATTN-N": broken}))
 
 
 def test_tokens_are_shown_with_nothing_hidden() -> None:
-    text = as_json(header(fake(NASTY, info={"model": "x\x00<y>"})))
+    text = header_to_json(document_header(fake(NASTY, info={"model": "x\x00<y>"})))
     assert text.isascii()
     described = json.loads(text)
-    assert [row["token"] for row in described["sides"][0]["rows"]] == [visible(token) for token in NASTY]
+    assert [row["token"] for row in described["sides"][0]["rows"]] == [visible_text(token) for token in NASTY]
     assert described["model"]["name"] == r"x\x00<y>"
 
 
 def test_measures_have_four_digits() -> None:
-    (side,) = header(fake())["sides"]
+    (side,) = document_header(fake())["sides"]
     for value in np.ravel(side["mixing"]["ATTN-N"]):
         assert value == float(f"{value:.4g}")
 
 
 def test_saved_and_loaded(tmp_path: Any) -> None:
     result = result_of("encoder-decoder", heads=True)
-    assert packed(Analysis.load(result.save(tmp_path / "x.safetensors"))) == packed(result)
+    assert pack_document(Analysis.load(result.save(tmp_path / "x.safetensors"))) == pack_document(result)
 
 
 def test_both_sides_of_a_made_up_translation() -> None:
-    decoder, encoder = header(fake_translation())["sides"]
+    decoder, encoder = document_header(fake_translation())["sides"]
     assert [column["token"] for column in decoder["columns"]] == ["le", "chat", "dort", "the", "cat"]
     assert not decoder["rows"][0]["special"]
     assert [row["token"] for row in encoder["rows"]] == ["the", "cat"]

@@ -14,17 +14,17 @@ from safetensors.torch import load_file
 
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
-from normscope.view.export import as_dict, export
-from normscope.view.formats import SUFFIXES, check_path
+from normscope.view.export import analysis_to_dict, export
+from normscope.view.formats import ANALYSIS_SUFFIXES, check_output_path
 from tests.helpers.fakes import NASTY, fake, fake_translation
 from tests.helpers.kinds import result_of
 from tests.helpers.toys import SCOPES
 
 
-@pytest.mark.parametrize("suffix", [*SUFFIXES, ".PNG", ".Html"])
+@pytest.mark.parametrize("suffix", [*ANALYSIS_SUFFIXES, ".PNG", ".Html"])
 def test_every_suffix(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"out{suffix}"
-    check_path(path)
+    check_output_path(path)
     assert export(fake(NASTY, layers=(0, 1), heads=2), path) == path
     assert path.stat().st_size > 500
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
@@ -105,22 +105,22 @@ def test_bad_paths_are_refused_up_front(tmp_path: Path, monkeypatch: pytest.Monk
     known = r"\.html, \.svg, \.pdf, \.png, \.json, \.npz, \.safetensors"
     for name in ("x.gif", "x", "x.json.gz", ".png"):
         with pytest.raises(NormscopeError, match=known):
-            check_path(tmp_path / name)
+            check_output_path(tmp_path / name)
     with pytest.raises(NormscopeError, match="does not exist"):
-        check_path(tmp_path / "missing" / "x.png")
+        check_output_path(tmp_path / "missing" / "x.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(NormscopeError, match="it is a folder"):
-        check_path(tmp_path / "folder.png")
+        check_output_path(tmp_path / "folder.png")
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(NormscopeError, match="not writable"):
-        check_path(tmp_path / "x.png")
+        check_output_path(tmp_path / "x.png")
 
 
 def test_a_figure_without_matplotlib_is_refused_up_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(NormscopeError, match=r"normscope\[plot\]"):
-        check_path(tmp_path / "x.svg")
-    check_path(tmp_path / "x.html")
+        check_output_path(tmp_path / "x.svg")
+    check_output_path(tmp_path / "x.html")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,10 +139,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
 def test_both_sides_in_every_format(tmp_path: Path) -> None:
     result = fake_translation(heads=2)
-    for suffix in SUFFIXES:
+    for suffix in ANALYSIS_SUFFIXES:
         assert export(result, tmp_path / f"x{suffix}").stat().st_size
     content = json.loads((tmp_path / "x.json").read_bytes())
-    assert content["sides"] == {side: as_dict(one) for side, one in result.sides.items()}
+    assert content["sides"] == {side: analysis_to_dict(one) for side, one in result.sides.items()}
     assert content["info"]["model"] == "some/model"
     with np.load(tmp_path / "x.npz") as arrays:
         assert {name.split("/")[0] for name in arrays.files} == {"encoder", "decoder"}

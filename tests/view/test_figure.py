@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
-from normscope.view.figure import figure_of, save
+from normscope.view.figure.maps import figure_of
+from normscope.view.figure.style import save_figure
 from tests.helpers.fakes import NASTY, SENTENCE, fake, fake_picture
 from tests.helpers.toys import SCOPES
 
@@ -101,7 +102,7 @@ def test_every_figure_in_every_format(
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        path = save(draw(fake(tokens, layers=(0, 2)), *choice), tmp_path / f"figure.{suffix}")
+        path = save_figure(draw(fake(tokens, layers=(0, 2)), *choice), tmp_path / f"figure.{suffix}")
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
     assert path.read_bytes().startswith(start)
     assert [entry.name for entry in tmp_path.iterdir()] == [f"figure.{suffix}"]
@@ -109,19 +110,19 @@ def test_every_figure_in_every_format(
 
 def test_text_of_an_svg_is_literal_text(tmp_path: Path) -> None:
     with matplotlib.rc_context({"text.usetex": False, "text.parse_math": True}):
-        texts = svg_texts(save(draw(fake(NASTY), "ATTN-N", 2), tmp_path / "x.svg"))
+        texts = svg_texts(save_figure(draw(fake(NASTY), "ATTN-N", 2), tmp_path / "x.svg"))
     for token in ("$x^2$", "[bold]x[/bold]", "&amp;<b>", "</script>…lert(1)>", "\\u202eoverride"):
         assert texts.count(token) == 2
     assert "ATTN-N, layer 3" in texts
 
 
 def test_vector_files_of_small_maps_hold_no_image(tmp_path: Path) -> None:
-    assert "<image" not in save(draw(fake(), "ATTN-N", 2), tmp_path / "x.svg").read_text().split("axes_2")[0]
+    assert "<image" not in save_figure(draw(fake(), "ATTN-N", 2), tmp_path / "x.svg").read_text().split("axes_2")[0]
 
 
 def test_the_same_figure_gives_the_same_file(tmp_path: Path) -> None:
     for suffix in ("svg", "pdf", "png"):
-        first, second = (save(draw(fake(), "ATTN-N", 2), tmp_path / f"{k}.{suffix}") for k in "ab")
+        first, second = (save_figure(draw(fake(), "ATTN-N", 2), tmp_path / f"{k}.{suffix}") for k in "ab")
         assert first.read_bytes() == second.read_bytes()
 
 
@@ -136,7 +137,7 @@ def test_nothing_global_is_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
     settings = [name for name in matplotlib.rcParams if name != "backend"]  # reading that one imports pyplot
     before = {name: matplotlib.rcParams[name] for name in settings}
-    save(draw(fake()), tmp_path / "x.png")
+    save_figure(draw(fake()), tmp_path / "x.png")
     assert {name: matplotlib.rcParams[name] for name in settings} == before
 
 
@@ -152,7 +153,7 @@ def test_unknown_choices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NormscopeError, match="Layer 7"):
         draw(fake(), layer=7)
     with pytest.raises(NormscopeError, match=r"known formats are \.svg, \.pdf, \.png"):
-        save(draw(fake(), "ATTN-N", 0), tmp_path / "x.gif")
+        save_figure(draw(fake(), "ATTN-N", 0), tmp_path / "x.gif")
 
 
 def test_sides_are_named_above_the_map_and_their_labels_coloured() -> None:
@@ -234,5 +235,5 @@ def test_several_maps_take_no_axes_and_no_numbers(options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("cmap", ["nothing", 5])
 def test_unknown_colours(cmap: Any) -> None:
-    with pytest.raises(NormscopeError, match="knows no colour map"):
+    with pytest.raises(NormscopeError, match="Unknown colour map"):
         fake().plot("ATTN-N", 0, cmap=cmap)

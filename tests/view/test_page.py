@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from normscope import NormscopeError
-from normscope.view import bundle
-from normscope.view.document import packed
-from normscope.view.labels import visible
-from normscope.view.page import page, served_page, write
+from normscope.labels import visible_text
+from normscope.view.document import pack_document
+from normscope.view.html import build_page, escape_script, read_static_file, script_hash, server_page, write_page
 from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
 
 NAME = "</title><script>alert(1)</script>{policy}{title}{style}{without}"
@@ -52,35 +51,35 @@ def without_policy(parsed: Page) -> list[tuple[str, dict[str, str | None]]]:
 
 def test_everything_is_in_the_page() -> None:
     analysis = fake(heads=3)
-    parsed = Page(page(analysis))
-    described, data = packed(analysis)
+    parsed = Page(build_page(analysis))
+    described, data = pack_document(analysis)
     assert json.loads(parsed.scripts["normscope-header"]) == described
     assert base64.b64decode(parsed.scripts["normscope-data"]) == data
     assert len(zlib.decompress(data, -15)) == 2 * 6 * 11 * 11 * (8 + 2 * 3)
-    assert parsed.scripts["script"] == bundle.inline(bundle.read("viewer.js"))
+    assert parsed.scripts["script"] == escape_script(read_static_file("viewer.js"))
     assert ("div", {"id": "normscope"}) in parsed.tags
 
 
 def test_tokens_never_become_markup() -> None:
-    plain, nasty = Page(page(fake(("a",) * len(NASTY)))), Page(page(fake(NASTY)))
+    plain, nasty = Page(build_page(fake(("a",) * len(NASTY)))), Page(build_page(fake(NASTY)))
     assert without_policy(nasty) == without_policy(plain)
     text = nasty.scripts["normscope-header"]
     assert text.isascii()
     assert not re.search("[<>&]", text)
     tokens = [row["token"] for row in json.loads(text)["sides"][0]["rows"]]
-    assert tokens == [visible(token) for token in NASTY]
+    assert tokens == [visible_text(token) for token in NASTY]
 
 
 def test_names_of_models_never_become_markup() -> None:
-    parsed = Page(page(fake(info={"model": NAME, "family": "<b>"})))
-    assert without_policy(parsed) == without_policy(Page(page(fake())))
+    parsed = Page(build_page(fake(info={"model": NAME, "family": "<b>"})))
+    assert without_policy(parsed) == without_policy(Page(build_page(fake())))
     assert json.loads(parsed.scripts["normscope-header"])["model"]["name"] == NAME
 
 
 def test_only_the_viewer_may_run() -> None:
-    parsed = Page(page(fake()))
+    parsed = Page(build_page(fake()))
     assert parsed.policy == (
-        f"default-src 'none'; script-src {bundle.digest(parsed.scripts['script'])}; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {script_hash(parsed.scripts['script'])}; style-src 'unsafe-inline'; "
         "img-src data: blob:; connect-src 'none'; base-uri 'none'; form-action 'none'"
     )
     executed = [a for tag, a in parsed.tags if tag == "script" and "type" not in a]
@@ -88,46 +87,46 @@ def test_only_the_viewer_may_run() -> None:
 
 
 def test_the_page_asks_nobody() -> None:
-    parsed = Page(page(fake()))
+    parsed = Page(build_page(fake()))
     assert not [a for _, a in parsed.tags if "src" in a or not str(a.get("href", "data:")).startswith("data:")]
     assert not re.search(r"@import|url\((?!['\"]?data:)", parsed.scripts["script"])
 
 
 def test_language_and_charset_come_first() -> None:
-    assert page(fake()).startswith('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
+    assert build_page(fake()).startswith('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
 
 
-def test_readers_without_scripts_see_the_strongest_cells() -> None:
-    source = page(fake_translation())
+def test_readers_without_scripts_are_told_the_strongest_cells() -> None:
+    source = build_page(fake_translation())
     without = source.partition("<noscript>")[2].partition("</noscript>")[0]
     assert "some/model: decoder 3 tokens, 6 layers; encoder 2 tokens, 6 layers" in without
     assert "<bdi>dort</bdi>" in without
     assert "worst completeness error 2.5e-07" in without
     assert without.count("<ol>") == 2
     assert "<li><bdi>" in without
-    assert "<noscript" not in page(fake(("</noscript><script>alert(1)</script>", "b"))).partition("<noscript>")[2]
+    assert "<noscript" not in build_page(fake(("</noscript><script>alert(1)</script>", "b"))).partition("<noscript>")[2]
 
 
 def test_one_token_has_no_strongest_cells() -> None:
-    assert "<ol></ol>" in page(fake(("one",)))
+    assert "<ol></ol>" in build_page(fake(("one",)))
 
 
 def test_a_page_of_the_largest_usual_size(tmp_path: Path) -> None:
     """128 tokens, 12 layers, all scopes: less than 5 MB, with cells to better than a thousandth."""
     analysis = fake([f"token{k}" for k in range(128)], layers=range(12))
-    path = write(analysis, tmp_path / "x.html")
+    path = write_page(analysis, tmp_path / "x.html")
     assert path.stat().st_size < 5_000_000
-    assert packed(analysis)[0]["precision"] < 1e-3
+    assert pack_document(analysis)[0]["precision"] < 1e-3
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.html"]
 
 
 def test_results_write_the_same_page(tmp_path: Path) -> None:
     for result in (fake(), fake_translation()):
-        assert result.to_html(tmp_path / "x.html").read_text(encoding="utf-8") == page(result)
+        assert result.to_html(tmp_path / "x.html").read_text(encoding="utf-8") == build_page(result)
 
 
 def test_the_same_result_is_the_same_page() -> None:
-    assert page(fake()) == page(fake())
+    assert build_page(fake()) == build_page(fake())
 
 
 def test_a_picture_is_in_the_page(tmp_path: Path) -> None:
@@ -147,19 +146,19 @@ def test_what_cannot_be_shown_leaves_no_file(tmp_path: Path) -> None:
 
 def test_a_script_inside_a_page_does_not_end_early() -> None:
     script = "a='</script>',b=`<!-- x </SCRIPT >`,c=1<2"
-    made = bundle.inline(script)
+    made = escape_script(script)
     assert made == r"a='\x3c/script>',b=`\x3c!-- x \x3c/SCRIPT >`,c=1<2"
-    source = bundle.inline(bundle.read("viewer.js"))
+    source = escape_script(read_static_file("viewer.js"))
     assert not re.search("</script|<!--", source, re.IGNORECASE)
 
 
 def test_a_viewer_that_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NormscopeError, match=r"other\.js is missing. Build it with `make web`"):
-        bundle.read("other.js")
+        read_static_file("other.js")
 
 
 def test_the_served_page_has_no_inline_script() -> None:
-    parsed = Page(served_page())
+    parsed = Page(server_page())
     assert [a for tag, a in parsed.tags if tag == "script"] == [{"src": "/viewer.js", "defer": None}]
     assert not parsed.scripts
     assert "script-src 'self';" in parsed.policy

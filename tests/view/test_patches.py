@@ -10,8 +10,10 @@ import torch
 from rich.console import Console
 
 from normscope.errors import NormscopeError
-from normscope.view import patches, terminal
 from normscope.view.export import export
+from normscope.view.figure.patches import VEIL
+from normscope.view.images import patch_values
+from normscope.view.terminal.maps import terminal_map
 from tests.helpers.fakes import fake, fake_picture
 
 PIXELS = np.arange(20 * 40 * 3, dtype=np.uint8).reshape(20, 40, 3)
@@ -53,7 +55,7 @@ def test_rows_without_cls() -> None:
 
 @pytest.mark.parametrize("token", ["3,1", "x", 7, -8, 1.0, True])
 def test_outputs_that_are_not_there(token: Any) -> None:
-    with pytest.raises(NormscopeError, match=r"There is no output .* '2,3', or a place from 0 to 6"):
+    with pytest.raises(NormscopeError, match=r"There is no output .* '2,3', or an index from 0 to 6"):
         fake_picture().plot("ATTN-N", 0, token=token)
 
 
@@ -74,7 +76,7 @@ def test_over_a_picture(tmp_path: Path) -> None:
         made = fake_picture().plot(image=given).figure
         under, over = made.axes[0].images
         assert under.get_array().shape == (20, 40)
-        assert over.get_alpha() == patches.VEIL
+        assert over.get_alpha() == VEIL
         assert made.axes[0].get_aspect() == pytest.approx((20 / 2) / (40 / 3))  # the picture keeps its shape
     for suffix in ("png", "svg", "pdf"):
         assert export(fake_picture(), tmp_path / f"map.{suffix}", image=path).stat().st_size
@@ -92,8 +94,8 @@ def test_unknown_choices_and_other_analyses_are_refused() -> None:
     for choice in (("nothing", 0), ("ATTN-N", 5)):
         with pytest.raises(NormscopeError):
             fake_picture().plot(*choice)
-    with pytest.raises(NormscopeError, match="no grid of patches"):
-        patches.on_grid(fake(), "ATTN-N", 0, 0)
+    with pytest.raises(NormscopeError, match="no patch grid"):
+        patch_values(fake(), "ATTN-N", 0, 0)
 
 
 def test_the_style_stays_inside() -> None:
@@ -111,8 +113,8 @@ def shown(view: Any, width: int = 80) -> str:
 
 
 def test_in_the_terminal() -> None:
-    lines = shown(terminal.heat_map(fake_picture(), "ATTN-W", 1)).splitlines()
+    lines = shown(terminal_map(fake_picture(), "ATTN-W", 1)).splitlines()
     assert lines[0] == "ATTN-W, layer 2, output [CLS] (counted from 1): attention weight"
     assert [len(line) for line in lines[1:3]] == [7, 7]
     assert lines[-1].startswith("each cell is a patch of the picture; not on the grid: [CLS] ")
-    assert "Strong" in shown(terminal.heat_map(fake_picture(), "ATTN-W", 1), width=6)
+    assert "Strong" in shown(terminal_map(fake_picture(), "ATTN-W", 1), width=6)

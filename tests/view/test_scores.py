@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from normscope import NormscopeError
-from normscope.view.document import as_json, header, packed
+from normscope.view.document import document_header, header_to_json, pack_document
 from tests.helpers.fakes import NASTY, fake, fake_flow, fake_translation
 from tests.helpers.kinds import LENSES, flow_of, result_of
 
@@ -23,8 +23,8 @@ SCORES = {
 @pytest.mark.parametrize("kind", ["causal", "encoder-decoder"])
 def test_a_flow_in_the_header(kind: str) -> None:
     result, flow = result_of(kind), flow_of(kind)
-    assert header(result)["flow"] is None
-    described = json.loads(as_json(header(result, flow=flow)))
+    assert document_header(result)["flow"] is None
+    described = json.loads(header_to_json(document_header(result, flow=flow)))
     found = described["flow"]
     assert set(found) == SCORES
     assert found["method"] == "exact"
@@ -39,13 +39,13 @@ def test_a_flow_in_the_header(kind: str) -> None:
         own = [label for label in found["columns"] if label["side"] == side]
         assert all(len(row) == len(own) for row in by_token)
     assert set(found["layers"]) == {label["side"] for label in found["columns"]}
-    packed_header, _ = packed(result, flow=flow)
+    packed_header, _ = pack_document(result, flow=flow)
     assert packed_header["flow"] == found
 
 
 def test_a_method_without_a_remainder() -> None:
-    """Its scores are not a decomposition: NaN becomes null."""
-    found = header(result_of("causal"), flow=flow_of("causal", method="rollout"))["flow"]
+    """Its scores are no decomposition: what is not a number is null."""
+    found = document_header(result_of("causal"), flow=flow_of("causal", method="rollout"))["flow"]
     assert found["remainder"] is None
     assert found["completeness"] is None
     assert found["layers"] == found["remainders"] == {}
@@ -53,27 +53,27 @@ def test_a_method_without_a_remainder() -> None:
 
 
 def test_a_difference_and_a_position() -> None:
-    found = header(result_of("causal"), flow=flow_of("causal", target=("cat", "dog"), position=2))["flow"]
+    found = document_header(result_of("causal"), flow=flow_of("causal", target=("cat", "dog"), position=2))["flow"]
     assert found["target"] == "logit of 'cat' minus 'dog'"
     assert found["position"] == 2
 
 
 def test_a_flow_without_a_target_is_refused() -> None:
-    with pytest.raises(NormscopeError, match="shows the flow to a target"):
-        header(result_of("causal"), flow=flow_of("causal", target=None))
+    with pytest.raises(NormscopeError, match="shows flows to a target"):
+        document_header(result_of("causal"), flow=flow_of("causal", target=None))
 
 
 def test_a_flow_of_another_input_is_refused() -> None:
     other = LENSES["causal"]().flow("the dog ran", target="top")
     with pytest.raises(NormscopeError, match="different inputs: their decoder tokens differ"):
-        header(result_of("causal"), flow=other)
+        document_header(result_of("causal"), flow=other)
 
 
 def test_one_side_of_an_encoder_decoder_is_enough() -> None:
     both = result_of("encoder-decoder")
     flow = flow_of("encoder-decoder")
     for one in (replace(both, encoder=None), replace(both, decoder=None)):  # type: ignore[type-var]
-        assert header(one, flow=flow)["flow"]["scores"]
+        assert document_header(one, flow=flow)["flow"]["scores"]
 
 
 def embedded(page: str) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from normscope import NormscopeError
-from normscope.view import bundle
-from normscope.view.document import packed
-from normscope.view.widget import VIEW, mimebundle, plain, widget
+from normscope.view.document import pack_document
+from normscope.view.html import read_static_file
+from normscope.view.widget import VIEW, describe_result, mimebundle, widget
 from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -36,8 +36,8 @@ def test_a_result_shows_itself(result: Any) -> None:
 def test_the_widget_holds_the_document() -> None:
     analysis = fake(heads=2)
     shown = widget(analysis)
-    assert (shown.header, shown.data) == packed(analysis)
-    assert shown._esm == bundle.read("widget.js")
+    assert (shown.header, shown.data) == pack_document(analysis)
+    assert shown._esm == read_static_file("widget.js")
     assert shown._model_module == "anywidget"
     assert shown.trait_metadata("header", "sync")
     assert shown.trait_metadata("data", "sync")
@@ -67,7 +67,7 @@ def test_results_that_cannot_be_drawn_are_described_in_words() -> None:
     broken = replace(fake().measured["ATTN-N"], map=torch.full((6, 11, 11), torch.nan))
     data, _ = mimebundle(replace(fake(), measured={"ATTN-N": broken}))
     assert VIEW not in data
-    assert data["text/plain"] == plain(fake()).replace("8 scopes", "1 scope")
+    assert data["text/plain"] == describe_result(fake()).replace("8 scopes", "1 scope")
 
 
 def test_a_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,13 +79,13 @@ def test_a_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_results_are_not_kept_alive() -> None:
     from normscope.view import widget as module
 
-    before = len(module._made)
+    before = len(module._widgets)
     analysis = fake()
     widget(analysis)
-    assert len(module._made) == before + 1
+    assert len(module._widgets) == before + 1
     del analysis
     gc.collect()
-    assert len(module._made) == before
+    assert len(module._widgets) == before
 
 
 def test_ipython_shows_it() -> None:
@@ -99,7 +99,7 @@ def test_a_missing_anywidget_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from normscope.view import widget as module
 
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    module._kind.cache_clear()
+    module._widget_class.cache_clear()
     with pytest.raises(NormscopeError, match=r"pip install 'normscope\[notebook\]'"):
         widget(fake())
 

@@ -25,11 +25,11 @@ from normscope.view.wording import COMMAND_LINE, VIEWER, Wording
         ("its config has my_gate='x', which", "its config has my_gate='x', which"),
         (
             "There is no layer 7: valid are 0 to 5 (or -6 to -1).",
-            "There is no layer 8: this model has the layers 1 to 6.",
+            "There is no layer 8: this model has layers 1 to 6.",
         ),
         (
             "There is no row -8: valid are 0 to 5 (or -6 to -1).",
-            "There is no row -8: there are the rows 1 to 6 (or -6 to -1).",
+            "There is no row -8: valid are 1 to 6 (or -6 to -1).",
         ),
         ("of something else: model.dtype: was 'a', is 'b'", "of something else: --dtype: was 'a', is 'b'"),
         (

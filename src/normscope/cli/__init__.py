@@ -1,13 +1,14 @@
-"""The command line: parse, call, print. Layers are counted from 1 here, and the output says so.
+"""The command line: one module per command. Layers are counted from 1, and the output says so.
 
-torch, transformers, polars and matplotlib are imported inside the commands, after paths have been checked: neither
---help nor the refusal of a wrong path may wait for them.
+torch, transformers, polars and matplotlib are imported inside the commands, after paths have been checked, so that
+--help and errors about paths do not wait for them.
 """
 
 from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -19,8 +20,8 @@ from normscope.errors import NormscopeError
 from normscope.view.wording import COMMAND_LINE
 
 
-def _show_flags(parameters: list[Any]) -> list[Any]:
-    """Options that take no value show none in the help."""
+def _hide_flag_metavars(parameters: list[Any]) -> list[Any]:
+    """Remove the value placeholder of flags from the help."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False) and parameter.metavar is None:
             parameter.metavar = ""
@@ -28,17 +29,17 @@ def _show_flags(parameters: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """One command."""
+    """A command whose help shows flags without a value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _show_flags(super().get_params(ctx))
+        return _hide_flag_metavars(super().get_params(ctx))
 
 
 class Commands(TyperGroup):
-    """Turns a refusal into one line and exit code 1, and Ctrl-C into exit code 130."""
+    """Prints a NormscopeError in one line with exit code 1; Ctrl-C exits with code 130."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _show_flags(super().get_params(ctx))
+        return _hide_flag_metavars(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -58,30 +59,31 @@ app = typer.Typer(
     epilog='Example: normscope analyze "Colin Fleming plays tennis."',
 )
 
-for command in (
-    demo.demo,
-    analyze.analyze,
-    flow.flow,
-    serve.serve,
-    corpus.corpus,
-    paper.paper,
-    faithfulness.faithfulness,
-    check.check,
-    models.models,
-):
-    app.command(cls=Command)(command)
+COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
+    "demo": demo.demo_command,
+    "analyze": analyze.analyze_command,
+    "flow": flow.flow_command,
+    "serve": serve.serve_command,
+    "corpus": corpus.corpus_command,
+    "paper": paper.paper_command,
+    "faithfulness": faithfulness.faithfulness_command,
+    "check": check.check_command,
+    "models": models.models_command,
+}
+for name, command in COMMANDS.items():
+    app.command(name, cls=Command)(command)
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"normscope {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _options(
+def _global_options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
@@ -91,7 +93,8 @@ def main() -> None:
     """The `normscope` command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # tokens may hold what the terminal cannot encode
+            # Tokens may contain characters that the terminal cannot encode.
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="normscope")
     except KeyboardInterrupt:

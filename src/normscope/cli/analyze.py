@@ -1,4 +1,4 @@
-"""`normscope analyze`: one text, its maps in the terminal or in files."""
+"""`normscope analyze`: the maps of one text, in the terminal or in files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 from normscope.cli import completion, loading, options, texts
-from normscope.cli.progress import quiet
+from normscope.cli.progress import silence_libraries
 from normscope.errors import NormscopeError
-from normscope.view.formats import FIGURES, check_path
-from normscope.view.wording import no_layer
+from normscope.view.formats import FIGURES, check_output_path
+from normscope.view.wording import missing_layer
 
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
@@ -28,57 +28,62 @@ class Side(StrEnum):
     decoder = "decoder"
 
 
-def _row(rows: list[int] | None) -> list[int] | None:
+def _check_row_option(rows: list[int] | None) -> list[int] | None:
     if rows and 0 in rows:
-        raise typer.BadParameter("rows are counted from 1, or from -1 at the end: there is no row 0.")
+        raise typer.BadParameter("rows are counted from 1, or backwards from -1; 0 is not a row.")
     return rows
 
 
-def analyze(
+RowOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--row",
+        metavar="R",
+        callback=_check_row_option,
+        help="Output token, counted from 1, or backwards from -1 (default: all). Repeatable.",
+    ),
+]
+SideOption = Annotated[
+    Side | None,
+    typer.Option(
+        "--side",
+        help="One side of an encoder-decoder (default: print the decoder, write both to files).",
+        show_default=False,
+    ),
+]
+HeadsOption = Annotated[bool, typer.Option("--heads", help="Also write the maps of every attention head to files.")]
+GateOption = Annotated[
+    str,
+    typer.Option(
+        "--gate",
+        metavar="NAME",
+        help="How the activation is split over tokens: ig, shapley (slow), frozen or tangent (inexact).",
+        autocompletion=completion.complete_gate,
+    ),
+]
+ValueBiasOption = Annotated[
+    str,
+    typer.Option(
+        "--value-bias",
+        metavar="WHERE",
+        help="Attribute the value bias to the token or to the remainder.",
+        autocompletion=completion.complete_value_bias,
+    ),
+]
+
+
+def analyze_command(
     text: options.Text,
     pair: options.Pair = None,
     generate: options.Generate = None,
     chat: options.Chat = False,
     scope: options.Scopes = None,
     layer: options.Layers = None,
-    row: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--row",
-            metavar="R",
-            callback=_row,
-            help="Output token, counted from 1, or from -1 at the end (default: all). Repeatable.",
-        ),
-    ] = None,
-    side: Annotated[
-        Side | None,
-        typer.Option(
-            "--side",
-            help="One side of an encoder-decoder (default: print the decoder, write both to files).",
-            show_default=False,
-        ),
-    ] = None,
-    heads: Annotated[
-        bool, typer.Option("--heads", help="Also write the maps of every attention head to files.")
-    ] = False,
-    gate: Annotated[
-        str,
-        typer.Option(
-            "--gate",
-            metavar="NAME",
-            help="How the activation is split over tokens: ig, shapley (slow), frozen or tangent (inexact).",
-            autocompletion=completion.complete_gate,
-        ),
-    ] = "ig",
-    value_bias: Annotated[
-        str,
-        typer.Option(
-            "--value-bias",
-            metavar="WHERE",
-            help="Count the value bias to the token or to the remainder.",
-            autocompletion=completion.complete_value_bias,
-        ),
-    ] = "token",
+    row: RowOption = None,
+    side: SideOption = None,
+    heads: HeadsOption = False,
+    gate: GateOption = "ig",
+    value_bias: ValueBiasOption = "token",
     truncate: options.Truncate = False,
     out: options.Files = None,
     model: options.Model = options.DEFAULT,
@@ -93,16 +98,16 @@ def analyze(
     Example: normscope analyze "Colin Fleming plays tennis." --layer 6 --scope attention-block -o map.svg
     """
     for path in out or []:
-        check_path(path)
-    source = loading.source_of(model, device, dtype, revision)
-    text = texts.read_text(text)
-    with quiet():
-        lens = loading.load(source)
-        _check_side(lens, side, row)
-        layers = None if not layer else _from_zero(layer, lens.depth)
-        result: Any = texts.analyze_shown(
+        check_output_path(path)
+    source = loading.find_model_source(model, device, dtype, revision)
+    text = texts.read_text_argument(text)
+    with silence_libraries():
+        lens = loading.load_analyzer(source)
+        _check_side_option(lens, side, row)
+        layers = None if not layer else _layers_from_zero(layer, lens.depth)
+        result: Any = texts.analyze_with_progress(
             lens,
-            **texts.arguments(lens, text, pair, chat, generate),
+            **texts.text_arguments(lens, text, pair, chat, generate),
             scopes=scope or None,
             layers=layers and sorted(set(layers)),
             rows=None if not row else [r - 1 if r > 0 else r for r in row],
@@ -114,52 +119,53 @@ def analyze(
         if side is not None:
             result = result.side(side.value)
         shown = texts.main_side(result, scope)
-        written = [_export(result, shown, path, text) for path in out or []]
+        written = [_export_analysis(result, shown, path, text) for path in out or []]
     if written:
-        typer.echo(_one_line(result, written))
+        typer.echo(_analysis_line(result, written))
         return
-    _print(shown, scope, layers[-1] if layers and layers[-1] in shown.layers else None)
+    _print_maps(shown, scope, layers[-1] if layers and layers[-1] in shown.layers else None)
 
 
-def _print(shown: Analysis, scopes: Sequence[str] | None, layer: int | None) -> None:
-    from normscope.view import terminal
+def _print_maps(shown: Analysis, scopes: Sequence[str] | None, layer: int | None) -> None:
+    from normscope.view.terminal.maps import terminal_map
+    from normscope.view.terminal.tables import layer_tables
 
-    views = [terminal.heat_map(shown, scopes[-1] if scopes else None, layer)]
+    views = [terminal_map(shown, scopes[-1] if scopes else None, layer)]
     if not scopes and shown.has("XATTN-N"):
-        views.append(terminal.heat_map(shown, "XATTN-N", layer))
+        views.append(terminal_map(shown, "XATTN-N", layer))
     console = Console(highlight=False)
     for view in views:
         console.print(view, "", sep="\n")
-    console.print(terminal.layer_tables(shown))
+    console.print(layer_tables(shown))
 
 
-def _check_side(lens: Analyzer, side: Side | None, rows: Sequence[int] | None) -> None:
+def _check_side_option(lens: Analyzer, side: Side | None, rows: Sequence[int] | None) -> None:
     if side is not None and not lens.two_sided:
         raise NormscopeError("--side is for encoder-decoders; this model has one side. Leave it out.")
     if side is Side.encoder and rows:
-        raise NormscopeError("--row chooses outputs of the decoder: leave it out with --side encoder.")
+        raise NormscopeError("--row chooses outputs of the decoder. Leave it out with --side encoder.")
 
 
-def _export(result: Analysis | EncoderDecoderAnalysis, shown: Analysis, path: Path, text: str) -> Path:
-    """Write a file; a figure is of the one scope and layer that were asked for, or of all of them."""
-    from normscope.view import export
+def _export_analysis(result: Analysis | EncoderDecoderAnalysis, shown: Analysis, path: Path, text: str) -> Path:
+    """Write a file. A figure shows one map if one scope and layer were requested, otherwise all maps."""
+    from normscope.view.export import export
 
     figure = path.suffix.lower() in FIGURES
     scope = shown.scopes[0] if len(shown.scopes) == 1 else None
     layer = shown.layers[0] if len(shown.layers) == 1 else None
     picture = text if "grid" in shown.info else None
-    return export.export(shown if figure else result, path, scope, layer, image=picture)
+    return export(shown if figure else result, path, scope, layer, image=picture)
 
 
-def _from_zero(layers: Sequence[int], depth: int) -> list[int]:
+def _layers_from_zero(layers: Sequence[int], depth: int) -> list[int]:
     for layer in layers:
         if layer > depth:
-            raise NormscopeError(no_layer(layer, depth))
+            raise NormscopeError(missing_layer(layer, depth))
     return [layer - 1 for layer in layers]
 
 
-def _one_line(result: Analysis | EncoderDecoderAnalysis, written: Sequence[Path]) -> str:
-    from normscope.view.labels import worst_completeness
+def _analysis_line(result: Analysis | EncoderDecoderAnalysis, written: Sequence[Path]) -> str:
+    from normscope.view.scales import worst_completeness
 
     sides: dict[str, Analysis] = getattr(result, "sides", None) or {"": result}
     counts = "; ".join(

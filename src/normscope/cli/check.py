@@ -1,4 +1,4 @@
-"""`normscope check`: whether a model decomposes exactly."""
+"""`normscope check`: check that a model decomposes exactly."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.cli import completion, loading, options
-from normscope.cli.progress import bars, quiet
+from normscope.cli.progress import progress_bars, silence_libraries
 
 
-def check(
+def check_command(
     model: Annotated[
         str,
         typer.Argument(
@@ -35,19 +35,19 @@ def check(
 
     Example: normscope check bert-base-uncased --dtype float64
     """
-    source = loading.source_of(model, device, dtype, revision)
-    with quiet():
-        lens = loading.load(source)
+    source = loading.find_model_source(model, device, dtype, revision)
+    with silence_libraries():
+        lens = loading.load_analyzer(source)
         from normscope import checking
         from normscope.tracing.proof import CLOSE
 
-        with bars() as show:
+        with progress_bars() as show:
             report = checking.check(lens, progress=None if show is None else partial(show, "inputs"))
     table = Table(
         title=Text(f"{lens.model_name}: worst errors over {report.inputs} inputs (limit)"), title_justify="left"
     )
     table.add_column("scope", no_wrap=True)
-    first = report.rows[0]  # the limits of all
+    first = report.rows[0]  # all rows have the same limits
     for title, limit in (
         ("map against\nvectors", first.maps_limit),
         ("sum against\nmodel", first.sums_limit),
@@ -57,10 +57,10 @@ def check(
     table.add_column("")
     for row in report.rows:
         name = f"{row.side} {row.scope}" if row.side else row.scope
-        table.add_row(name, *(f"{error:.1e}" for error in (row.maps, row.sums, row.padded)), _verdict(row.ok))
+        table.add_row(name, *(f"{error:.1e}" for error in (row.maps, row.sums, row.padded)), _pass_or_fail(row.ok))
     console = Console(highlight=False)
     console.print(table)
-    passes = Table(title="watched pass against the model alone, every layer and the head", title_justify="left")
+    passes = Table(title="traced pass against the model alone, every layer and the head", title_justify="left")
     passes.add_column("input", no_wrap=True)
     passes.add_column(f"difference\n({CLOSE:.0e})", justify="right", no_wrap=True)
     passes.add_column("")
@@ -68,14 +68,14 @@ def check(
         if isnan(error):
             passes.add_row(kind, "the model alone is not finite", "")
         else:
-            passes.add_row(kind, "refused" if isinf(error) else f"{error:.1e}", _verdict(error <= CLOSE))
+            passes.add_row(kind, "refused" if isinf(error) else f"{error:.1e}", _pass_or_fail(error <= CLOSE))
     console.print(passes)
     for kind, reason in report.refusals.items():
         console.print(Text(f"{kind}: {reason}"))
-    console.print(_verdict(report.ok))
+    console.print(_pass_or_fail(report.ok))
     if not report.ok:
         raise typer.Exit(1)
 
 
-def _verdict(ok: bool) -> Text:
+def _pass_or_fail(ok: bool) -> Text:
     return Text("PASS", style="green") if ok else Text("FAIL", style="bold red")

@@ -1,5 +1,7 @@
-"""Names that a shell completes. Tab must answer at once, so torch is never imported: names that live in modules that
-need it are listed here, and a test compares the lists."""
+"""Shell completion of option values.
+
+Completion must be fast, so torch is never imported: names from modules that need it are repeated here, and a test
+compares the lists."""
 
 from __future__ import annotations
 
@@ -25,64 +27,64 @@ MEASURES = ("mixing", "similarity", "category_sums", "value_norms", "vector_norm
 
 
 def complete_model(incomplete: str) -> list[str]:
-    return _starting(incomplete, ["default"])
+    return _names_starting_with(incomplete, ["default"])
 
 
 def complete_device(incomplete: str) -> list[str]:
-    return _starting(incomplete, ["cpu", "cuda", "mps"])
+    return _names_starting_with(incomplete, ["cpu", "cuda", "mps"])
 
 
 def complete_method(incomplete: str) -> list[str]:
-    return _starting(incomplete, METHODS)
+    return _names_starting_with(incomplete, METHODS)
 
 
 def complete_gate(incomplete: str) -> list[str]:
-    return _starting(incomplete, GATES)
+    return _names_starting_with(incomplete, GATES)
 
 
 def complete_flow_gate(incomplete: str) -> list[str]:
-    return _starting(incomplete, FLOW_GATES)
+    return _names_starting_with(incomplete, FLOW_GATES)
 
 
 def complete_value_bias(incomplete: str) -> list[str]:
-    return _starting(incomplete, VALUE_BIASES)
+    return _names_starting_with(incomplete, VALUE_BIASES)
 
 
 def complete_measures(incomplete: str) -> list[str]:
-    """The last of several names with commas between them."""
+    """Complete the last of several comma-separated names."""
     before, comma, last = incomplete.rpartition(",")
     chosen = before.split(",")
     names = [name for name in (*MEASURES, *(() if comma else ("list",))) if name not in chosen]
-    return [f"{before}{comma}{name}" for name in _starting(last, names)]
+    return [f"{before}{comma}{name}" for name in _names_starting_with(last, names)]
 
 
 def complete_format(incomplete: str) -> list[str]:
     from normscope.corpus.readers.formats import FORMATS
 
-    return _starting(incomplete, FORMATS)
+    return _names_starting_with(incomplete, FORMATS)
 
 
 def complete_family(incomplete: str) -> list[str]:
     from normscope.models.registry import families
 
-    return _in_case(incomplete, (name for one in families() for name in (one.name, *one.model_types)))
+    return _names_in_any_case(incomplete, (name for one in families() for name in (one.name, *one.model_types)))
 
 
 def complete_scope(incomplete: str) -> list[str]:
-    """Aliases first: they name the scopes of every model."""
+    """Aliases first, since every model has them."""
     from normscope.models.registry import families
     from normscope.models.scopes import scope_aliases, scope_names
 
     stacks = [stack.blocks for family in families() for stack in family.stacks]
     aliases = [alias for blocks in stacks for alias in scope_aliases(blocks)]
-    return _in_case(incomplete, [*aliases, *(name for blocks in stacks for name in scope_names(blocks))])
+    return _names_in_any_case(incomplete, [*aliases, *(name for blocks in stacks for name in scope_names(blocks))])
 
 
-def _starting(incomplete: str, names: Iterable[str]) -> list[str]:
+def _names_starting_with(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _in_case(incomplete: str, names: Iterable[str]) -> list[str]:
-    """Names that are accepted in any case, in the case in which they were begun: a shell drops any other."""
+def _names_in_any_case(incomplete: str, names: Iterable[str]) -> list[str]:
+    """Case-insensitive names in the case that was typed; shells drop completions in another case."""
     forms = ([form for form in (name, name.lower(), name.upper()) if form.startswith(incomplete)] for name in names)
     return list(dict.fromkeys(some[0] for some in forms if some))

@@ -1,4 +1,4 @@
-"""`normscope demo`: everything once, on an example."""
+"""`normscope demo`: summary, maps, page and figures of an example sentence."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 
 from normscope.cli import loading, options, texts
-from normscope.cli.progress import quiet
+from normscope.cli.progress import silence_libraries
 from normscope.errors import NormscopeError
-from normscope.view.formats import check_path
+from normscope.view.formats import check_output_path
 
 EXAMPLE = "Colin Fleming played the highway tiny soap opera."
 
 
-def demo(
+def demo_command(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the files; created if missing.")
     ] = Path("normscope-demo"),
@@ -30,33 +30,33 @@ def demo(
 
     Example: normscope demo -o normscope-demo
     """
-    source = loading.source_of(model, device, dtype, revision)
-    _make_folder(out)
+    source = loading.find_model_source(model, device, dtype, revision)
+    _create_folder(out)
     figures = find_spec("matplotlib") is not None
     names = ["demo.html", *(["demo.svg", "demo.png"] if figures else [])]
     for name in names:
-        check_path(out / name)
-    with quiet():
-        from normscope.view import export, terminal
+        check_output_path(out / name)
+    with silence_libraries():
+        from normscope.view.export import export
+        from normscope.view.terminal.maps import terminal_map
+        from normscope.view.terminal.tables import analysis_summary, layer_tables
 
-        analysis = texts.analyze_shown(loading.load(source), EXAMPLE)
-        written = [export.export(analysis, out / name) for name in names]
+        analysis = texts.analyze_with_progress(loading.load_analyzer(source), EXAMPLE)
+        written = [export(analysis, out / name) for name in names]
         shown = texts.main_side(analysis)
         if figures:
-            written.append(
-                export.export(shown, out / "demo-map.png", shown.resolve("attention-block"), shown.layers[-1])
-            )
+            written.append(export(shown, out / "demo-map.png", shown.resolve("attention-block"), shown.layers[-1]))
     console = Console(highlight=False)
-    console.print(terminal.summary(shown), "", terminal.heat_map(shown, "attention-block"), "", sep="\n")
-    console.print(terminal.layer_tables(shown), "", sep="\n")
+    console.print(analysis_summary(shown), "", terminal_map(shown, "attention-block"), "", sep="\n")
+    console.print(layer_tables(shown), "", sep="\n")
     for path in written:
         typer.echo(f"wrote {path}")
     if not figures:
-        typer.echo("no figures: these need matplotlib, pip install 'normscope[plot]'")
+        typer.echo("no figures: they need matplotlib (pip install 'normscope[plot]')")
 
 
-def _make_folder(folder: Path) -> None:
+def _create_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise NormscopeError(f"Cannot make the folder {folder}: {error.strerror}.") from error
+        raise NormscopeError(f"Cannot create the folder {folder}: {error.strerror}.") from error

@@ -1,4 +1,4 @@
-"""`normscope faithfulness`: attribution methods compared."""
+"""`normscope faithfulness`: compare attribution methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.cli import completion, loading, options
-from normscope.cli.progress import bars, quiet
+from normscope.cli.progress import exit_when_stopped, progress_bars, silence_libraries
 from normscope.corpus.readers import formats
 from normscope.engine.files import check_output_folder
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Target(StrEnum):
-    """What is explained."""
+    """The prediction that is explained."""
 
     top = "top"
     given = "given"
@@ -34,58 +34,71 @@ class Erasure(StrEnum):
     delete = "delete"
 
 
-def faithfulness(
-    data: Annotated[str, typer.Argument(metavar="DATA", help=options.DATA_HELP, show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the report.", show_default=False)],
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="Hub name or folder of a classifier or a language model.",
-            show_default=False,
-        ),
-    ],
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--method",
-            metavar="NAME",
-            help="Compare only this method, such as decompx or rollout:layer. Repeatable.",
-            autocompletion=completion.complete_method,
-        ),
-    ] = None,
-    target: Annotated[
-        Target, typer.Option("--target", help="Explain the model's prediction, or the given label or token.")
-    ] = Target.top,
-    positions: Annotated[
-        int,
-        typer.Option(
-            "--positions",
-            metavar="N",
-            min=0,
-            help="Random positions per text to explain, for language models; 0 explains the last.",
-        ),
-    ] = 0,
-    by: Annotated[
-        list[Erasure] | None,
-        typer.Option("--by", help="How tokens are removed (default: both). Repeatable.", show_default=False),
-    ] = None,
-    replacement: Annotated[
-        str | None,
-        typer.Option(
-            "--replacement", metavar="TOKEN", help="Token that masks another (default: [MASK], <unk> or the like)."
-        ),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", metavar="SEED", help="Random seed for sampled positions and the random baseline."),
-    ] = 0,
+DataArgument = Annotated[str, typer.Argument(metavar="DATA", help=options.DATA_HELP, show_default=False)]
+OutOption = Annotated[
+    Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the report.", show_default=False)
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="Hub name or folder of a classifier or a language model.",
+        show_default=False,
+    ),
+]
+MethodOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="Compare only this method, such as decompx or rollout:layer. Repeatable.",
+        autocompletion=completion.complete_method,
+    ),
+]
+TargetOption = Annotated[
+    Target, typer.Option("--target", help="Explain the model's prediction, or the given label or token.")
+]
+PositionsOption = Annotated[
+    int,
+    typer.Option(
+        "--positions",
+        metavar="N",
+        min=0,
+        help="Random positions per text to explain, for language models; 0 explains the last.",
+    ),
+]
+ByOption = Annotated[
+    list[Erasure] | None,
+    typer.Option("--by", help="How tokens are removed (default: both). Repeatable.", show_default=False),
+]
+ReplacementOption = Annotated[
+    str | None,
+    typer.Option(
+        "--replacement", metavar="TOKEN", help="Token that masks another (default: [MASK], <unk> or the like)."
+    ),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option("--seed", metavar="SEED", help="Random seed for sampled positions and the random baseline."),
+]
+
+
+def faithfulness_command(
+    data: DataArgument,
+    out: OutOption,
+    model: ModelOption,
+    method: MethodOption = None,
+    target: TargetOption = Target.top,
+    positions: PositionsOption = 0,
+    by: ByOption = None,
+    replacement: ReplacementOption = None,
+    seed: SeedOption = 0,
     format: options.Format = None,
     reader: options.Reader = None,
     limit: options.Limit = None,
-    engine: options.Where = options.Engine.local,
+    engine: options.EngineOption = options.Engine.local,
     workers: options.Workers = 2,
     threads: options.Threads = 1,
     address: options.Address = None,
@@ -93,17 +106,18 @@ def faithfulness(
     dtype: options.Dtype = None,
     revision: options.Revision = None,
 ) -> None:
-    """Compare attribution methods by what predictions lose without the tokens they name. The same command resumes.
+    """Compare attribution methods by how much predictions change when their top tokens are removed.
+
+    Running the same command again resumes.
 
     Example: normscope faithfulness sst2.tsv --reader label=label --model ./classifier -o report
     """
-    given = options.reader_options(reader)
+    given = options.parse_reader_options(reader)
     formats.check_corpus(data, format, **given)
     check_output_folder(out)
-    source = loading.source_of(model, device, dtype, revision)
+    source = loading.find_model_source(model, device, dtype, revision)
     from normscope.papers.faithfulness.comparison import compare_methods
     from normscope.papers.faithfulness.settings import ERASURES, Settings
-    from normscope.papers.runs import StoppedError
 
     settings = Settings(
         methods=tuple(dict.fromkeys(method or ())),
@@ -113,30 +127,23 @@ def faithfulness(
         replacement=replacement or "",
         seed=seed,
     )
-    try:
-        with quiet(), bars() as progress:
-            report, path = compare_methods(
-                source,
-                data,
-                out,
-                settings=settings,
-                format=format,
-                reader=given,
-                limit=limit,
-                engine=engine.value,
-                workers=workers,
-                threads=threads,
-                address=address,
-                progress=progress,
-            )
-    except StoppedError as stopped:
-        typer.echo(f"{stopped} The same command resumes.", err=True)
-        raise typer.Exit(130) from stopped
-    print_result(report, path, settings.erasures)
+    with exit_when_stopped(), silence_libraries(), progress_bars() as progress:
+        report, path = compare_methods(
+            source,
+            data,
+            out,
+            settings=settings,
+            format=format,
+            reader=given,
+            limit=limit,
+            **options.engine_arguments(engine, workers, threads, address),
+            progress=progress,
+        )
+    print_comparison(report, path, settings.erasures)
 
 
-def print_result(report: Report, path: Path, erasures: tuple[str, ...]) -> None:
-    """Comprehensiveness and sufficiency of every method, and where the report is."""
+def print_comparison(report: Report, path: Path, erasures: tuple[str, ...]) -> None:
+    """Print comprehensiveness and sufficiency of every method, and the path of the report."""
     numbers = report.numbers
     table = Table(title="AOPC: comprehensiveness (higher is better) and sufficiency (lower)", title_justify="left")
     table.add_column("method", no_wrap=True)

@@ -1,4 +1,4 @@
-"""`normscope flow`: how much of the last hidden states, or of a logit, comes from each input token."""
+"""`normscope flow`: contributions of the input tokens to the last hidden states or to a logit."""
 
 from __future__ import annotations
 
@@ -10,68 +10,75 @@ import typer
 from rich.console import Console
 
 from normscope.cli import completion, loading, options, texts
-from normscope.cli.progress import quiet
+from normscope.cli.progress import silence_libraries
 from normscope.errors import NormscopeError
-from normscope.view.formats import FLOW_SUFFIXES, check_path
+from normscope.view.formats import FLOW_SUFFIXES, check_output_path
 
 if TYPE_CHECKING:
     from normscope import Analyzer
     from normscope.flow.result import Flow
 
 
-def _position(position: int | None) -> int | None:
+def _check_position_option(position: int | None) -> int | None:
     if position == 0:
-        raise typer.BadParameter("positions are counted from 1, or from -1 at the end: there is no position 0.")
+        raise typer.BadParameter("positions are counted from 1, or backwards from -1; 0 is not a position.")
     return position
 
 
-def flow(
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        metavar="TARGET",
+        help="Explain a logit: a class, a token, or 'top' for the prediction (default: the last hidden states).",
+        show_default=False,
+    ),
+]
+AgainstOption = Annotated[
+    str | None,
+    typer.Option("--against", metavar="TARGET", help="Second target: explain the difference of the two logits."),
+]
+PositionOption = Annotated[
+    int | None,
+    typer.Option(
+        "--position",
+        metavar="P",
+        callback=_check_position_option,
+        help="Token whose logit is explained, counted from 1, or backwards from -1 (default: last, or the mask).",
+        show_default=False,
+    ),
+]
+MethodOption = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="Attribution method, such as exact, decompx, alti or rollout:layer.",
+        autocompletion=completion.complete_method,
+    ),
+]
+GateOption = Annotated[
+    str,
+    typer.Option(
+        "--gate",
+        metavar="NAME",
+        help="How the activation is split over tokens: ig, frozen or tangent (inexact).",
+        autocompletion=completion.complete_flow_gate,
+    ),
+]
+
+
+def flow_command(
     text: options.Text,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            metavar="TARGET",
-            help="Explain a logit: a class, a token, or 'top' for the prediction (default: the last hidden states).",
-            show_default=False,
-        ),
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option("--against", metavar="TARGET", help="Second target: explain the difference of the two logits."),
-    ] = None,
-    position: Annotated[
-        int | None,
-        typer.Option(
-            "--position",
-            metavar="P",
-            callback=_position,
-            help="Token whose logit is explained, counted from 1, or from -1 at the end (default: last, or the mask).",
-            show_default=False,
-        ),
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            "--method",
-            metavar="NAME",
-            help="Attribution method, such as exact, decompx, alti or rollout:layer.",
-            autocompletion=completion.complete_method,
-        ),
-    ] = "exact",
+    target: TargetOption = None,
+    against: AgainstOption = None,
+    position: PositionOption = None,
+    method: MethodOption = "exact",
     pair: options.Pair = None,
     generate: options.Generate = None,
     chat: options.Chat = False,
-    gate: Annotated[
-        str,
-        typer.Option(
-            "--gate",
-            metavar="NAME",
-            help="How the activation is split over tokens: ig, frozen or tangent (inexact).",
-            autocompletion=completion.complete_flow_gate,
-        ),
-    ] = "ig",
+    gate: GateOption = "ig",
     truncate: options.Truncate = False,
     out: options.Files = None,
     model: options.Model = options.DEFAULT,
@@ -81,16 +88,18 @@ def flow(
 ) -> None:
     """Follow the input tokens through all layers, to the last hidden states or to a logit.
 
-    Prints a map, or with --target the score of every token. Writes .svg, .pdf, .png, .json and, with --target, .html.
+    Prints a map, or with --target the score of every token. Writes .html, .svg, .pdf, .png, .json and .safetensors.
+
+    With --target, the .html page is the viewer; without, it is a table of the map.
 
     Example: normscope flow "The boy was very" --model gpt2 --target happy --against sad
     """
-    _check(target, against, position, out or [])
-    source = loading.source_of(model, device, dtype, revision)
-    text = texts.read_text(text)
-    with quiet():
-        lens = loading.load(source)
-        given = {**texts.arguments(lens, text, pair, chat, generate), "truncation": truncate, "gate": gate}
+    _check_flow_options(target, against, position, out or [])
+    source = loading.find_model_source(model, device, dtype, revision)
+    text = texts.read_text_argument(text)
+    with silence_libraries():
+        lens = loading.load_analyzer(source)
+        given = {**texts.text_arguments(lens, text, pair, chat, generate), "truncation": truncate, "gate": gate}
         found = lens.flow(
             **given,
             method=method,
@@ -98,53 +107,55 @@ def flow(
             position=position - 1 if position is not None and position > 0 else position,
         )
         for path in out or []:
-            _write(lens, found, given, path)
-        told = _tell(found)
+            _write_flow(lens, found, given, path)
+        view = _flow_view(found)
     if not out:
-        Console(highlight=False).print(told)
+        Console(highlight=False).print(view)
         return
-    from normscope.view import flow_terminal
+    from normscope.view.tokens import target_equation
 
-    line = _one_line(found) if target is None else flow_terminal.equation(found)
+    line = _flow_line(found) if target is None else target_equation(found)
     typer.echo(f"{line}: wrote {', '.join(map(str, out))}")
 
 
-def _check(target: str | None, against: str | None, position: int | None, out: Sequence[Path]) -> None:
-    """Refuse options that need a target, and files that cannot be written."""
+def _check_flow_options(target: str | None, against: str | None, position: int | None, out: Sequence[Path]) -> None:
+    """Raise if an option needs a target, or a file cannot be written."""
     for option, value in (("--against", against), ("--position", position)):
         if target is None and value is not None:
             raise NormscopeError(f"{option} needs a target: add --target, such as --target top.")
     for path in out:
-        check_path(path, FLOW_SUFFIXES)
-        if target is None and path.suffix.lower() == ".html":
-            raise NormscopeError(
-                f"Cannot write {path}: a page shows the scores of a target. Add --target, or write .json or a figure."
-            )
+        check_output_path(path, FLOW_SUFFIXES)
 
 
-def _tell(found: Flow) -> Any:
-    """What the terminal shows of a flow."""
-    from normscope.view import flow_terminal
+def _flow_view(found: Flow) -> Any:
+    """The terminal view of a flow."""
+    from normscope.view.terminal.flow import flow_map, target_scores
 
     if found.to is not None:
-        return flow_terminal.scores(found)
-    return flow_terminal.map_of(found)
+        return target_scores(found)
+    return flow_map(found)
 
 
-def _one_line(found: Flow) -> str:
-    from normscope.view.flow_terminal import completeness
+def _flow_line(found: Flow) -> str:
+    from normscope.view.tokens import completeness_note
 
-    told = completeness(found)
-    return f"{len(found.rows)} tokens, {len(found.layers)} layers [{found.method}]" + (f", {told}" if told else "")
+    note = completeness_note(found)
+    return f"{len(found.rows)} tokens, {len(found.layers)} layers [{found.method}]" + (f", {note}" if note else "")
 
 
-def _write(lens: Analyzer, found: Flow, given: Mapping[str, Any], path: Path) -> None:
-    from normscope.view import figure, flow_export
+def _write_flow(lens: Analyzer, found: Flow, given: Mapping[str, Any], path: Path) -> None:
+    from normscope.view.export import write_flow_json
+    from normscope.view.figure.maps import figure_of
+    from normscope.view.figure.style import save_figure
 
     suffix = path.suffix.lower()
     if suffix == ".json":
-        flow_export.write_json(found, path)
+        write_flow_json(found, path)
+    elif suffix == ".safetensors":
+        found.save(path)
+    elif suffix == ".html" and found.to is None:
+        found.to_html(path)
     elif suffix == ".html":
-        texts.analyze_shown(lens, **given).to_html(path, flow=found)
+        texts.analyze_with_progress(lens, **given).to_html(path, flow=found)
     else:
-        figure.save(figure.figure_of(found.plot()), path)
+        save_figure(figure_of(found.plot()), path)

@@ -1,4 +1,4 @@
-"""The model that a command names, checked at once and loaded later."""
+"""The model of a command: checked at once, loaded later."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from normscope import Analyzer
 
 
-def source_of(
+def find_model_source(
     model: str, device: str | None = None, dtype: Precision | None = None, revision: str | None = None
 ) -> ModelSource:
-    """The model that these options name, refused where it cannot be there."""
+    """The source of the model that these options name; raises if it cannot exist."""
     name = str(default_model.find()) if model == DEFAULT else model
     source = ModelSource(name, device, None if dtype is None else dtype.value, revision)
     source.check()
     return source
 
 
-def load(source: ModelSource) -> Analyzer:
-    """The model itself."""
+def load_analyzer(source: ModelSource) -> Analyzer:
+    """Load the model of a source."""
     return source.load()

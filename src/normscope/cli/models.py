@@ -1,4 +1,4 @@
-"""`normscope models`: the families, and what a layer of each is made of."""
+"""`normscope models`: the model families and the scopes of their layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from normscope.models.spec import Family
 
 
-def models(
+def models_command(
     name: Annotated[
         str | None,
         typer.Argument(
@@ -37,20 +37,20 @@ def models(
     """
     from normscope.models.registry import FAMILIES
 
-    entries = [_family(family) for family in FAMILIES]
+    entries = [_family_entry(family) for family in FAMILIES]
     if name is not None:
-        entries = _named(entries, name)
+        entries = _families_named(entries, name)
     if as_json:
         typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
     console = Console(highlight=False)
-    lines = list(map(_details, entries))
+    lines = list(map(_family_details, entries))
     if name is None:
-        lines = _overview(entries, console.width if console.is_terminal else None)
+        lines = _family_overview(entries, console.width if console.is_terminal else None)
         if not scopes:
             lines += [
                 "",
-                "`normscope models FAMILY` shows the scopes of a family and their aliases; --scopes those of all.",
+                "`normscope models FAMILY` shows the scopes of a family and their aliases; --scopes lists all scopes.",
             ]
     if scopes:
         kinds = {stack["order"]: stack["scopes"] for entry in entries for stack in entry["stacks"]}
@@ -59,8 +59,8 @@ def models(
         console.print(Text(line), soft_wrap=True)
 
 
-def _overview(entries: Sequence[dict[str, Any]], width: int | None) -> list[str]:
-    """One line per family, of an encoder-decoder with the decoder's layer; notes are cut at the width of a terminal."""
+def _family_overview(entries: Sequence[dict[str, Any]], width: int | None) -> list[str]:
+    """One line per family, with the decoder's layer for encoder-decoders; lines are cut at the terminal's width."""
     lines = [("family", "model types", "a layer is", "note")]
     for entry in entries:
         lines.append((entry["name"], ", ".join(entry["model_types"]), entry["stacks"][-1]["order"], entry["note"]))
@@ -69,7 +69,7 @@ def _overview(entries: Sequence[dict[str, Any]], width: int | None) -> list[str]
     return texts if width is None else [text if len(text) <= width else f"{text[: width - 1]}…" for text in texts]
 
 
-def _details(entry: dict[str, Any]) -> str:
+def _family_details(entry: dict[str, Any]) -> str:
     lines = [f"{entry['name']} ({', '.join(entry['model_types'])}): {entry['note']}"]
     for stack in entry["stacks"]:
         named: dict[str, list[str]] = {}
@@ -81,17 +81,17 @@ def _details(entry: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _named(entries: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """The families of a name or model type, in any case."""
+def _families_named(entries: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The families with this name or model type, in any case."""
     wanted = name.lower()
     found = [e for e in entries if wanted in (e["name"].lower(), *(kind.lower() for kind in e["model_types"]))]
     if not found:
         known = [known for e in entries for known in (e["name"], *e["model_types"])]
-        raise NormscopeError(f"No family {name!r}.{nearest(name, known)} `normscope models` lists all of them.")
+        raise NormscopeError(f"Unknown family {name!r}.{nearest(name, known)} `normscope models` lists all families.")
     return found
 
 
-def _family(family: Family) -> dict[str, Any]:
+def _family_entry(family: Family) -> dict[str, Any]:
     from normscope.models.scopes import scope_aliases, scope_names
 
     return {

@@ -1,4 +1,4 @@
-"""The options that several commands have, so that each is spelled, explained and completed alike."""
+"""Options that several commands share, so that their names, help and completion agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from normscope.errors import NormscopeError
 
 DEFAULT = "default"
 MODEL_HELP = f"Hub name or folder of the model; '{DEFAULT}' is {default_model.NAME}."
-LISTS = ("pair", "header")  # options of readers that hold several names
+LISTS = ("pair", "header")  # reader options that take several names
 
 
 class Precision(StrEnum):
@@ -27,13 +27,13 @@ class Precision(StrEnum):
 
 
 class Engine(StrEnum):
-    """Where a corpus is computed."""
+    """Engines that process a corpus."""
 
     local = "local"
     ray = "ray"
 
 
-# The model.
+# Model
 
 Model = Annotated[
     str, typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP, autocompletion=completion.complete_model)
@@ -57,7 +57,7 @@ Revision = Annotated[
     typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a model on the Hugging Face hub."),
 ]
 
-# A text.
+# Text
 
 Text = Annotated[
     str,
@@ -91,7 +91,7 @@ Files = Annotated[
     ),
 ]
 
-# Scopes and layers.
+# Scopes and layers
 
 Scopes = Annotated[
     list[str] | None,
@@ -110,7 +110,7 @@ Layers = Annotated[
     ),
 ]
 
-# A corpus, and where it is computed.
+# Corpus and engine
 
 DATA_HELP = "File with the corpus, or name of a Hugging Face dataset."
 Format = Annotated[
@@ -128,7 +128,7 @@ Reader = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Read only the first N entries.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Entries per forward pass.")]
-Where = Annotated[Engine, typer.Option("--engine", help="Compute in this process or on Ray.")]
+EngineOption = Annotated[Engine, typer.Option("--engine", help="Compute in this process or on Ray.")]
 Workers = Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Ray workers; each loads the model.")]
 Threads = Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Threads per Ray worker.")]
 Address = Annotated[
@@ -137,19 +137,23 @@ Address = Annotated[
 ]
 
 
-def reader_options(given: list[str] | None) -> dict[str, Any]:
-    """KEY=VALUE as options of a reader. Numbers, true, false and none become values; lists of names are separated by
-    commas."""
+def parse_reader_options(given: list[str] | None) -> dict[str, Any]:
+    """Parse KEY=VALUE options of a reader: integers, true, false, none, comma-separated lists or text."""
     found: dict[str, Any] = {}
     for entry in given or []:
         key, equals, value = entry.partition("=")
         if not equals or not key:
             raise NormscopeError(f"--reader takes KEY=VALUE, not {entry!r}.")
-        found[key] = _plain(key, value)
+        found[key] = _parse_reader_value(key, value)
     return found
 
 
-def _plain(key: str, value: str) -> Any:
+def engine_arguments(engine: Engine, workers: int, threads: int, address: str | None) -> dict[str, Any]:
+    """The options of the engine as arguments of a corpus run."""
+    return {"engine": engine.value, "workers": workers, "threads": threads, "address": address}
+
+
+def _parse_reader_value(key: str, value: str) -> Any:
     if value.lower() == "none":
         return None
     if key in LISTS:

@@ -1,4 +1,4 @@
-"""What a command shows while it works: bars, and no messages of other libraries."""
+"""Progress bars and warnings of a running command."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -26,19 +27,19 @@ from normscope.errors import NormscopeWarning
 from normscope.view.wording import COMMAND_LINE
 
 
-class _Rate(ProgressColumn):
+class _RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text("" if not task.speed else f"{task.speed:.1f}/s")
 
 
 @contextmanager
-def bars() -> Iterator[Callable[[str, int, int], None] | None]:
-    """Bars with counts, rate and time left on standard error; None where that is not a terminal."""
+def progress_bars() -> Iterator[Callable[[str, int, int], None] | None]:
+    """Progress bars on standard error; yields None if that is not a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
         return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _RateColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as shown:
         tasks: dict[str, TaskID] = {}
 
@@ -51,9 +52,11 @@ def bars() -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without the loading bars, notes and warnings of other libraries. Our own warnings go to standard error, each kind
-    once: a corpus would repeat it for every text."""
+def silence_libraries() -> Iterator[None]:
+    """Hide progress bars, logs and warnings of other libraries, and print ours to standard error.
+
+    Each kind of warning is printed once, since a corpus would repeat it for every text.
+    """
     logging: Any = import_module("transformers.utils.logging")  # untyped
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -62,7 +65,7 @@ def quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", NormscopeWarning)
-            warnings.showwarning = _show_once(set())  # catch_warnings() puts it back
+            warnings.showwarning = _warn_once(set())  # catch_warnings() restores it
             yield
     finally:
         logging.set_verbosity(verbosity)
@@ -70,14 +73,26 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _show_once(shown: set[str]) -> Callable[..., None]:
-    """Stands in for `warnings.showwarning`; `shown` are the texts already shown, without their numbers."""
+@contextmanager
+def exit_when_stopped() -> Iterator[None]:
+    """Exit with code 130 and a hint when a run of experiments is interrupted."""
+    from normscope.papers.runs import StoppedError
+
+    try:
+        yield
+    except StoppedError as stopped:
+        typer.echo(f"{stopped} Run the same command again to resume.", err=True)
+        raise typer.Exit(130) from stopped
+
+
+def _warn_once(shown: set[str]) -> Callable[..., None]:
+    """A replacement for `warnings.showwarning`; `shown` holds the texts already shown, without numbers."""
 
     def show(message: Warning | str, *_: Any) -> None:
         kind = re.sub(r"\d+", "", str(message))
         if kind not in shown:
             shown.add(kind)
-            told = COMMAND_LINE.reword(str(message))
-            Console(stderr=True, highlight=False).print(Text(f"Warning: {told}", style="yellow"))
+            text = COMMAND_LINE.reword(str(message))
+            Console(stderr=True, highlight=False).print(Text(f"Warning: {text}", style="yellow"))
 
     return show

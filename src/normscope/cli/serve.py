@@ -1,4 +1,4 @@
-"""`normscope serve`: the viewer in a browser on this machine."""
+"""`normscope serve`: the viewer in a local browser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli import completion, loading, options
-from normscope.cli.progress import quiet
+from normscope.cli.progress import silence_libraries
 from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ PORT = 8642
 MISSING = "`normscope serve` needs FastAPI and uvicorn: pip install 'normscope[serve]'."
 
 
-def serve(
+def serve_command(
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,8 +48,8 @@ def serve(
     """
     names = model or [options.DEFAULT]
     if revision is not None and len(names) > 1:
-        raise NormscopeError("--revision is of one model: leave it out, or serve that model alone.")
-    sources = [loading.source_of(name, device, dtype, revision) for name in names]
+        raise NormscopeError("--revision applies to one model. Leave it out, or serve that model alone.")
+    sources = [loading.find_model_source(name, device, dtype, revision) for name in names]
     try:
         import uvicorn
         from fastapi import FastAPI  # noqa: F401
@@ -59,29 +59,29 @@ def serve(
 
     listener = listen(port)
     try:
-        from normscope.view.server import served
+        from normscope.view.server.analyses import models_by_name
         from normscope.view.server.app import create_app
 
         bound = int(listener.getsockname()[1])
-        app = create_app(served.by_name(_load(names, sources)), bound)
+        app = create_app(models_by_name(_load_served_models(names, sources)), bound)
         server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
-        _when_up(server, f"http://{HOST}:{bound}/", browse)
+        _announce_server(server, f"http://{HOST}:{bound}/", browse)
         server.run(sockets=[listener])
     finally:
         listener.close()
 
 
-def _load(names: Sequence[str], sources: Sequence[ModelSource]) -> list[Analyzer]:
+def _load_served_models(names: Sequence[str], sources: Sequence[ModelSource]) -> list[Analyzer]:
     lenses = []
-    with quiet():
+    with silence_libraries():
         for name, source in zip(names, sources, strict=True):
             typer.echo(f"loading {name}", err=True)
-            lenses.append(loading.load(source))
+            lenses.append(loading.load_analyzer(source))
     return lenses
 
 
-def _when_up(server: Any, address: str, browse: bool) -> None:
-    """Say where the page is, and open it, as soon as it can be had."""
+def _announce_server(server: Any, address: str, browse: bool) -> None:
+    """Print the page's address and open it once the server has started."""
 
     def wait() -> None:
         pause = threading.Event()

@@ -1,4 +1,4 @@
-"""One text through a model: read, and analysed. For `analyze`, `flow` and `demo`."""
+"""Reading and analysing one text, for `analyze`, `flow` and `demo`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from normscope.cli.progress import bars
+from normscope.cli.progress import progress_bars
 from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
     from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 
-LONG = 10  # seconds from which on an estimate is printed first
+LONG = 10  # longer analyses (in seconds) print an estimate first
 
 
-def read_text(text: str) -> str:
-    """TEXT as it was given, or what standard input holds."""
+def read_text_argument(text: str) -> str:
+    """TEXT, or the content of standard input for `-`."""
     if text != "-":
         return text
     try:
@@ -29,10 +29,10 @@ def read_text(text: str) -> str:
         raise NormscopeError("The text on standard input is not UTF-8.") from error
 
 
-def arguments(lens: Analyzer, text: str, pair: str | None, chat: bool, generate: int | None) -> dict[str, Any]:
-    """TEXT and the options beside it as arguments of `Analyzer.analyze` and `Analyzer.flow`."""
+def text_arguments(lens: Analyzer, text: str, pair: str | None, chat: bool, generate: int | None) -> dict[str, Any]:
+    """TEXT, --pair, --chat and --generate as arguments of `Analyzer.analyze` and `Analyzer.flow`."""
     if chat and pair is not None and not lens.two_sided:
-        raise NormscopeError("--chat puts one message through the chat template: leave --pair or --chat out.")
+        raise NormscopeError("--chat applies the chat template to one message: leave --pair or --chat out.")
     given: dict[str, Any] = {} if generate is None else {"generate": generate}
     message = [{"role": "user", "content": text}]
     if pair is None:
@@ -44,21 +44,22 @@ def arguments(lens: Analyzer, text: str, pair: str | None, chat: bool, generate:
     return given | {"text": (chat_text(lens.tokenizer, message), pair)}
 
 
-def analyze_shown(lens: Analyzer, text: Any, **options: Any) -> Analysis | EncoderDecoderAnalysis:
-    """Run the analysis, with an estimate first when it will take long, and a bar over its layers."""
-    generates = "generate" in options or (lens.two_sided and not isinstance(text, tuple))  # tokens not known yet
+def analyze_with_progress(lens: Analyzer, text: Any, **options: Any) -> Analysis | EncoderDecoderAnalysis:
+    """Run the analysis with a progress bar; print an estimate first if it will take long."""
+    # Generated tokens are not known before the run.
+    generates = "generate" in options or (lens.two_sided and not isinstance(text, tuple))
     if not generates:
         estimate = lens.estimate(text, **options)
         if estimate.seconds > LONG:
             typer.echo(f"estimate: {estimate}", err=True)
-    with bars() as show:
+    with progress_bars() as show:
         progress = None if show is None else partial(show, "layers")
         found: Analysis | EncoderDecoderAnalysis = lens.analyze(text, progress=progress, **options)
         return found
 
 
 def main_side(result: Analysis | EncoderDecoderAnalysis, scopes: Sequence[str] | None = None) -> Analysis:
-    """What the terminal shows: of an encoder-decoder the side with the last scope asked for, the decoder first."""
+    """The side that the terminal shows: the one with the last requested scope, or the decoder."""
     from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 
     if not isinstance(result, EncoderDecoderAnalysis):

@@ -121,9 +121,9 @@ class Flow:
         Raises:
             NormscopeError: If matplotlib is not installed (``pip install 'normscope[plot]'``).
         """
-        from normscope.view.flow_figure import draw
+        from normscope.view.figure.flow import plot_flow
 
-        return draw(self, ax)
+        return plot_flow(self, ax)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write everything but the model to a safetensors file, with a checksum. Computes the maps.
@@ -171,9 +171,9 @@ class Flow:
         Raises:
             NormscopeError: If the file cannot be written or has another suffix.
         """
-        from normscope.view.flow_page import write
+        from normscope.view.html import write_flow_page
 
-        return write(self, path)
+        return write_flow_page(self, path)
 
     def __repr__(self) -> str:
         to = "" if self.to is None else f", {' '.join(self.to.target.split())} = {self.to.value:.4g}"
@@ -197,9 +197,9 @@ class Flow:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """For notebooks: the page of `to_html`, and a line of text."""
-        from normscope.view.flow_page import fragment
+        from normscope.view.html import flow_html
 
-        shown = {"text/plain": repr(self), "text/html": fragment(self)}
+        shown = {"text/plain": repr(self), "text/html": flow_html(self)}
         kinds = set(include or shown) - set(exclude or ())
         return {kind: value for kind, value in shown.items() if kind in kinds}
 

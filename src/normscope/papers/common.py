@@ -12,13 +12,13 @@ import torch
 
 from normscope.corpus.measure_registry import Columns
 from normscope.corpus.store import Run
+from normscope.labels import format_ranges
 from normscope.measures import correlation
 from normscope.papers import published
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, none_if_nan
-from normscope.view.labels import ranges
 
 CLEAR = 0.1  # absolute correlation below which no claim about the sign is supported
 
@@ -57,7 +57,7 @@ def finite_numbers(numbers: Mapping[str, float | None]) -> dict[str, float]:
 
 def layers_text(layers: Sequence[int]) -> str:
     """ "layers 3-7, 9-11" for sorted numbers, "layer 6" for one, "no layer" for none."""
-    return f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}" if layers else "no layer"
+    return f"layer{'s' if len(layers) > 1 else ''} {format_ranges(layers)}" if layers else "no layer"
 
 
 def typed_columns(types: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> Columns:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from normscope.errors import NormscopeError
-from normscope.view.figure import GREY, style
-from normscope.view.labels import shorten, visible
+from normscope.figure_style import GREY, figure_style
+from normscope.labels import shorten_label, visible_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ def line_chart(
     """
     _check_series_lengths(series, x)
     given = dict(reference or {})
-    with style():
+    with figure_style():
         figure, axes = _chart_axes(WIDTH, HEIGHT)
         for n, (name, values) in enumerate(series.items()):
             axes.plot(list(x), to_floats(values), label=name, **_line_style(n))
@@ -78,7 +78,7 @@ def bar_chart(
     `errors`: half-length of the error bars by group. `marks`: a text above each x, such as "*" for significance.
     """
     _check_series_lengths(groups, x)
-    with style():
+    with figure_style():
         figure, axes = _chart_axes(WIDTH, HEIGHT)
         places, width = np.arange(len(x)), 0.8 / max(len(groups), 1)
         for n, (name, values) in enumerate(groups.items()):
@@ -109,7 +109,7 @@ def histogram_chart(
 
     `limits`: range of the bins; values outside are counted in the first and last bin.
     """
-    with style():
+    with figure_style():
         figure, axes = _chart_axes(WIDTH, HEIGHT)
         sides, counts = _bin_groups(groups, bins, limits)
         for n, (name, found) in enumerate(counts.items()):
@@ -139,7 +139,7 @@ def scatter_chart(
     of = np.array([kinds.index(kind) for kind in groups]) if groups else np.zeros(len(across), int)
     look: dict[str, Any] = {"linewidths": 0, "rasterized": len(across) > VECTOR_POINTS}
     look |= {"s": 14, "alpha": 0.85} if len(across) <= 200 else {"s": 6, "alpha": 0.45}
-    with style():
+    with figure_style():
         figure, axes = _chart_axes(WIDTH * 0.8, HEIGHT * 1.15)
         for n, kind in enumerate(kinds):
             axes.scatter(across[of == n], up[of == n], color=_series_colour(n), marker=_series_marker(n), **look)
@@ -149,7 +149,9 @@ def scatter_chart(
                 )  # for the legend
         for a, b, text in zip(across, up, labels or (), strict=False):
             if text and math.isfinite(a) and math.isfinite(b):
-                axes.annotate(shorten(visible(text), 18), (a, b), (3, 2), textcoords="offset points", fontsize=6)
+                axes.annotate(
+                    shorten_label(visible_text(text), 18), (a, b), (3, 2), textcoords="offset points", fontsize=6
+                )
         _finish_chart(figure, axes, xlabel, ylabel)
         return figure
 
@@ -159,7 +161,7 @@ def figure_to_svg(figure: Figure, salt: str) -> str:
     import matplotlib
 
     buffer = io.BytesIO()
-    with style(), matplotlib.rc_context({"svg.hashsalt": salt}):
+    with figure_style(), matplotlib.rc_context({"svg.hashsalt": salt}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "normscope"})
     return buffer.getvalue().decode()
 
@@ -167,7 +169,7 @@ def figure_to_svg(figure: Figure, salt: str) -> str:
 def figure_to_pdf(figure: Figure) -> bytes:
     """The figure as a reproducible PDF file."""
     buffer = io.BytesIO()
-    with style():
+    with figure_style():
         figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": "normscope", "Producer": None})
     return buffer.getvalue()
 
@@ -300,7 +302,7 @@ def _bin_groups(
 
 def set_label_ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
     """Label each position, or every second, fifth, tenth, ... if `room` (in inches) is too small."""
-    texts = [shorten(visible(str(label)), 20) if str(label) else "" for label in labels]
+    texts = [shorten_label(visible_text(str(label)), 20) if str(label) else "" for label in labels]
     longest = max(map(len, texts), default=0)
     across = axis.axis_name == "x"
     horizontal = not across or longest <= HORIZONTAL

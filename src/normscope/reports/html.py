@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 
 from normscope._version import __version__
+from normscope.labels import visible_text
 from normscope.reports import report as cells
 from normscope.reports.report import (
     READINGS,
@@ -21,7 +22,6 @@ from normscope.reports.report import (
     split_paragraphs,
     tally_claims,
 )
-from normscope.view.labels import visible
 
 STATES = {True: ("yes", "holds"), False: ("no", "does not hold"), None: ("open", "undecided")}
 ENLARGED = 1.4  # largest magnification of a figure, relative to its printed size
@@ -84,7 +84,7 @@ def html_page(report: Report, figures: Mapping[str, str]) -> str:
 
 def escape_html(given: str) -> str:
     """Text escaped for HTML; control characters and lone surrogates, which HTML does not allow, are spelled out."""
-    return html.escape("".join(char if char in "\n\t " else visible(char) for char in given))
+    return html.escape("".join(char if char in "\n\t " else visible_text(char) for char in given))
 
 
 def html_sentence(given: str) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from normscope.errors import NormscopeError
+from normscope.figure_style import GREY, figure_style
+from normscope.labels import visible_text
 from normscope.reports.charts import HORIZONTAL, WIDTH, Values, blank_figure, freeze_layout, set_label_ticks, to_floats
-from normscope.view.figure import GREY, style
-from normscope.view.labels import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +55,7 @@ def heat_map_charts(
     own = not shared and len(maps) > 1
     wide, high = _map_size(len(rows), len(columns), across, annotate)
     size = min(max(min(wide / len(columns), high / len(rows)) * 72 * 0.8, 4.5), 7.0)
-    with style():
+    with figure_style():
         left, under = (
             _label_room(rows, size),
             _label_room(columns, size, horizontal=all(len(str(c)) <= HORIZONTAL for c in columns)),
@@ -100,7 +100,7 @@ def _map_size(rows: int, columns: int, across: int, annotate: bool) -> tuple[flo
 
 def _label_room(labels: Sequence[Any], size: float, horizontal: bool = False) -> float:
     """The space in inches that labels need next to a map."""
-    longest = 1 if horizontal else min(max((len(visible(str(label))) for label in labels), default=1), 20)
+    longest = 1 if horizontal else min(max((len(visible_text(str(label))) for label in labels), default=1), 20)
     return 0.25 + longest * size / 72 * 0.6
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from normscope.labels import visible_text
 from normscope.reports import report as cells
 from normscope.reports.report import (
     READINGS,
@@ -17,7 +18,6 @@ from normscope.reports.report import (
     split_paragraphs,
     tally_claims,
 )
-from normscope.view.labels import visible
 
 FOLDED = 20  # rows shown of a long table
 STATES = {True: "holds", False: "does **not** hold", None: "undecided"}
@@ -83,7 +83,7 @@ def markdown_code(given: str) -> str:
 
 def _visible_in_markdown(char: str) -> str:
     """Control characters and lone surrogates spelled out."""
-    return char if char in "\n\t " else visible(char)
+    return char if char in "\n\t " else visible_text(char)
 
 
 def _markdown_section(section: Section) -> list[str]:

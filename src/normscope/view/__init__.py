@@ -1,1 +1,1 @@
-"""What a person sees of an analysis: terminal, figures, files, and the viewer in a page, a notebook and a browser."""
+"""Displays of results: terminal, figures, files, and the viewer as a page, a notebook widget and a local server."""

@@ -1,4 +1,4 @@
-"""The components of a layer, in its own order: what a viewer draws the layer from."""
+"""The components of a layer in the order of computation, from which the viewer draws the layer."""
 
 from __future__ import annotations
 
@@ -11,20 +11,27 @@ from normscope.models.registry import families
 from normscope.models.scopes import Step, layer_steps, scope_aliases
 from normscope.models.spec import Attention, Block
 
-LABELS = {"attention": "ATTN", "cross-attention": "XATTN", "ff": "FF", "norm": "LN", "residual": "+RES", "scale": "×"}
-SPELLED = {"ATTN": "attention", "XATTN": "cross-attention", "FF": "ff", "LN": "norm", "RES": "residual"}
+COMPONENT_LABELS = {
+    "attention": "ATTN",
+    "cross-attention": "XATTN",
+    "ff": "FF",
+    "norm": "LN",
+    "residual": "+RES",
+    "scale": "×",
+}
+COMPONENT_KINDS = {"ATTN": "attention", "XATTN": "cross-attention", "FF": "ff", "LN": "norm", "RES": "residual"}
 
 
-def components_of(analysis: Analysis) -> list[dict[str, Any]]:
-    """One entry for every component: kind, label, place among the layer's blocks and their branches, and the scopes of
-    this analysis that are read after it."""
-    blocks = blocks_of(analysis)
-    made = _spelled(analysis) if blocks is None else _described(blocks)
+def layer_components(analysis: Analysis) -> list[dict[str, Any]]:
+    """One entry per component: its kind and label, the indices of its block and branch, and the scopes of this analysis
+    that end at it."""
+    blocks = find_layer_blocks(analysis)
+    made = _components_from_scope_names(analysis) if blocks is None else _components_from_blocks(blocks)
     present = set(analysis.scopes)
     return [
         {
             "kind": kind,
-            "label": LABELS[kind],
+            "label": COMPONENT_LABELS[kind],
             "block": block,
             "branch": branch,
             "norms": norms if norms in present else None,
@@ -34,8 +41,8 @@ def components_of(analysis: Analysis) -> list[dict[str, Any]]:
     ]
 
 
-def blocks_of(analysis: Analysis) -> tuple[Block, ...] | None:
-    """The layer that the analysis is of: that of a known family with its name, side and scopes."""
+def find_layer_blocks(analysis: Analysis) -> tuple[Block, ...] | None:
+    """The blocks of the analysed layer, from the known family with this name, side and scopes; None if unknown."""
     name, side = analysis.info.get("family"), analysis.rows[0].side
     stacks = [stack for family in families() if family.name == name for stack in family.stacks if stack.side == side]
     return next((stack.blocks for stack in stacks if scope_aliases(stack.blocks) == dict(analysis.aliases)), None)
@@ -44,19 +51,19 @@ def blocks_of(analysis: Analysis) -> tuple[Block, ...] | None:
 Component = tuple[str, int, int, str | None, str | None]  # kind, block, branch, scope of norms, scope of weights
 
 
-def _described(blocks: tuple[Block, ...]) -> Iterable[Component]:
+def _components_from_blocks(blocks: tuple[Block, ...]) -> Iterable[Component]:
     steps = iter(layer_steps(blocks))
     for number, block in enumerate(blocks):
         for place, branch in enumerate(block.branches):
             for _ in filter(None, (branch.pre, branch.op, branch.post, branch.scale)):
                 step = next(steps)
-                yield _kind(step), number, place, step.norms, step.weights
+                yield _component_kind(step), number, place, step.norms, step.weights
         for _ in range(1 + (block.after is not None)):  # the residual, and the norm after it
             step = next(steps)
-            yield _kind(step), number, 0, step.norms, step.weights
+            yield _component_kind(step), number, 0, step.norms, step.weights
 
 
-def _kind(step: Step) -> str:
+def _component_kind(step: Step) -> str:
     if step.role == "op":
         if isinstance(step.part, Attention):
             return "cross-attention" if step.part.cross else "attention"
@@ -64,8 +71,8 @@ def _kind(step: Step) -> str:
     return {"sum": "residual", "scale": "scale"}.get(step.role, "norm")
 
 
-def _spelled(analysis: Analysis) -> Iterable[Component]:
-    """From the names of the scopes alone, where the family is not known here."""
+def _components_from_scope_names(analysis: Analysis) -> Iterable[Component]:
+    """The components of an unknown family, from the names of its scopes."""
     block = 0
     path = ""
     names = analysis.scopes
@@ -75,4 +82,4 @@ def _spelled(analysis: Analysis) -> Iterable[Component]:
         if path.endswith(("RESLNATTN", "RESLNXATTN", "RESLNFF", "RESATTN", "RESXATTN", "RESFF")):
             block += 1
         weights = "XATTN-W" if part == "XATTN" else "ATTN-W" if part == "ATTN" else f"{path}-W"
-        yield SPELLED[part], block, 0, "XATTN-N" if part == "XATTN" else f"{path}-N", weights
+        yield COMPONENT_KINDS[part], block, 0, "XATTN-N" if part == "XATTN" else f"{path}-N", weights

@@ -1,73 +1,82 @@
-"""What a viewer shows of a result: a header that JSON can say, and arrays of numbers.
+"""The document that the viewer shows: a JSON header, and arrays of numbers.
 
-The header describes the sides, their tokens, scopes and layers ("normscope-view-1"), what to know before believing
-them, and where there is one the flow to a target. An array belongs to a side, a scope and a layer: rows x columns, or
-for the scope ``heads/ATTN-W`` (or another of `head_scopes`) heads x rows x columns.
+The header ("normscope-view-1") describes the sides, their tokens, scopes and layers, the warnings, and optionally the
+flow to a target. Each array belongs to a side, a scope and a layer, and has the shape rows x columns; for the scope
+``heads/ATTN-W`` (or another of `head_scopes`) the shape is heads x rows x columns.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normscope.analysis import Analysis
+from normscope.analysis import Analysis, Label
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
+from normscope.labels import visible_text
 from normscope.view import log16
-from normscope.view.components import components_of
-from normscope.view.described import labels, numbers, words_of
-from normscope.view.labels import model_label, visible
-from normscope.view.patches import grid_of
-from normscope.view.picture import data_address
-from normscope.view.scores import scores_of
+from normscope.view.components import layer_components
+from normscope.view.images import image_data_url, patch_grid
+from normscope.view.tokens import model_label
 
 if TYPE_CHECKING:
     from normscope.flow.result import Flow
 
 FORMAT = "normscope-view-1"
 HEADS = "heads/"
-
 Result = Analysis | EncoderDecoderAnalysis
+DIGITS = 4  # significant digits of measures
+SPECIAL = re.compile(r"\[(CLS|SEP|PAD|BOS|EOS)\]|</?(s|bos|eos|pad|cls|sep)>|<\|(?!0x)[^|]+\|>|<(start|end)_of_turn>")
+PATCH = re.compile(r"\d+,\d+")
+Words = dict[str, dict[int, int | None]]  # side -> position -> word, for sides with word ids
+SCORE_DIGITS = 7  # more, because readers add up scores and remainder
+TARGET_POSITION = re.compile(r" at position (\d+)$")  # end of a target that is read at a token
 
 
 def sides_of(result: Result) -> dict[str, Analysis]:
-    """The sides by name, the one that is shown first in front: of an encoder-decoder the decoder."""
+    """The sides by name, in display order: the decoder before the encoder."""
     if isinstance(result, EncoderDecoderAnalysis):
         return dict(reversed(result.sides.items()))
     return {result.rows[0].side: result}
 
 
-def title_of(result: Result) -> str:
-    """The model and what was analysed, for a title bar."""
+def result_title(result: Result) -> str:
+    """The model and the size of the analysis, for a title bar."""
     sides = sides_of(result)
     named = len(sides) > 1
     counts = (
-        f"{side + ' ' if named else ''}{_count(len(one.rows), 'token')}, {_count(len(one.layers), 'layer')}"
+        f"{side + ' ' if named else ''}{_pluralize(len(one.rows), 'token')}, {_pluralize(len(one.layers), 'layer')}"
         for side, one in sides.items()
     )
-    return f"{visible(model_label(result))}: {'; '.join(counts)}"
+    return f"{visible_text(model_label(result))}: {'; '.join(counts)}"
 
 
-def header(
+def document_header(
     result: Result, *, image: Any = None, text: str | None = None, name: str | None = None, flow: Flow | None = None
 ) -> dict[str, Any]:
-    """The header of a result whose arrays are float32. `image` is the picture under a vision model's patches, `text`
-    what was analysed, `name` another name of the model, `flow` that of the same input to a target."""
+    """The header of a document with float32 arrays.
+
+    `image` is the picture of a vision model, `text` the analysed text, `name` replaces the model's name, and `flow` is
+    a flow of the same input to a target.
+    """
     sides = sides_of(result)
     info = next(iter(sides.values())).info
     return {
         "format": FORMAT,
-        "title": title_of(result),
+        "title": result_title(result),
         "text": text,
         "warnings": list(dict.fromkeys([*result.warnings, *(() if flow is None else flow.warnings)])),
         "model": {
-            "name": visible(model_label(result)) if name is None else name,
+            "name": visible_text(model_label(result)) if name is None else name,
             "family": str(info.get("family") or ""),
             "dtype": str(info.get("dtype") or ""),
             "gate": str(info.get("gate") or "ig"),
@@ -77,51 +86,51 @@ def header(
         },
         "encoding": "float32",
         "precision": 0.0,
-        "sides": [_side(side, one, sides) for side, one in sides.items()],
-        "image": None if image is None else data_address(image),
-        "flow": None if flow is None else scores_of(flow, sides),
+        "sides": [_describe_side(side, one, sides) for side, one in sides.items()],
+        "image": None if image is None else image_data_url(image),
+        "flow": None if flow is None else describe_scores(flow, sides),
     }
 
 
-def as_json(described: dict[str, Any]) -> str:
-    """A header in plain ASCII: half a surrogate pair in a token cannot be encoded otherwise."""
+def header_to_json(described: dict[str, Any]) -> str:
+    """A header as ASCII JSON, since tokens may contain lone surrogates, which UTF-8 cannot encode."""
     return json.dumps(described, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def cells(result: Result, side: str, scope: str, layer: int | None = None) -> bytes:
-    """The array of a side, scope and layer in little-endian float32; without a layer those of all layers in turn."""
+def map_bytes(result: Result, side: str, scope: str, layer: int | None = None) -> bytes:
+    """The array of a side, scope and layer as little-endian float32; without a layer, those of all layers in order."""
     analysis = sides_of(result).get(side)
     if analysis is None:
-        raise NormscopeError(f"There is no side {side!r}: there are {', '.join(sides_of(result))}.")
+        raise NormscopeError(f"Unknown side {side!r}. This result has: {', '.join(sides_of(result))}.")
     kind = scope.removeprefix(HEADS)
     maps = analysis.heads[kind] if scope.startswith(HEADS) else analysis[kind]
     if layer is not None:
         maps = maps[analysis.layer_position(layer)]
-    return _array(maps).astype("<f4", copy=False).tobytes()
+    return _to_numpy(maps).astype("<f4", copy=False).tobytes()
 
 
-def packed(result: Result, *, image: Any = None, flow: Flow | None = None) -> tuple[dict[str, Any], bytes]:
-    """The header of a result whose arrays are log16, and all of them in turn as one raw deflate stream: those of the
-    scopes of each side, layer by layer, then those of the heads of each side."""
-    described = header(result, image=image, flow=flow)
+def pack_document(result: Result, *, image: Any = None, flow: Flow | None = None) -> tuple[dict[str, Any], bytes]:
+    """The header of a document with log16 arrays, and the arrays as one raw deflate stream in the order of
+    `document_arrays`."""
+    described = document_header(result, image=image, flow=flow)
     pack = zlib.compressobj(9, zlib.DEFLATED, -15)
     pieces = []
     worst = 0.0
     entries = {entry["side"]: entry for entry in described["sides"]}
-    for side, scope, maps in arrays(result):
+    for side, scope, maps in document_arrays(result):
         try:
-            codes, span = log16.encode(_array(maps))
+            codes, span = log16.encode_log16(_to_numpy(maps))
         except NormscopeError as error:
             raise NormscopeError(f"{scope}: {error}") from error
         entries[side]["ranges"][scope] = list(span)
-        worst = max(worst, log16.precision(span))
+        worst = max(worst, log16.log16_precision(span))
         pieces.append(pack.compress(codes.astype("<u2", copy=False).tobytes()))
-    described |= {"encoding": "log16", "precision": _rounded_up(worst)}
+    described |= {"encoding": "log16", "precision": _round_up(worst)}
     return described, b"".join([*pieces, pack.flush()])
 
 
-def arrays(result: Result) -> Iterator[tuple[str, str, Tensor]]:
-    """Side, scope and (layers, ...) of everything there is, in the order of the packed data."""
+def document_arrays(result: Result) -> Iterator[tuple[str, str, Tensor]]:
+    """Side, scope and tensor (layers, ...) of every array in packing order: the scopes of each side, then the heads."""
     for side, one in sides_of(result).items():
         for scope, measured in one.measured.items():
             yield side, scope, measured.map
@@ -131,32 +140,32 @@ def arrays(result: Result) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def head_scopes(analysis: Analysis) -> list[str]:
-    """The scopes that have maps of heads: weights before norms, cross-attention last."""
+    """The scopes with head-level maps: weights before norms, cross-attention last."""
     return sorted(analysis.heads, key=lambda scope: (scope.startswith("X"), not scope.endswith("-W"), scope))
 
 
-def size_of(result: Result) -> int:
-    """Bytes that the arrays of a result take."""
-    return sum(maps.numel() * maps.element_size() for _, _, maps in arrays(result))
+def arrays_size(result: Result) -> int:
+    """Size of the arrays in bytes."""
+    return sum(maps.numel() * maps.element_size() for _, _, maps in document_arrays(result))
 
 
-def _side(side: str, analysis: Analysis, sides: dict[str, Analysis]) -> dict[str, Any]:
-    words = words_of(sides)
+def _describe_side(side: str, analysis: Analysis, sides: dict[str, Analysis]) -> dict[str, Any]:
+    words = words_by_side(sides)
     causal = bool(analysis.info.get("causal", side == "decoder"))
-    grid = grid_of(analysis)
+    grid = patch_grid(analysis)
     return {
         "side": side,
         "causal": causal,
-        "rows": labels(analysis.rows, words, grid is not None),
-        "columns": labels(analysis.columns, words, grid is not None),
+        "rows": describe_tokens(analysis.rows, words, grid is not None),
+        "columns": describe_tokens(analysis.columns, words, grid is not None),
         "layers": list(analysis.layers),
         "model_layers": int(analysis.info.get("model_layers", max(analysis.layers) + 1)),
-        "components": components_of(analysis),
+        "components": layer_components(analysis),
         "scopes": list(analysis.scopes),
         "aliases": {alias: scope for alias, scope in analysis.aliases.items() if scope in analysis.measured},
-        "completeness": {scope: numbers(one.completeness) for scope, one in analysis.measured.items()},
-        "mixing": {scope: numbers(analysis.mixing_ratio(scope)) for scope in analysis.mixing_scopes},
-        "remainder": {scope: numbers(one.remainder) for scope, one in analysis.measured.items()},
+        "completeness": {scope: round_numbers(one.completeness) for scope, one in analysis.measured.items()},
+        "mixing": {scope: round_numbers(analysis.mixing_ratio(scope)) for scope in analysis.mixing_scopes},
+        "remainder": {scope: round_numbers(one.remainder) for scope, one in analysis.measured.items()},
         "heads": list(analysis.head_indices),
         "head_scopes": head_scopes(analysis),
         "grid": None if grid is None else list(grid),
@@ -164,18 +173,101 @@ def _side(side: str, analysis: Analysis, sides: dict[str, Analysis]) -> dict[str
     }
 
 
-def _array(maps: Tensor) -> NDArray[Any]:
+def describe_scores(flow: Flow, sides: Mapping[str, Analysis]) -> dict[str, Any]:
+    """The header's entry for a flow to a target, which must have the same tokens as these analyses."""
+    if flow.to is None:
+        raise NormscopeError(
+            "The viewer shows flows to a target. Pass one with a target, such as flow(text, target='top')."
+        )
+    for side, one in sides.items():
+        own = [label for label in one.columns if label.side == side]
+        if own != [label for label in flow.columns if label.side == side]:
+            raise NormscopeError(f"The flow and the analysis have different inputs: their {side} tokens differ.")
+    to, place = flow.to, TARGET_POSITION.search(flow.to.target)
+    value, remainder, completeness = round_numbers(
+        torch.tensor([to.value, to.remainder, to.completeness], dtype=torch.float64), SCORE_DIGITS
+    )
+    picture = any(patch_grid(one) is not None for one in sides.values())
+    return {
+        "method": flow.method,
+        "target": visible_text(TARGET_POSITION.sub("", to.target)),
+        "position": None if place is None else int(place[1]),  # counted from 0
+        "value": value,
+        "remainder": remainder,
+        "completeness": completeness,
+        "columns": describe_tokens(flow.columns, words_by_side(sides), picture),
+        "scores": round_numbers(to.scores, SCORE_DIGITS),
+        "layers": {side: round_numbers(by_token) for side, by_token in to.layers.items()},
+        "remainders": {side: round_numbers(constants) for side, constants in to.remainders.items()},
+    }
+
+
+def words_by_side(sides: Mapping[str, Analysis]) -> Words:
+    found: Words = {}
+    for one in sides.values():
+        if one.word_ids is not None:
+            own = one.rows[0].side
+            pairs = zip(one.columns, one.word_ids, strict=True)
+            found[own] = {label.position: word for label, word in pairs if label.side == own}
+    return found
+
+
+def describe_tokens(given: Iterable[Label], words: Words, picture: bool) -> list[dict[str, Any]]:
+    """Tokens with their sides, positions and words; with `picture`, tokens are patches."""
+    return [
+        {
+            "token": visible_text(label.token),
+            "side": label.side,
+            "position": label.position,
+            "special": _is_special_token(label, words, picture),
+            "word": words.get(label.side, {}).get(label.position),
+        }
+        for label in given
+    ]
+
+
+def _is_special_token(label: Label, words: Words, picture: bool) -> bool:
+    """True for a token that stands for no text: in an encoder, one without a word id.
+
+    Decoders are judged by spelling, because generated tokens have no word ids.
+    """
+    if picture:
+        return PATCH.fullmatch(label.token) is None
+    known = words.get(label.side)
+    if known is not None and label.side == "encoder":
+        return known.get(label.position) is None
+    return SPECIAL.fullmatch(label.token) is not None
+
+
+def round_numbers(tensor: Tensor, digits: int = DIGITS) -> Any:
+    """Nested lists rounded to `digits` significant digits; values that are not finite become None."""
+    values = tensor.detach().cpu().double().numpy()
+    finite = np.isfinite(values)
+    sizes = np.log10(np.abs(values), out=np.zeros_like(values), where=finite & (values != 0))
+    factors = 10.0 ** np.clip(digits - 1 - np.floor(sizes), -300, 300)
+    with np.errstate(all="ignore"):
+        rounded = np.rint(values * factors) / factors
+    return rounded.tolist() if bool(np.isfinite(rounded).all()) else _replace_nonfinite(rounded.tolist())
+
+
+def _replace_nonfinite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_replace_nonfinite(entry) for entry in value]
+    return value if math.isfinite(value) else None
+
+
+def _to_numpy(maps: Tensor) -> NDArray[Any]:
     array: NDArray[Any] = maps.detach().cpu().numpy()
     return array
 
 
-def _rounded_up(value: float) -> float:
-    """With two digits, no smaller than it was."""
+def _round_up(value: float) -> float:
+    """`value` rounded up to two significant digits."""
     if value == 0:
         return 0.0
     unit: float = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.ceil(value / unit) * unit:.2g}")
 
 
-def _count(number: int, thing: str) -> str:
+def _pluralize(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"

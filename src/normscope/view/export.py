@@ -1,17 +1,22 @@
-"""An analysis as a file, by the suffix of its name: page, figure, JSON, NumPy archive or safetensors.
+"""Results as files; the suffix chooses the format: page, figure, JSON, NumPy archive or safetensors.
 
-JSON holds `format`, `info`, `layers` (the model's layer indices, counted from 0), `rows` and `columns` (each a list of
-`{token, side, position}`), and under `scopes` for each scope `map` (layers x rows x columns), `mixing` and `remainder`
-(layers x rows) and `completeness` (layers); `heads`, when they were asked for, holds `indices`, `maps` by scope
-(layers x heads x rows x columns) and `value_norms` (layers x heads x columns). Numbers that are not finite are null.
+The JSON of an analysis holds `format`, `info`, `layers` (the model's layer indices, counted from 0), `rows` and
+`columns` (lists of `{token, side, position}`), and under `scopes` for each scope `map` (layers x rows x columns),
+`mixing` and `remainder` (layers x rows) and `completeness` (layers). `heads`, if requested, holds `indices`, `maps` by
+scope (layers x heads x rows x columns) and `value_norms` (layers x heads x columns). Values that are not finite are
+null.
 
 A NumPy archive holds the same arrays under `map/SCOPE`, `mixing/SCOPE`, `remainder/SCOPE`, `completeness/SCOPE` and
 `heads/SCOPE`, with `tokens` (of the rows), `column_tokens`, `row_sides`, `column_sides`, `row_positions`,
 `column_positions`, `scopes`, `layers`, `head_indices` and `value_norms`, and `info` as JSON text. Nothing is pickled.
 
-Of an encoder-decoder, JSON holds `format`, `info` and `sides`, with what is described above under `encoder` and
-`decoder`; the names in a NumPy archive begin with `encoder/` and `decoder/`. Cross-attention alone, `XATTN-W` and
-`XATTN-N`, has no `mixing`. A figure shows the decoder, or the side that alone has the scope.
+For an encoder-decoder, JSON holds `format`, `info` and `sides`, with the content described above under `encoder` and
+`decoder`; the names in a NumPy archive begin with `encoder/` and `decoder/`. The cross-attention scopes `XATTN-W` and
+`XATTN-N` have no `mixing`. A figure shows the decoder, or the encoder if only that side has the scope.
+
+The JSON of a flow holds `format`, `info`, `method`, `layers`, `rows` and `columns`. With a target it also holds `to`:
+`target`, `contrast` (true for the difference of two logits), `value`, `scores`, `remainder`, `completeness`, and by
+side `layers` and `remainders`. Without a target it holds `maps` (layers x rows x columns).
 """
 
 from __future__ import annotations
@@ -27,14 +32,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.analysis import Analysis, Label
+from normscope.analysis import Label
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.files import write_atomically
-from normscope.view import figure, page
-from normscope.view.formats import FIGURES, check_path
+from normscope.flow.result import Flow
+from normscope.view.document import Result
+from normscope.view.figure.maps import figure_of
+from normscope.view.figure.style import save_figure
+from normscope.view.formats import FIGURES, check_output_path
+from normscope.view.html import write_page
 
-Result = Analysis | EncoderDecoderAnalysis
 FORMAT = "normscope-json-1"
+FLOW_FORMAT = "normscope-flow-1"
 
 
 def export(
@@ -45,67 +54,91 @@ def export(
     *,
     image: Any = None,
 ) -> Path:
-    """Write the analysis to `path`. `scope` and `layer` (counted from 0) choose what a figure shows, and `image` is the
-    picture under the patches, of a figure or a page; see `Analysis.plot`."""
-    check_path(path)
+    """Write the analysis to `path`, in the format of its suffix.
+
+    `scope` and `layer` (counted from 0) choose what a figure shows; `image` is the picture of a vision model, for
+    figures and pages. See `Analysis.plot`.
+    """
+    check_output_path(path)
     target = Path(path)
     suffix = target.suffix.lower()
     if suffix in FIGURES:
         if isinstance(analysis, EncoderDecoderAnalysis):
-            return figure.save(figure.figure_of(analysis.plot(scope, layer)), target)
-        return figure.save(figure.figure_of(analysis.plot(scope, layer, image=image)), target)
+            return save_figure(figure_of(analysis.plot(scope, layer)), target)
+        return save_figure(figure_of(analysis.plot(scope, layer, image=image)), target)
     if suffix == ".html":
-        return page.write(analysis, target, image=image)
+        return write_page(analysis, target, image=image)
     if suffix == ".json":
-        return write_json(as_dict(analysis), target)
+        return write_json_file(analysis_to_dict(analysis), target)
     if suffix == ".npz":
-        return _npz(analysis, target)
+        return _write_npz(analysis, target)
     return analysis.save(target)
 
 
-def as_dict(analysis: Result) -> dict[str, Any]:
-    """The analysis as plain lists, numbers and strings: what the JSON file holds."""
+def analysis_to_dict(analysis: Result) -> dict[str, Any]:
+    """The content of an analysis' JSON file: plain lists, numbers and strings."""
     if isinstance(analysis, EncoderDecoderAnalysis):
-        sides = {side: as_dict(one) for side, one in analysis.sides.items()}
-        return {"format": FORMAT, "info": plain(analysis.info), "sides": sides}
+        sides = {side: analysis_to_dict(one) for side, one in analysis.sides.items()}
+        return {"format": FORMAT, "info": to_json_value(analysis.info), "sides": sides}
     content: dict[str, Any] = {
         "format": FORMAT,
-        "info": plain(analysis.info),
+        "info": to_json_value(analysis.info),
         "layers": list(analysis.layers),
         "rows": [label._asdict() for label in analysis.rows],
         "columns": [label._asdict() for label in analysis.columns],
         "scopes": {
-            scope: {name: _lists(tensor) for name, tensor in vars(measured).items() if tensor is not None}
+            scope: {name: _tensor_to_lists(tensor) for name, tensor in vars(measured).items() if tensor is not None}
             for scope, measured in analysis.measured.items()
         },
     }
     if analysis.heads:
         content["heads"] = {
             "indices": list(analysis.head_indices),
-            "maps": {scope: _lists(tensor) for scope, tensor in analysis.heads.items()},
-            "value_norms": None if analysis.value_norms is None else _lists(analysis.value_norms),
+            "maps": {scope: _tensor_to_lists(tensor) for scope, tensor in analysis.heads.items()},
+            "value_norms": None if analysis.value_norms is None else _tensor_to_lists(analysis.value_norms),
         }
     return content
 
 
-def write_json(content: dict[str, Any], target: Path) -> Path:
-    """Write plain lists, numbers and strings to a file."""
+def flow_to_dict(flow: Flow) -> dict[str, Any]:
+    """The content of a flow's JSON file: plain lists, numbers and strings."""
+    content: dict[str, Any] = {
+        "format": FLOW_FORMAT,
+        "info": to_json_value(dict(flow.info)),
+        "method": flow.method,
+        "layers": list(flow.layers),
+        "rows": [label._asdict() for label in flow.rows],
+        "columns": [label._asdict() for label in flow.columns],
+    }
+    content |= {"maps": to_json_value(flow.maps)} if flow.to is None else {"to": to_json_value(vars(flow.to))}
+    return content
+
+
+def write_flow_json(flow: Flow, target: Path) -> Path:
+    """Write a flow as JSON."""
+    return write_json_file(flow_to_dict(flow), target)
+
+
+def write_json_file(content: dict[str, Any], target: Path) -> Path:
+    """Write plain lists, numbers and strings as JSON."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     with write_atomically(target) as temporary:
-        # Half a surrogate pair has no UTF-8, but its replacement here is the JSON escape of it.
+        # UTF-8 cannot encode lone surrogates; backslashreplace turns them into their JSON escapes.
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
     return target
 
 
-def _npz(analysis: Result, target: Path) -> Path:
+def _write_npz(analysis: Result, target: Path) -> Path:
     with write_atomically(target) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **_arrays(analysis))
+        np.savez_compressed(file, **_npz_arrays(analysis))
     return target
 
 
-def _arrays(analysis: Result) -> dict[str, Any]:
+def _npz_arrays(analysis: Result) -> dict[str, Any]:
     if isinstance(analysis, EncoderDecoderAnalysis):
-        return {f"{side}/{name}": array for side, one in analysis.sides.items() for name, array in _arrays(one).items()}
+        return {
+            f"{side}/{name}": array for side, one in analysis.sides.items() for name, array in _npz_arrays(one).items()
+        }
     arrays: dict[str, Any] = {
         f"{name}/{scope}": tensor.detach().cpu().numpy()
         for scope, measured in analysis.measured.items()
@@ -116,47 +149,47 @@ def _arrays(analysis: Result) -> dict[str, Any]:
     if analysis.value_norms is not None:
         arrays["value_norms"] = analysis.value_norms.detach().cpu().numpy()
     return arrays | {
-        "tokens": _strings(analysis.tokens),
-        "column_tokens": _strings([label.token for label in analysis.columns]),
-        "row_sides": _strings([label.side for label in analysis.rows]),
-        "column_sides": _strings([label.side for label in analysis.columns]),
-        "row_positions": _positions(analysis.rows),
-        "column_positions": _positions(analysis.columns),
-        "scopes": _strings(analysis.scopes),
+        "tokens": _string_array(analysis.tokens),
+        "column_tokens": _string_array([label.token for label in analysis.columns]),
+        "row_sides": _string_array([label.side for label in analysis.rows]),
+        "column_sides": _string_array([label.side for label in analysis.columns]),
+        "row_positions": _position_array(analysis.rows),
+        "column_positions": _position_array(analysis.columns),
+        "scopes": _string_array(analysis.scopes),
         "layers": np.array(analysis.layers, dtype=np.int64),
         "head_indices": np.array(analysis.head_indices, dtype=np.int64),
-        "info": np.array(json.dumps(plain(analysis.info), allow_nan=False)),
+        "info": np.array(json.dumps(to_json_value(analysis.info), allow_nan=False)),
     }
 
 
-def _strings(texts: Sequence[str]) -> np.ndarray[Any, Any]:
+def _string_array(texts: Sequence[str]) -> np.ndarray[Any, Any]:
     return np.array(texts, dtype=np.str_)
 
 
-def _positions(labels: Sequence[Label]) -> np.ndarray[Any, Any]:
+def _position_array(labels: Sequence[Label]) -> np.ndarray[Any, Any]:
     return np.array([label.position for label in labels], dtype=np.int64)
 
 
-def _lists(tensor: Tensor) -> Any:
-    """Nested lists with as many digits as the dtype holds."""
+def _tensor_to_lists(tensor: Tensor) -> Any:
+    """Nested lists with as many significant digits as the dtype has."""
     digits = 17 if tensor.dtype == torch.float64 else 9
-    return _rounded(tensor.detach().cpu().tolist(), digits)
+    return _round_nested(tensor.detach().cpu().tolist(), digits)
 
 
-def _rounded(value: Any, digits: int) -> Any:
+def _round_nested(value: Any, digits: int) -> Any:
     if isinstance(value, list):
-        return [_rounded(entry, digits) for entry in value]
+        return [_round_nested(entry, digits) for entry in value]
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
-def plain(value: Any) -> Any:
-    """What JSON can say: tensors as lists, other objects as text, numbers that are not finite as null."""
+def to_json_value(value: Any) -> Any:
+    """A value that JSON can represent: tensors as lists, non-finite numbers as None, unknown objects as text."""
     if isinstance(value, Tensor):
-        return _lists(value)
+        return _tensor_to_lists(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {str(key): to_json_value(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return [to_json_value(entry) for entry in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)

@@ -1,5 +1,4 @@
-"""The files that results are written to, by the suffix of their names. Nothing here imports torch, so that a wrong name
-is refused at once."""
+"""File formats of results, by suffix. Does not import torch, so that a wrong file name is reported at once."""
 
 from __future__ import annotations
 
@@ -9,15 +8,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from normscope.errors import NormscopeError
+from normscope.figure_style import NO_MATPLOTLIB
 
 FIGURES = (".svg", ".pdf", ".png")
-SUFFIXES = (".html", *FIGURES, ".json", ".npz", ".safetensors")  # of an analysis
-FLOW_SUFFIXES = (".html", *FIGURES, ".json")  # of a flow; a page needs a target
-NO_MATPLOTLIB = "Figures need matplotlib: pip install 'normscope[plot]'."
+ANALYSIS_SUFFIXES = (".html", *FIGURES, ".json", ".npz", ".safetensors")
+FLOW_SUFFIXES = (".html", *FIGURES, ".json", ".safetensors")
 
 
-def check_path(path: str | os.PathLike[str], suffixes: Sequence[str] = SUFFIXES) -> None:
-    """Refuse a file that could not be written, before anything is computed."""
+def check_output_path(path: str | os.PathLike[str], suffixes: Sequence[str] = ANALYSIS_SUFFIXES) -> None:
+    """Raise if the file cannot be written, before anything is computed."""
     target = Path(path)
     if target.suffix.lower() not in suffixes:
         raise NormscopeError(f"Cannot write {target}: its name must end in one of {', '.join(suffixes)}.")

@@ -1,4 +1,4 @@
-"""A result in a notebook: the viewer as a widget, a static picture where scripts are off, plain text everywhere."""
+"""A result in a notebook: the viewer as a widget, with a static picture and plain text as fallbacks."""
 
 from __future__ import annotations
 
@@ -12,87 +12,87 @@ from weakref import WeakKeyDictionary
 
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
-from normscope.view import bundle
-from normscope.view.document import Result, packed, sides_of, title_of
-from normscope.view.labels import worst_completeness
-from normscope.view.patches import grid_of
+from normscope.view.document import Result, pack_document, result_title, sides_of
+from normscope.view.html import has_static_file, read_static_file
+from normscope.view.images import patch_grid
+from normscope.view.scales import worst_completeness
 
 if TYPE_CHECKING:
     from normscope.flow.result import Flow
 
 MISSING = "Widgets need anywidget: pip install 'normscope[notebook]'."
 VIEW = "application/vnd.jupyter.widget-view+json"
-_made: WeakKeyDictionary[Result, Any] = WeakKeyDictionary()  # a result that is shown twice has one widget
+_widgets: WeakKeyDictionary[Result, Any] = WeakKeyDictionary()  # one widget per result, however often it is shown
 
 
 def widget(result: Result, flow: Flow | None = None) -> Any:
-    """The widget of a result, an `anywidget.AnyWidget`; with a `flow` of the same input to a target, one of its own."""
+    """The widget of a result, an `anywidget.AnyWidget`. `flow` is a flow of the same input to a target."""
     if flow is not None:
-        described, data = packed(result, flow=flow)
-        return _kind()(header=described, data=data)
-    if result not in _made:
-        described, data = packed(result)
-        _made[result] = _kind()(header=described, data=data)
-    return _made[result]
+        described, data = pack_document(result, flow=flow)
+        return _widget_class()(header=described, data=data)
+    if result not in _widgets:
+        described, data = pack_document(result)
+        _widgets[result] = _widget_class()(header=described, data=data)
+    return _widgets[result]
 
 
 def mimebundle(
     result: Result, include: Iterable[str] | None = None, exclude: Iterable[str] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a notebook asks a result for: the widget, a PNG and plain text, as far as the parts are installed."""
+    """The MIME bundle of a result: plain text, and the widget and a PNG if their packages are installed."""
     wanted = set(include) if include else None
     unwanted = set(exclude or ())
 
     def asked(kind: str) -> bool:
         return kind not in unwanted and (wanted is None or kind in wanted)
 
-    data: dict[str, Any] = {"text/plain": plain(result)}
+    data: dict[str, Any] = {"text/plain": describe_result(result)}
     meta: dict[str, Any] = {}
     if not _in_terminal():
-        with suppress(NormscopeError):  # what cannot be drawn is still said in words
-            if asked(VIEW) and find_spec("anywidget") is not None and bundle.has("widget.js"):
-                data, meta = _with_view(result, data)
+        with suppress(NormscopeError):  # the plain text remains
+            if asked(VIEW) and find_spec("anywidget") is not None and has_static_file("widget.js"):
+                data, meta = _add_widget_view(result, data)
         with suppress(NormscopeError):
             if asked("image/png") and find_spec("matplotlib") is not None:
-                data["image/png"] = static(result)
+                data["image/png"] = static_png(result)
     return {kind: value for kind, value in data.items() if asked(kind)}, meta
 
 
-def plain(result: Result) -> str:
-    """One line: the model, what was analysed, how exact it is."""
+def describe_result(result: Result) -> str:
+    """One line: the model, the size of the analysis and its worst completeness error."""
     error = max((worst_completeness(one)[0] for one in sides_of(result).values()), key=lambda e: (e != e, e))
     scopes = len(result.scopes)
     count = f"{scopes} scope{'' if scopes == 1 else 's'}"
-    return f"{type(result).__name__} of {title_of(result)}, {count}, worst completeness error {error:.1e}"
+    return f"{type(result).__name__} of {result_title(result)}, {count}, worst completeness error {error:.1e}"
 
 
-def static(result: Result) -> bytes:
-    """A PNG of one map: the end of the attention block in the last layer, of a picture [CLS] on its patches."""
+def static_png(result: Result) -> bytes:
+    """A PNG of one map in the last layer: the attention block, or for a picture, [CLS] on the patch grid."""
     one = result.main if isinstance(result, EncoderDecoderAnalysis) else result
     block = one.aliases.get("attention-block", "")
-    scope = block if block in one.measured and grid_of(one) is None else one.scopes[-1]
+    scope = block if block in one.measured and patch_grid(one) is None else one.scopes[-1]
     axes: Any = one.plot(scope, one.layers[-1])
     made: bytes = axes._repr_png_()
     return made
 
 
 def _in_terminal() -> bool:
-    """Whether IPython runs in a terminal, where nothing but text can be shown."""
+    """True if IPython runs in a terminal, which shows text only."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return type(shell).__name__ == "TerminalInteractiveShell"
 
 
-def _with_view(result: Result, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _add_widget_view(result: Result, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     shown = widget(result)._repr_mimebundle_()
-    if shown is None:  # the widget manager displays by itself
+    if shown is None:  # the widget manager displays the widget itself
         return data, {}
     made, meta = shown if isinstance(shown, tuple) else (shown, {})
     return {**made, **data}, dict(meta)
 
 
 @lru_cache(maxsize=1)
-def _kind() -> Any:
-    """The class of the widgets, made on first use: anywidget is optional."""
+def _widget_class() -> Any:
+    """The widget class, created on first use because anywidget is optional."""
     try:
         import anywidget
         import traitlets
@@ -100,9 +100,9 @@ def _kind() -> Any:
         raise NormscopeError(MISSING) from error
 
     class Viewer(anywidget.AnyWidget):
-        """Shows `header`, a "normscope-view-1" document, and `data`, its arrays as one raw deflate stream."""
+        """Shows a "normscope-view-1" document: `header`, and `data`, the arrays as one raw deflate stream."""
 
-        _esm = bundle.read("widget.js")
+        _esm = read_static_file("widget.js")
         header = traitlets.Dict().tag(sync=True)
         data = traitlets.Bytes().tag(sync=True)
 

@@ -1,7 +1,7 @@
-"""Refusals and warnings as people read them who do not call the library from Python.
+"""Error messages and warnings for the command line and the viewer.
 
-The library speaks of its own arguments (`truncation=True`) and counts layers and positions from 0. A `Wording` says the
-same in the words of the command line, or of the viewer.
+The library's messages name Python arguments (`truncation=True`) and count layers and positions from 0. A `Wording`
+translates them to command-line options, or to the terms of the viewer.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Wording:
-    """How messages are told to one kind of reader."""
+    """Translates messages for one kind of reader."""
 
-    phrases: Mapping[str, str]  # replaced as they stand, before anything else
-    arguments: Mapping[str, str] = field(default_factory=dict)  # argument in Python -> option
-    differences: Mapping[str, str] = field(default_factory=dict)  # part of a run's manifest -> what it comes from
+    phrases: Mapping[str, str]  # replaced verbatim, before everything else
+    arguments: Mapping[str, str] = field(default_factory=dict)  # Python argument -> option
+    differences: Mapping[str, str] = field(default_factory=dict)  # entry of a run's manifest -> option
     from_one: bool = False  # layers, rows and positions are counted from 1
 
     def reword(self, message: str) -> str:
-        """The message in these words."""
+        """The translated message."""
         if self.from_one:
             message = _count_from_one(message)
         for there, here in self.phrases.items():
@@ -40,7 +40,7 @@ class Wording:
 
 
 VALUE = r"'(?P<text>[^']*)'|torch\.(?P<dtype>\w+)|\[[^\]]*\]|True\b"
-LAYERS = re.compile(r"options\.layers: was [^;.]*")  # of a run's manifest
+LAYERS = re.compile(r"options\.layers: was [^;.]*")  # in a run's manifest
 INDEX = re.compile(r"There is no (layer|row|position) (-?\d+)(?: in the logits)?: valid are 0 to (\d+)")
 
 COMMAND_LINE = Wording(
@@ -105,25 +105,25 @@ COMMAND_LINE = Wording(
     from_one=True,
 )
 VIEWER = Wording(
-    phrases={  # a request has no such option, or not by that name
+    phrases={  # requests have no such option, or under another name
         ", or ask for truncation=True": "",
         "pass position=, or mask": "choose one, or mask",
     }
 )
 
 
-def no_layer(layer: int, depth: int) -> str:
-    """The refusal of a layer, counted from 1."""
-    return f"There is no layer {layer}: this model has the layers 1 to {depth}."
+def missing_layer(layer: int, depth: int) -> str:
+    """The error message for a layer, counted from 1, that the model does not have."""
+    return f"There is no layer {layer}: this model has layers 1 to {depth}."
 
 
 def _count_from_one(message: str) -> str:
-    """Layers, rows and positions, which the library counts from 0, as they were typed."""
+    """The message with its layers, rows or positions counted from 1."""
     match = INDEX.match(message)
     if match is None:
         return LAYERS.sub(lambda found: re.sub(r"\d+", lambda number: str(int(number[0]) + 1), found[0]), message)
     what, index, size = match[1], int(match[2]), int(match[3]) + 1
     typed = index + 1 if index >= 0 else index
     if what == "layer":
-        return no_layer(typed, size)
-    return f"There is no {what} {typed}: there are the {what}s 1 to {size} (or -{size} to -1)."
+        return missing_layer(typed, size)
+    return f"There is no {what} {typed}: valid are 1 to {size} (or -{size} to -1)."

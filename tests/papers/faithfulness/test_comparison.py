@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from normscope import Analyzer, NormscopeError
-from normscope.cli.faithfulness import faithfulness
+from normscope.cli.faithfulness import faithfulness_command
 from normscope.corpus import shards
 from normscope.papers.faithfulness.comparison import compare_methods
 from normscope.papers.faithfulness.settings import Settings
@@ -110,7 +110,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", "SequenceClassification", num_labels=3)
     app = typer.Typer()
-    app.command()(faithfulness)
+    app.command()(faithfulness_command)
     given = [str(labelled_file(tmp_path)), "--model", str(folder), "--reader", "text=text"]
     given += ["--reader", "label=label", "--method", "exact", "--method", "alti", "--by", "mask", "--limit", "4"]
     result = CliRunner().invoke(app, [*given, "-o", str(tmp_path / "out")])

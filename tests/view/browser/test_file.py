@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from normscope.view.labels import visible
+from normscope.labels import visible_text
 from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
 from tests.helpers.kinds import KINDS, result_of
 from tests.helpers.tabs import SIZES, Tab, open_tab
@@ -95,7 +95,7 @@ def test_nasty_tokens_are_shown_and_never_executed(browser: Browser, tmp_path: P
             "[...document.querySelectorAll('button[aria-label^=\"Token \"]')].map(b => b.getAttribute('aria-label'))"
         )
         assert len(names) == len(tokens)
-        assert visible(NASTY[0]) in names[1]
+        assert visible_text(NASTY[0]) in names[1]
         for row in range(len(tokens)):
             tab.point(row, 0)
             tab.click(row, row)
@@ -135,7 +135,7 @@ def test_readers_without_scripts(browser: Browser, tmp_path: Path) -> None:
     path = fake_translation().to_html(tmp_path / "x.html")
     with open_tab(browser, java_script_enabled=False) as tab:
         tab.page.goto(path.as_uri())
-        assert "allow scripts to see them" in tab.page.locator("noscript").inner_text()
+        assert "Allow scripts to see them" in tab.page.locator("noscript").inner_text()
         expect(tab.page.locator("noscript ol")).to_have_count(2)
         expect(tab.page.locator("noscript ol").first).to_be_visible()
 

@@ -6,8 +6,8 @@ from threading import Event
 import numpy as np
 import pytest
 
-from normscope.view.document import as_json, cells, header, sides_of
-from normscope.view.server.served import analysed
+from normscope.view.document import document_header, header_to_json, map_bytes, sides_of
+from normscope.view.server.analyses import run_request
 from tests.helpers.kinds import KINDS, lenses, png, result_of
 from tests.helpers.live import PATIENCE, WAIT, Live, Slow, held, live
 from tests.helpers.toys import toy_lens
@@ -49,7 +49,7 @@ def test_an_analysis_from_start_to_cells(server: Live, kind: str, heads: bool) -
     described = server.client.get(f"{path}/header").json()
     assert described == status["header"]
     expected = result_of(kind, heads)
-    own = header(expected)
+    own = document_header(expected)
     for name in ("encoding", "sides"):
         assert described[name] == own[name]
     assert described["model"] == own["model"] | {"name": f"tiny-{kind}"}
@@ -60,7 +60,9 @@ def test_an_analysis_from_start_to_cells(server: Live, kind: str, heads: bool) -
             answer = server.client.get(f"{path}/cells", params={"side": side, "scope": scope, "layer": 1})
             assert answer.headers["content-type"] == "application/octet-stream"
             assert np.allclose(
-                np.frombuffer(answer.content, "<f4"), np.frombuffer(cells(expected, side, scope, 1), "<f4"), rtol=1e-5
+                np.frombuffer(answer.content, "<f4"),
+                np.frombuffer(map_bytes(expected, side, scope, 1), "<f4"),
+                rtol=1e-5,
             )
             whole = server.client.get(f"{path}/cells", params={"side": side, "scope": scope})
             assert len(whole.content) == 2 * len(answer.content)
@@ -107,7 +109,7 @@ def test_two_answers_to_one_question() -> None:
 @pytest.mark.parametrize("kind", ["encoder", "causal", "vision"])
 def test_the_first_layer_before_the_others(kind: str) -> None:
     go = Event()
-    with live(lenses(), run=lambda lens, asked, report: analysed(lens, asked, held(report, go))) as server:
+    with live(lenses(), run=lambda lens, asked, report: run_request(lens, asked, held(report, go))) as server:
         answer = server.client.post("/api/analyses", params={"wait": WAIT, "first": True}, json=request(kind))
         early = answer.json()
         assert (early["state"], early["progress"]) == ("running", 0.5)
@@ -135,7 +137,7 @@ def test_the_first_layer_before_the_others(kind: str) -> None:
 
 def test_what_was_shown_of_a_cancelled_analysis_can_still_be_seen() -> None:
     go = Event()
-    with live(lenses(), run=lambda lens, asked, report: analysed(lens, asked, held(report, go))) as server:
+    with live(lenses(), run=lambda lens, asked, report: run_request(lens, asked, held(report, go))) as server:
         answer = server.client.post("/api/analyses", params={"wait": WAIT, "first": True}, json=request("encoder"))
         path = f"/api/analyses/{answer.json()['id']}"
         assert server.client.delete(path).json()["state"] == "cancelled"
@@ -175,7 +177,7 @@ def test_an_input_that_the_model_refuses(server: Live) -> None:
         ({"model": "tiny-encoder", "text": "a", "generate": 10**9}, "generate"),
         ({"model": "tiny-encoder-decoder", "text": "a", "second": "b"}, "takes no second text"),
         ({"model": "tiny-encoder-decoder", "text": "a", "target": "b", "generate": 3}, "either a target or"),
-        ({"model": "tiny-vision"}, "looks at pictures"),
+        ({"model": "tiny-vision"}, "is a vision model"),
         ({"model": "tiny-vision", "text": "a", "image": "b"}, "takes no text"),
         ({"model": "../../etc/passwd", "text": "a"}, "No model '../../etc/passwd' is served"),
         ({"model": "bert-base-uncased", "text": "a"}, "Served: tiny-encoder, tiny-causal"),
@@ -219,13 +221,13 @@ def test_unknown_ids(server: Live) -> None:
     ):
         answer = server.client.request(method, f"/api/analyses/{'0' * 32}{path}")
         assert answer.status_code == 404
-        assert "Ask for it again" in answer.json()["error"]
+        assert "Request it again" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("side=nowhere&scope=ATTN-N", "no side 'nowhere'"),
+        ("side=nowhere&scope=ATTN-N", "Unknown side 'nowhere'"),
         ("side=encoder&scope=NONE", "No scope 'NONE'"),
         ("side=encoder&scope=heads/ATTN-W", "no head-level maps"),
         ("side=encoder&scope=ATTN-N&layer=7", "Layer 7"),
@@ -305,16 +307,16 @@ def test_nasty_texts_are_answered_as_they_are(server: Live) -> None:
 
 def test_names_of_models() -> None:
     from normscope import Analyzer
-    from normscope.view.server.served import by_name
+    from normscope.view.server.analyses import models_by_name
     from tests.helpers.tiny import tiny
 
     first, second = toy_lens(), Analyzer(tiny("bert"), toy_lens().tokenizer)
     second.loaded.name = first.model_name
-    assert list(by_name([first, second])) == [first.model_name, f"{first.model_name} (2)"]
+    assert list(models_by_name([first, second])) == [first.model_name, f"{first.model_name} (2)"]
 
 
 def test_header_is_ascii(server: Live) -> None:
     status = server.start(**request("encoder"))
     answer = server.client.get(f"/api/analyses/{status['id']}/header")
     assert answer.content.isascii()
-    assert as_json(answer.json()) == answer.text
+    assert header_to_json(answer.json()) == answer.text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from normscope import Analyzer
-from normscope.view.document import header
+from normscope.view.document import document_header
 from tests.helpers.kinds import lenses, result_of
 from tests.helpers.live import Live, Slow, Told, live
 from tests.helpers.tiny import tiny
@@ -47,7 +47,7 @@ def test_scores_in_the_header(server: Live) -> None:
     found = server.start(**CAUSAL, flow={"target": "cat", "against": "dog", "position": 2})
     assert found["state"] == "done", found
     flow = lenses()["tiny-causal"].flow(CAUSAL["text"], target=("cat", "dog"), position=2)
-    expected = header(result_of("causal"), flow=flow)["flow"]
+    expected = document_header(result_of("causal"), flow=flow)["flow"]
     for name in ("target", "position", "method", "columns"):
         assert found["header"]["flow"][name] == expected[name]
     assert found["header"]["flow"]["value"] == pytest.approx(expected["value"])
@@ -136,13 +136,13 @@ def test_a_model_without_a_head(server: Live) -> None:
 
 
 def test_progress_leaves_room_for_the_flow() -> None:
-    from normscope.view.server import served
+    from normscope.view.server.analyses import run_request
     from normscope.view.server.schemas import AnalysisRequest
 
     def told(**more: Any) -> list[float]:
         seen: list[float] = []
         request = AnalysisRequest(**CAUSAL, **more)
-        served.analysed(lenses()["tiny-causal"], request, Told(lambda done, total: seen.append(done / total)))
+        run_request(lenses()["tiny-causal"], request, Told(lambda done, total: seen.append(done / total)))
         return seen
 
     assert told()[-1] == 1

@@ -1,1 +1,1 @@
-"""`normscope serve`: the viewer in a browser on the same machine, and the API that it uses."""
+"""`normscope serve`: the viewer in a local browser, and its API."""

@@ -1,7 +1,7 @@
-"""The gate in front of the app: who may ask, how much a request may hold, and what every answer says.
+"""Middleware in front of the app: checks hosts, origins and body sizes, and adds security headers.
 
-A page of another site must not reach the server through the reader's browser. Such a page can only use a foreign Host
-(its own name, pointed at this machine) or a foreign Origin, so both are checked on every request.
+Pages of other sites must not reach the server through the user's browser. Such a page can only use a foreign Host (its
+own name, resolved to this machine) or a foreign Origin, so both are checked on every request.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-BODY = 12 * 2**20  # bytes of a request's body
-PATIENCE = 30.0  # seconds for a body to arrive
+BODY = 12 * 2**20  # maximum bytes of a request's body
+PATIENCE = 30.0  # seconds to wait for a body
 NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
-def hosts_of(port: int) -> frozenset[str]:
-    """The Host headers of a server on this machine."""
+def local_hosts(port: int) -> frozenset[str]:
+    """The valid Host headers of a local server."""
     plain = NAMES if port == 80 else ()
     return frozenset([*plain, *(f"{name}:{port}" for name in NAMES)])
 
 
 class Guard:
-    """Refuses foreign hosts, foreign origins and bodies that are too large; adds headers to every answer."""
+    """Refuses foreign hosts, foreign origins and large bodies; adds security headers to every response."""
 
     def __init__(self, app: ASGIApp, *, port: int, policy: str, body: int = BODY, patience: float = PATIENCE) -> None:
         self.app, self.body, self.patience = app, body, patience
-        self.hosts = hosts_of(port)
+        self.hosts = local_hosts(port)
         self.headers = [
             (b"content-security-policy", f"{policy}; frame-ancestors 'none'".encode()),
             (b"x-content-type-options", b"nosniff"),
@@ -53,37 +53,40 @@ class Guard:
 
         reason = self._foreign(scope)
         if reason is not None:
-            await _refuse(guarded, 403, reason)
+            await _send_refusal(guarded, 403, reason)
             return
         try:
             async with asyncio.timeout(self.patience):
                 body = await self._read(scope, receive)
         except TimeoutError:
-            await _refuse(guarded, 408, f"The request's body did not arrive within {self.patience:g} seconds.")
+            await _send_refusal(guarded, 408, f"The request's body did not arrive within {self.patience:g} seconds.")
             return
-        except _TooLargeError:
-            await _refuse(guarded, 413, f"The request is larger than {self.body / 2**20:g} MB.")
+        except _BodyTooLargeError:
+            await _send_refusal(guarded, 413, f"The request is larger than {self.body / 2**20:g} MB.")
             return
         if body is not None:
-            await self.app(scope, _replay(body, receive), guarded)
+            await self.app(scope, _replay_body(body, receive), guarded)
 
     def _foreign(self, scope: Scope) -> str | None:
-        """Why a request is not from this machine's own page or a script on it."""
-        hosts = _values(scope, b"host")
+        """Why a request is refused as foreign; None if it comes from the server's own page or a local script."""
+        hosts = _header_values(scope, b"host")
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
             return "This server answers to its own address only, such as http://127.0.0.1 with its port."
-        for origin in _values(scope, b"origin"):
+        for origin in _header_values(scope, b"origin"):
             if origin.lower().removeprefix("http://") not in self.hosts or not origin.lower().startswith("http://"):
                 return "This server answers to its own page only, not to pages of other origins."
-        if scope["path"].startswith("/api/") and _values(scope, b"sec-fetch-site") in (["cross-site"], ["same-site"]):
+        if scope["path"].startswith("/api/") and _header_values(scope, b"sec-fetch-site") in (
+            ["cross-site"],
+            ["same-site"],
+        ):
             return "This server answers to its own page only, not to pages of other sites."
         return None
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body; None where the client went away. Nothing is read of one that is announced too large."""
-        for length in _values(scope, b"content-length"):
+        """The whole body; None if the client disconnected. A body announced as too large is not read."""
+        for length in _header_values(scope, b"content-length"):
             if length.isdecimal() and int(length[:20]) > self.body:
-                raise _TooLargeError
+                raise _BodyTooLargeError
         pieces, size = [], 0
         while True:
             message = await receive()
@@ -92,21 +95,21 @@ class Guard:
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
             if size > self.body:
-                raise _TooLargeError
+                raise _BodyTooLargeError
             if not message.get("more_body", False):
                 return b"".join(pieces)
 
 
-class _TooLargeError(Exception):
+class _BodyTooLargeError(Exception):
     pass
 
 
-def _values(scope: Scope, name: bytes) -> list[str]:
+def _header_values(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1").strip() for key, value in scope["headers"] if key.lower() == name]
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body as one message, then what comes after it."""
+def _replay_body(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that returns the body as one message, then passes on later messages."""
     given = False
 
     async def replayed() -> Message:
@@ -119,10 +122,10 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-async def _refuse(send: Send, status: int, reason: str) -> None:
+async def _send_refusal(send: Send, status: int, reason: str) -> None:
     body = json.dumps({"error": reason}).encode()
     headers: Iterable[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status in (408, 413):  # what is left of the body is not read
+    if status in (408, 413):  # the rest of the body is not read
         headers = [*headers, (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,6 +1,6 @@
-"""Analyses that run beside the server: a few at once, others in a queue; progress, cancelling, and results kept.
+"""Background analyses of the server: a queue, progress, cancellation, and a cache of results.
 
-Everything here happens on the event loop except the analysis itself, which runs in a thread and reports back.
+Everything runs on the event loop except the analyses, which run in threads and report back.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from normscope.view.server.schemas import State
 
 AT_ONCE = 2
 WAITING = 16
-CACHE = 512 * 2**20  # bytes of results
-RECORDS = 1000  # analyses that are remembered, whatever became of them
+CACHE = 512 * 2**20  # bytes of cached results
+RECORDS = 1000  # analyses that are remembered, in any state
 
 log = logging.getLogger("normscope.serve")
 
@@ -31,7 +31,7 @@ class BusyError(Exception):
 
 
 class CancelledError(Exception):
-    """Raised inside an analysis to end it."""
+    """Raised inside an analysis to stop it."""
 
 
 T = TypeVar("T")
@@ -39,16 +39,16 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Job(Generic[T]):
-    """One analysis. `result` is there once it is done."""
+    """One analysis. `result` is set once the state is "done"."""
 
     id: str
     state: State = "running"
     progress: float = 0.0
     error: str | None = None
-    first: T | None = None  # a part of the result, while the rest is being computed
+    first: T | None = None  # a first part of the result, until the rest is computed
     result: T | None = None
     size: int = 0
-    wanted: int = 1  # how many asked for it and did not cancel
+    wanted: int = 1  # number of requests that were not cancelled
     stop: threading.Event = field(default_factory=threading.Event)
     future: Future[None] | None = None
     change: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,7 +58,7 @@ class Job(Generic[T]):
         return self.state != "running"
 
     def note(self, state: State | None = None, progress: float | None = None, error: str | None = None) -> None:
-        """Change what is known of it, and wake whoever waits."""
+        """Update state, progress and error, and wake waiting requests."""
         self.state = self.state if state is None else state
         self.progress = self.progress if progress is None else progress
         self.error = error
@@ -66,8 +66,8 @@ class Job(Generic[T]):
         self.change = asyncio.Event()
 
 
-class Report(Generic[T]):
-    """How an analysis tells, from its thread, how far it is. Telling ends it where nobody wants it any more."""
+class ProgressReport(Generic[T]):
+    """Reports progress from the thread of an analysis, and stops the analysis if it was cancelled."""
 
     def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop) -> None:
         self.job, self.loop = job, loop
@@ -75,11 +75,11 @@ class Report(Generic[T]):
     def __call__(self, done: int, total: int) -> None:
         if self.job.stop.is_set():
             raise CancelledError
-        _tell(self.loop, self._progress, min(done / max(total, 1), 1.0))
+        _call_on_loop(self.loop, self._progress, min(done / max(total, 1), 1.0))
 
     def first(self, part: T) -> None:
-        """A part of the result that is worth showing before the rest is there."""
-        _tell(self.loop, self._first, part)
+        """Publish a first part of the result before the rest is computed."""
+        _call_on_loop(self.loop, self._first, part)
 
     def _progress(self, progress: float) -> None:
         if not self.job.ended:
@@ -92,7 +92,7 @@ class Report(Generic[T]):
 
 
 class Jobs(Generic[T]):
-    """Runs analyses and keeps what came of them, the results up to `cache` bytes, the longest unused go first."""
+    """Runs analyses and keeps up to `cache` bytes of results; the least recently used are dropped first."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class Jobs(Generic[T]):
     ) -> None:
         self.size, self.limit, self.cache, self.records = size, at_once + waiting, cache, records
         self.pool = ThreadPoolExecutor(at_once, thread_name_prefix="normscope-analysis")
-        self.jobs: OrderedDict[str, Job[T]] = OrderedDict()  # the last used at the end
-        self.active: set[Job[T]] = set()  # with a thread, or waiting for one
+        self.jobs: OrderedDict[str, Job[T]] = OrderedDict()  # most recently used last
+        self.active: set[Job[T]] = set()  # running or queued
 
-    def submit(self, id: str, work: Callable[[Report[T]], T]) -> Job[T]:
-        """The analysis of that id: the one that runs or is done already, else a new one."""
+    def submit(self, id: str, work: Callable[[ProgressReport[T]], T]) -> Job[T]:
+        """The analysis with this id if it is running or done; otherwise a new one."""
         job = self.get(id)
         if job is not None and job.state in ("running", "done"):
             job.wanted += 1
@@ -122,65 +122,65 @@ class Jobs(Generic[T]):
         self.active.add(job)
         loop = asyncio.get_running_loop()
         job.future = self.pool.submit(self._run, job, work, loop)
-        job.future.add_done_callback(lambda _: _tell(loop, self.active.discard, job))
+        job.future.add_done_callback(lambda _: _call_on_loop(loop, self.active.discard, job))
         self._forget()
         return job
 
     def get(self, id: str) -> Job[T] | None:
-        """An analysis by its id; None for one that is not known, or not any more."""
+        """The analysis with this id; None if it is unknown or was dropped."""
         job = self.jobs.get(id)
         if job is not None:
             self.jobs.move_to_end(id)
         return job
 
     def cancel(self, job: Job[T]) -> None:
-        """One of those who asked for it does not want it any more; it ends when the last one does."""
+        """Cancel one request for the analysis; it stops when all of its requests are cancelled."""
         if job.ended:
             return
         job.wanted -= 1
         if job.wanted <= 0:
             job.stop.set()
             if job.future is not None:
-                job.future.cancel()  # where it has not begun
+                job.future.cancel()  # if it has not started
             self._keep_first(job)
             job.note("cancelled")
 
     async def changed(self, job: Job[T], seconds: float) -> None:
-        """Wait until its state or progress changes, for so many seconds at the most."""
+        """Wait until state or progress changes, for at most `seconds`."""
         if not job.ended and seconds > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(job.change.wait(), seconds)
 
     async def finished(self, job: Job[T], seconds: float, first: bool = False) -> None:
-        """Wait until it has ended, or until its `first` part is there, for so many seconds at the most."""
+        """Wait until the analysis has ended, or with `first` until its first part is ready, for at most `seconds`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while not (job.ended or (first and job.first is not None)) and (left := until - loop.time()) > 0:
             await self.changed(job, left)
 
     def close(self) -> None:
-        """End everything; threads are given the time to put their models right."""
+        """Stop all analyses and wait for their threads, which restore their models."""
         for job in self.active:
             job.stop.set()
         self.pool.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, job: Job[T], work: Callable[[Report[T]], T], loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread: the analysis, and what became of it."""
+    def _run(self, job: Job[T], work: Callable[[ProgressReport[T]], T], loop: asyncio.AbstractEventLoop) -> None:
+        """Run the analysis in a thread and report its outcome."""
         try:
             if job.stop.is_set():
                 return
-            result = work(Report(job, loop))
+            result = work(ProgressReport(job, loop))
         except CancelledError:
             return
         except NormscopeError as error:
-            _tell(loop, self._failed, job, str(error))
+            _call_on_loop(loop, self._failed, job, str(error))
         except MemoryError:
-            _tell(loop, self._failed, job, "There is not enough memory for this analysis. Shorten the input.")
+            _call_on_loop(loop, self._failed, job, "Not enough memory for this analysis. Shorten the input.")
         except Exception:
             log.exception("an analysis failed")
-            _tell(loop, self._failed, job, "The analysis failed inside the server; its log says more.")
+            _call_on_loop(loop, self._failed, job, "The analysis failed inside the server; see its log.")
         else:
-            _tell(loop, self._done, job, result)
+            _call_on_loop(loop, self._done, job, result)
 
     def _failed(self, job: Job[T], error: str) -> None:
         if not job.ended:
@@ -188,7 +188,7 @@ class Jobs(Generic[T]):
             job.note("failed", error=error)
 
     def _keep_first(self, job: Job[T]) -> None:
-        """Whoever was shown the first part may still look at the rest of it."""
+        """Keep the first part, which clients may still request."""
         if job.first is not None:
             job.size = self.size(job.first)
 
@@ -201,7 +201,7 @@ class Jobs(Generic[T]):
         self._forget()
 
     def _forget(self) -> None:
-        """Drop what was not used for the longest time, until the rest fits; the last one stays, whatever its size."""
+        """Drop the least recently used analyses until the rest fits; the latest always stays."""
         kept = sum(job.size for job in self.jobs.values())
         count = len(self.jobs)
         for id, job in list(self.jobs.items())[:-1]:
@@ -213,6 +213,6 @@ class Jobs(Generic[T]):
                 count -= 1
 
 
-def _tell(loop: asyncio.AbstractEventLoop, what: Callable[..., object], *arguments: object) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody is there to be told
+def _call_on_loop(loop: asyncio.AbstractEventLoop, what: Callable[..., object], *arguments: object) -> None:
+    with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(what, *arguments)

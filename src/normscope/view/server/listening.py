@@ -1,4 +1,4 @@
-"""Where the server listens, and with which settings: on this machine only."""
+"""The server's socket and settings. It listens on the local machine only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from normscope.errors import NormscopeError
 
-HOST = "127.0.0.1"  # there is no option for another
-SETTINGS: dict[str, Any] = {  # of uvicorn
+HOST = "127.0.0.1"  # deliberately not configurable
+SETTINGS: dict[str, Any] = {  # for uvicorn
     "log_level": "warning",
     "access_log": False,
     "server_header": False,
@@ -16,15 +16,15 @@ SETTINGS: dict[str, Any] = {  # of uvicorn
     "lifespan": "on",
     "limit_concurrency": 256,
     "timeout_graceful_shutdown": 2,
-    # Longer than clients keep an idle connection (httpx and Node: 5 s, as uvicorn): a request sent while the server
-    # closes one is lost.
+    # Longer than clients keep idle connections (httpx, Node and uvicorn's default: 5 s), because a request sent while
+    # the server closes its connection is lost.
     "timeout_keep_alive": 30,
     "proxy_headers": False,
 }
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on this machine's own address. (asyncio sends without delay only where TCP is named.)"""
+    """A socket on the loopback address. IPPROTO_TCP is explicit because asyncio sets TCP_NODELAY only then."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -32,6 +32,6 @@ def listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise NormscopeError(
-            f"Cannot listen on port {port}: {error.strerror}. Give another with --port, or --port 0 for any free one."
+            f"Cannot listen on port {port}: {error.strerror}. Choose another with --port; --port 0 takes any free one."
         ) from error
     return listener

@@ -1,4 +1,4 @@
-"""Pictures that come with a request: read with care, since anybody's file may be inside."""
+"""Decoding of pictures in requests, which are untrusted files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PIXELS = 40_000_000
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
-def decoded(text: str) -> Any:
-    """The picture (RGB, as Pillow has it) of a file in base64, with or without the `data:` address in front."""
+def decode_picture(text: str) -> Any:
+    """The RGB Pillow image of a base64-encoded file or `data:` URL."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -28,16 +28,18 @@ def decoded(text: str) -> Any:
         raise NormscopeError("The picture is not base64.") from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Pillow warns of sizes that it finds suspicious
+            warnings.simplefilter("error")  # Pillow warns of suspicious sizes
             with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-                width, height = picture.size  # known before anything is unpacked
+                width, height = picture.size  # known before anything is decompressed
                 if width * height > PIXELS:
                     raise NormscopeError(
-                        f"The picture has {width} x {height} pixels; up to {PIXELS // 10**6} million are taken."
+                        f"The picture has {width} x {height} pixels; at most {PIXELS // 10**6} million are accepted."
                     )
                 return picture.convert("RGB")
     except NormscopeError:
         raise
-    except Exception as error:  # readers of damaged files raise what they like
+    except Exception as error:  # Pillow raises many types for damaged files
         kinds = ", ".join(FORMATS)
-        raise NormscopeError(f"The picture cannot be read. It must be a whole file of one of: {kinds}.") from error
+        raise NormscopeError(
+            f"The picture cannot be read. Send a complete file in one of these formats: {kinds}."
+        ) from error

@@ -1,4 +1,4 @@
-"""The models of a server, and what one analysis of them is: checked, run, described."""
+"""The models of a server, and one analysis of them: checked, run and described."""
 
 from __future__ import annotations
 
@@ -13,60 +13,61 @@ from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
 from normscope.errors import NormscopeError, nearest
 from normscope.flow.result import Flow
-from normscope.flow.run import run_flow
+from normscope.flow.run import run_flow as flow_of
 from normscope.flow.targets import class_names
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.models.scopes import scope_names
-from normscope.view import document
-from normscope.view.document import Result
-from normscope.view.server.jobs import Report
-from normscope.view.server.pictures import decoded
+from normscope.view.document import Result, arrays_size, document_header, header_to_json, sides_of
+from normscope.view.server.jobs import ProgressReport
+from normscope.view.server.pictures import decode_picture
 from normscope.view.server.schemas import AnalysisRequest, FlowRequest, Kind, ModelInfo, Targets
 from normscope.view.wording import VIEWER
 
-FLOW = 4  # layers that are decomposed in the time in which a flow passes one
+LAYERS_PER_FLOW_LAYER = 4  # decomposing this many layers takes as long as the flow through one
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A result with its header in JSON, made where it does not hold up the server."""
+    """A result and its JSON header, made in the analysis' thread so that the server is not blocked."""
 
     result: Result
     header: bytes
 
     @property
     def layers(self) -> set[int]:
-        return {layer for one in document.sides_of(self.result).values() for layer in one.layers}
+        return {layer for one in sides_of(self.result).values() for layer in one.layers}
 
     @property
     def size(self) -> int:
-        return document.size_of(self.result) + len(self.header)
+        return arrays_size(self.result) + len(self.header)
 
 
-def by_name(lenses: Sequence[Analyzer]) -> dict[str, Analyzer]:
-    """The models by the names that people see: of a folder the last part; the same name twice is numbered."""
+def models_by_name(lenses: Sequence[Analyzer]) -> dict[str, Analyzer]:
+    """The models by display name: the last part of a folder's path, numbered if it occurs twice."""
     found: dict[str, Analyzer] = {}
     for lens in lenses:
-        if kind_of(lens) is None:
-            raise NormscopeError(f"{lens.model_name} listens to sounds, which the viewer cannot take. Leave it out.")
-        name = base = short_name(lens.model_name)
+        if model_kind(lens) is None:
+            raise NormscopeError(
+                f"{lens.model_name} is a speech model, which the viewer does not support. Leave it out."
+            )
+        name = base = short_model_name(lens.model_name)
         number = 1
         while name in found:
             number += 1
             name = f"{base} ({number})"
         found[name] = lens
     if not found:
-        raise NormscopeError("There is no model to serve.")
+        raise NormscopeError("No model to serve. Give at least one.")
     return found
 
 
-def short_name(name: str) -> str:
+def short_model_name(name: str) -> str:
     return Path(name).name if Path(name).is_dir() and Path(name).name else name
 
 
-def kind_of(lens: Analyzer) -> Kind | None:
-    """What a model reads and writes; None where it takes neither text nor pictures."""
+def model_kind(lens: Analyzer) -> Kind | None:
+    """The kind of a model; None if it takes neither text nor pictures."""
     if lens.family.input == "audio":
         return None
     if lens.family.input == "image":
@@ -76,8 +77,8 @@ def kind_of(lens: Analyzer) -> Kind | None:
     return "causal" if lens.loaded.stacks[0].side == "decoder" else "encoder"
 
 
-def describe(name: str, lens: Analyzer) -> ModelInfo:
-    kind = kind_of(lens)
+def describe_model(name: str, lens: Analyzer) -> ModelInfo:
+    kind = model_kind(lens)
     assert kind is not None
     scopes = dict.fromkeys(scope for stack in reversed(lens.loaded.stacks) for scope in scope_names(stack.blocks))
     return ModelInfo(
@@ -88,14 +89,16 @@ def describe(name: str, lens: Analyzer) -> ModelInfo:
         heads=max(lens.loaded.head_counts),
         scopes=list(scopes),
         max_tokens=None if kind == "vision" else lens.loaded.limits.positions,
-        targets=targets_of(lens),
-        classes=[name for _, name in sorted(class_names(lens.loaded).items())] if targets_of(lens) == "classes" else [],
-        positions=targets_of(lens) == "tokens" or "TokenClassification" in type(lens.model).__name__,
+        targets=target_kind(lens),
+        classes=[name for _, name in sorted(class_names(lens.loaded).items())]
+        if target_kind(lens) == "classes"
+        else [],
+        positions=target_kind(lens) == "tokens" or "TokenClassification" in type(lens.model).__name__,
     )
 
 
-def targets_of(lens: Analyzer) -> Targets:
-    """What the logits of a model's head are of; "none" where it has no head, or one without logits to explain."""
+def target_kind(lens: Analyzer) -> Targets:
+    """What the logits of a model's head stand for; "none" if it has no head with logits."""
     if lens.model is lens.loaded.base:
         return "none"
     if "Classification" in type(lens.model).__name__:
@@ -103,24 +106,24 @@ def targets_of(lens: Analyzer) -> Targets:
     return "none" if lens.model.get_output_embeddings() is None else "tokens"
 
 
-def chosen(models: Mapping[str, Analyzer], request: AnalysisRequest) -> Analyzer:
-    """The model of a request, which must be one of those that were chosen at the start."""
+def find_served_model(models: Mapping[str, Analyzer], request: AnalysisRequest) -> Analyzer:
+    """The model that a request names."""
     lens = models.get(request.model)
     if lens is None:
         known = ", ".join(models)
         raise NormscopeError(f"No model {request.model!r} is served.{nearest(request.model, models)} Served: {known}.")
-    _refuse_misfit(kind_of(lens), request)
-    if request.flow is not None and targets_of(lens) == "none":
-        raise NormscopeError("This model has no head, so there is no logit to explain. Leave the flow out.")
+    _check_request_fits(model_kind(lens), request)
+    if request.flow is not None and target_kind(lens) == "none":
+        raise NormscopeError("This model has no head, so it has no logits to explain. Leave out the flow.")
     return lens
 
 
-def _refuse_misfit(kind: Kind | None, request: AnalysisRequest) -> None:
-    """Refuse what a model of this kind has no use for, before anything is run."""
+def _check_request_fits(kind: Kind | None, request: AnalysisRequest) -> None:
+    """Raise if a model of this kind cannot use some input of the request."""
     given: dict[str, Any] = {}
     if kind == "vision":
         if request.image is None:
-            raise NormscopeError("This model looks at pictures: choose one.")
+            raise NormscopeError("This is a vision model. Choose a picture.")
         given |= {"text": request.text.strip(), "second text": request.second}
     else:
         if not request.text.strip():
@@ -136,19 +139,19 @@ def _refuse_misfit(kind: Kind | None, request: AnalysisRequest) -> None:
         raise NormscopeError("Give either a target or a number of tokens to generate.")
 
 
-def identity(request: AnalysisRequest) -> str:
-    """The id of a request: equal requests are one analysis."""
+def request_id(request: AnalysisRequest) -> str:
+    """The id of a request; equal requests have the same id."""
     return hashlib.sha256(request.model_dump_json().encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def analysed(lens: Analyzer, request: AnalysisRequest, report: Report[Shown]) -> Shown:
-    """The analysis that a request asks for; errors are worded for people who cannot pass options."""
+def run_request(lens: Analyzer, request: AnalysisRequest, report: ProgressReport[Shown]) -> Shown:
+    """Run the analysis of a request. Error messages are translated for the viewer."""
 
     def shown(result: Result, flow: Flow | None = None) -> Shown:
-        header = document.header(result, image=picture, text=text, name=request.model, flow=flow)
-        return Shown(result, document.as_json(header).encode("ascii"))
+        header = document_header(result, image=picture, text=text, name=request.model, flow=flow)
+        return Shown(result, header_to_json(header).encode("ascii"))
 
-    picture = None if request.image is None else decoded(request.image)
+    picture = None if request.image is None else decode_picture(request.image)
     given: Any = request.text if picture is None else picture
     text = None if picture is not None else request.text
     if request.second:
@@ -156,26 +159,25 @@ def analysed(lens: Analyzer, request: AnalysisRequest, report: Report[Shown]) ->
     if request.target and request.target.strip():
         given = (request.text, request.target)
     try:
-        (item,) = encode(
-            lens.loaded, given, generate=request.generate
-        )  # for both: what a model writes itself is written once
+        # Shared by maps and flow, so that text is generated only once.
+        (item,) = encode(lens.loaded, given, generate=request.generate)
         requests = requests_for(lens.loaded, Options(heads=request.heads))
-        # The maps first: they refuse a text that is too large before anything is run.
-        progress = report if request.flow is None else _followed(report)
-        # Not before a flow: its target may be refused, and nobody wants a first layer then.
+        # Maps first: they refuse inputs that are too large before anything runs.
+        progress = report if request.flow is None else _leave_room_for_flow(report)
+        # No first layer with a flow, whose target may still be refused.
         first = None if request.flow is not None else lambda results: report.first(shown(results[0]))
         result: Result = run_batch(lens.loaded, [item], requests, lens.workspace, progress, first)[0]
-        flow = None if request.flow is None else flowing(lens, item, request.flow)
+        flow = None if request.flow is None else run_flow_request(lens, item, request.flow)
     except NormscopeError as error:
         raise NormscopeError(VIEWER.reword(str(error))) from error
     return shown(result, flow)
 
 
-def _followed(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """The progress of something that a flow comes after."""
-    return lambda done, total: progress(done, total + max(1, total // FLOW))
+def _leave_room_for_flow(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """A progress callback that reserves the share of the flow that follows."""
+    return lambda done, total: progress(done, total + max(1, total // LAYERS_PER_FLOW_LAYER))
 
 
-def flowing(lens: Analyzer, item: Item, asked: FlowRequest) -> Flow:
+def run_flow_request(lens: Analyzer, item: Item, asked: FlowRequest) -> Flow:
     target = asked.target if asked.against is None else (asked.target, asked.against)
-    return run_flow(lens.loaded, item, asked.method, target, asked.position, "ig", lens.workspace)
+    return flow_of(lens.loaded, item, asked.method, target, asked.position, "ig", lens.workspace)

@@ -1,0 +1,5 @@
+"""Maps and flows as matplotlib figures."""
+
+from normscope.view.figure.maps import plot
+
+__all__ = ["plot"]

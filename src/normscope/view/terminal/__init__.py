@@ -1,0 +1,1 @@
+"""Maps, tables and flows in the terminal, for rich consoles."""

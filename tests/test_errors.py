@@ -577,7 +577,7 @@ def test_left_as_found(family: str, attention: str) -> None:
     assert len(called) == 2 + 4  # twice for the proof; what somebody listens to is not batched
 
 
-@pytest.mark.parametrize("target", ["batch.measure_layer", "assemble.layer_vectors"])
+@pytest.mark.parametrize("target", ["batch.measure_layer", "run.layer_vectors"])
 @pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_left_as_found_after_an_exception(
     family: str, attention: str, target: str, monkeypatch: pytest.MonkeyPatch

@@ -84,7 +84,7 @@ def test_documents_byte_order_mark_crlf_and_damage(tmp_path: Path) -> None:
 
 
 def test_document_marks_alone_are_not_a_corpus(tmp_path: Path) -> None:
-    with pytest.raises(NormscopeError, match="no entry in it"):
+    with pytest.raises(NormscopeError, match="contains no entries"):
         read(write(tmp_path, "-DOCSTART- O\n\n", "x.conll"))
 
 

@@ -76,7 +76,7 @@ def test_masked_tokens_have_no_row_and_no_column() -> None:
 def test_scopes_that_cannot_be_rolled_out() -> None:
     bert, given, _, _ = open_case("bert", "MaskedLM")
     refused(lambda: bert.flow(given, method="rollout:LNATTN-N"), "Unknown scope", "ATTNRESLN-N")
-    refused(lambda: bert.flow(given, method="rollout-raw"), "Which scope")
+    refused(lambda: bert.flow(given, method="rollout-raw"), "needs a scope")
     bart, given, _, _ = open_case("bart", "Seq2SeqLM")
     refused(lambda: bart.flow(given, method="rollout"), "BART", "cross-attention is not in its definition")
     for scope in ("ATTNRESLN-N", "attention", "XATTN-N", "ATTNRESLNXATTNRESLN-N"):

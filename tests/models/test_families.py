@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import normscope.engine.batch
 import normscope.engine.request
 import normscope.engine.run
 from normscope import Analysis, Analyzer, NormscopeError
@@ -576,7 +577,7 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
             normscope.engine.request, "LayerOptions", partial(layer_module.LayerOptions, block_bytes=20000)
         )
     elif request.param == "groups":
-        monkeypatch.setattr(normscope.engine.run, "GROUP_TOKENS", 20)
+        monkeypatch.setattr(normscope.engine.batch, "GROUP_TOKENS", 20)
     else:
         monkeypatch.setattr(normscope.tracing.trace, "SCORES", 50)
         monkeypatch.setattr(normscope.decompose.feed_forward, "HIDDEN", 7)

@@ -68,7 +68,7 @@ def test_a_layer_that_is_called_twice() -> None:
     model.encoder.layer = nn.ModuleList([first, second, first])
     lens = Analyzer(model)
     assert lens.loaded.depths == [3]
-    assert lens.loaded.layer_calls(lens.loaded.stacks[0]) == (first, second, first)
+    assert lens.loaded.calls.modules[lens.loaded.stacks[0].side] == (first, second, first)
     plain: Any = tiny("bert", num_hidden_layers=3)
     plain.encoder.layer = nn.ModuleList([first, second, copy.deepcopy(first)])
     for scope in lens.analyze(GIVEN).scopes:

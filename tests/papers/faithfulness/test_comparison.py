@@ -76,7 +76,7 @@ def test_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*given: Any, **options: Any) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(shards, "run", fail)
+    monkeypatch.setattr(shards, "run_batch", fail)
     compare_methods(classifier(), data, tmp_path / "out", reader=READER, settings=settings)
     assert numbers(tmp_path / "out") == before
     with pytest.raises(NormscopeError, match="contains a run with a different"):

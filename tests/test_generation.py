@@ -146,7 +146,9 @@ def test_not_a_number_of_tokens(count: Any) -> None:
 
 def test_too_long_a_continuation() -> None:
     lens = speaker()
-    with pytest.warns(UserWarning, match=r"34 tokens .* 41 tokens, more than the 40"):  # its positions are computed
+    with pytest.warns(
+        UserWarning, match=r"34 generated tokens .* 41 tokens, more than the 40"
+    ):  # its positions are computed
         result = lens.analyze(TEXT, generate=34, scopes="weights", layers=[0])
     assert "41 tokens, more than the 40" in result.info["warnings"][0]
     assert len(lens.analyze(TEXT, generate=33, scopes="weights", layers=[0]).tokens) <= 40
@@ -431,7 +433,7 @@ def test_what_is_no_picture(given: Any, part: str) -> None:
 
 
 def test_what_is_no_picture_is_not_blamed_on_the_processor() -> None:
-    assert "refused" not in refused(lambda: seer().analyze("a text about a cat"), "no file")
+    assert "rejected" not in refused(lambda: seer().analyze("a text about a cat"), "no file")
 
 
 def test_a_vision_model_without_a_processor() -> None:

@@ -1,4 +1,4 @@
-"""Config attributes that are known to leave the algebra alone: sizes, dropout, positions, masks, heads, bookkeeping."""
+"""Config attributes that do not affect the decomposition: sizes, dropout, positions, masks, heads, bookkeeping."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Attributes that every transformers config has and that only touch training, heads or bookkeeping.
+# Attributes of every transformers config; they affect only training, heads or bookkeeping.
 COMMON = names(
     "transformers_version architectures output_hidden_states output_attentions return_dict dtype torch_dtype "
     "chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type vocab_size initializer_range "
@@ -19,7 +19,7 @@ SIZES = names(
     "attention_probs_dropout_prob max_position_embeddings type_vocab_size layer_norm_eps classifier_dropout "
     "is_decoder add_cross_attention"
 )
-# Decoder-only models of the Llama kind; masks and positions touch the attention scores only.
+# Decoder-only models like Llama; masks and positions affect only the attention scores.
 DECODER = names(
     "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim hidden_act "
     "hidden_activation max_position_embeddings rms_norm_eps rope_parameters rope_theta rope_scaling attention_bias "

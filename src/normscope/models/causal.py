@@ -1,4 +1,4 @@
-"""Causal language models, decoders without an encoder."""
+"""Families of causal language models (decoder-only)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ GPT_NEOX_SEQUENTIAL = replace(
         "layers.*", pre_ln(NEOX_ATTENTION, "input_layernorm", NEOX_FEED_FORWARD, "post_attention_layernorm", "layer")
     ),
     when={"use_parallel_residual": False},
-    note="pre-LN, where use_parallel_residual is off",
+    note="pre-LN, for use_parallel_residual=False",
 )
 
 GPTJ = Family(
@@ -130,7 +130,7 @@ GPTJ = Family(
         ),
     ),
     attributes=COMMON | GPT | names("rotary_dim"),
-    note="parallel, one norm for attention and feed-forward, rotary positions",
+    note="parallel, one norm shared by attention and feed-forward, rotary positions",
 )
 
 SELF_ATTENTION = Attention("self_attn", "self_attn.v_proj", "self_attn.o_proj")
@@ -145,7 +145,7 @@ LLAMA = Family(
 )
 MISTRAL = replace(LLAMA, name="Mistral", model_types=("mistral",), note="as Llama, with a sliding window")
 QWEN2 = replace(LLAMA, name="Qwen2", model_types=("qwen2",), note="as Llama, with a value bias")
-QWEN3 = replace(LLAMA, name="Qwen3", model_types=("qwen3",), note="as Llama; queries and keys are normed")
+QWEN3 = replace(LLAMA, name="Qwen3", model_types=("qwen3",), note="as Llama; queries and keys are normalised")
 PHI3 = replace(
     LLAMA,
     name="Phi-3",
@@ -162,7 +162,7 @@ PHI3 = replace(
     ),
     attributes=LLAMA.attributes
     | names("resid_pdrop embd_pdrop original_max_position_embeddings partial_rotary_factor"),
-    note="as Llama; query, key and value, and gate and up, are each one projection",
+    note="as Llama; one projection for query, key and value, and one for gate and up",
 )
 
 GEMMA2 = Family(
@@ -197,10 +197,10 @@ GEMMA2 = Family(
         "query_pre_attn_scalar final_logit_softcapping attn_logit_softcapping use_bidirectional_attention "
         "_sliding_window_pattern sliding_window_pattern rope_local_base_freq"
     ),
-    note="sandwich norms (1 + gamma), GeGLU, every other layer local; the final logit softcap is after the layers",
+    note="sandwich norms (1 + gamma), GeGLU, local attention in every other layer; logit softcap after the layers",
 )
 GEMMA3 = replace(
-    GEMMA2, name="Gemma-3 (text)", model_types=("gemma3_text",), note="as Gemma-2; queries and keys are normed"
+    GEMMA2, name="Gemma-3 (text)", model_types=("gemma3_text",), note="as Gemma-2; queries and keys are normalised"
 )
 
 ROUTED = names("num_experts_per_tok num_local_experts output_router_logits router_aux_loss_coef router_jitter_noise")
@@ -227,8 +227,8 @@ QWEN3_MOE = replace(
     model_types=("qwen3_moe",),
     attributes=MIXTRAL.attributes | names("moe_intermediate_size num_experts norm_topk_prob"),
     refusals=(
-        Refusal("decoder_sparse_step", 1, "some of its layers have experts and others have none"),
-        Refusal("mlp_only_layers", [], "some of its layers have experts and others have none"),
+        Refusal("decoder_sparse_step", 1, "only some of its layers have experts"),
+        Refusal("mlp_only_layers", [], "only some of its layers have experts"),
     ),
     note="as Qwen3, with a mixture of experts; routing weights are frozen",
 )
@@ -256,7 +256,7 @@ GPT_OSS = replace(
         ),
     ),
     attributes=MIXTRAL.attributes | names("swiglu_alpha swiglu_limit"),
-    note="as Mixtral; attention sinks take a part of each row's weight, experts clamp their gates",
+    note="as Mixtral; attention sinks take part of each row's weight, experts clamp their gates",
 )
 
 FAMILIES = (

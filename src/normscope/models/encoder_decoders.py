@@ -1,4 +1,4 @@
-"""Encoder-decoders: the decoder's layers attend to their own tokens and then to the encoder's."""
+"""Families of encoder-decoders: decoder layers attend to their own tokens, then to the encoder's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEED_FORWARD = FeedForward("fc1", "activation_fn", "fc2")
 
 
 def bart_blocks(*, cross: bool, pre: bool) -> tuple[Block, ...]:
-    """ATTN RES LN (XATTN RES LN) FF RES LN, or with the norms before."""
+    """ATTN RES LN (XATTN RES LN) FF RES LN; with `pre`, each norm comes before its operation."""
     parts: list[tuple[Attention | FeedForward, str]] = [
         (SELF, "self_attn_layer_norm"),
         (CROSS, "encoder_attn_layer_norm"),
@@ -54,7 +54,7 @@ WHISPER = replace(
         "use_weighted_layer_sum classifier_proj_size apply_spec_augment mask_time_prob mask_time_length "
         "mask_time_min_masks mask_feature_prob mask_feature_length mask_feature_min_masks median_filter_width"
     ),
-    note="pre-LN; the encoder's tokens are frames of sound",
+    note="pre-LN; the encoder tokens are audio frames",
 )
 
 

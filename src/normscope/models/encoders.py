@@ -1,4 +1,4 @@
-"""Text encoders. Of the BERT kind: ``LN(x + ATTN(x))``, then ``LN(x + FF(x))``, with biases everywhere."""
+"""Families of text encoders; BERT-like layers are ``LN(x + ATTN(x))``, then ``LN(x + FF(x))``, with biases."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ ALBERT = Family(
         ),
     ),
     attributes=COMMON | SIZES | names("embedding_size num_hidden_groups inner_group_num classifier_dropout_prob"),
-    note="as BERT; one shared layer is called again and again, each call is a layer here",
+    note="as BERT; one shared layer is called repeatedly, and each call counts as a layer",
 )
 
 MPNET = Family(
@@ -117,7 +117,7 @@ MPNET = Family(
     ),
     attributes=COMMON | SIZES | {"relative_attention_num_buckets"},
     reserved_positions="padding",
-    note="as BERT; a relative position bias touches the attention scores only",
+    note="as BERT; a relative position bias affects only the attention scores",
 )
 
 DEBERTA = Family(
@@ -150,10 +150,10 @@ DEBERTA = Family(
         Refusal(
             "conv_kernel_size",
             0,
-            "the convolution after its first layer mixes tokens through an activation, outside any attention",
+            "the convolution after its first layer mixes tokens outside of attention, through an activation",
         ),
     ),
-    note="as BERT; relative positions touch the attention scores only (also DeBERTa-v3)",
+    note="as BERT; relative positions affect only the attention scores (also DeBERTa-v3)",
 )
 
 MODERNBERT = Family(

@@ -1,4 +1,4 @@
-"""Vision Transformers: patches of an image are the tokens."""
+"""Families of Vision Transformers, whose tokens are image patches."""
 
 from __future__ import annotations
 

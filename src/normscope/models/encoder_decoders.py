@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normscope.models.attributes import COMMON, ENCODER_DECODER, names
+from normscope.models.attributes import COMMON, ENCODER_DECODER, attribute_names
 from normscope.models.spec import Attention, Block, Branch, Family, FeedForward, Norm, Stack
 
 SELF = Attention("self_attn", "self_attn.v_proj", "self_attn.out_proj")
@@ -49,7 +49,7 @@ WHISPER = replace(
     input="audio",
     positions="max_target_positions",
     attributes=BART.attributes
-    | names(
+    | attribute_names(
         "num_mel_bins max_source_positions max_target_positions suppress_tokens begin_suppress_tokens "
         "use_weighted_layer_sum classifier_proj_size apply_spec_augment mask_time_prob mask_time_length "
         "mask_time_min_masks mask_feature_prob mask_feature_length mask_feature_min_masks median_filter_width"
@@ -87,7 +87,7 @@ T5 = Family(
     when={"is_gated_act": False},
     positions=None,
     attributes=COMMON
-    | names(
+    | attribute_names(
         "d_model d_kv d_ff num_layers num_decoder_layers num_heads relative_attention_num_buckets "
         "relative_attention_max_distance dropout_rate layer_norm_epsilon initializer_factor feed_forward_proj "
         "classifier_dropout is_decoder dense_act_fn is_gated_act scale_decoder_outputs decoder_start_token_id"

@@ -242,8 +242,8 @@ def norm_inverse(x: Tensor, output: Tensor, gain: Tensor, shift: Tensor | None, 
     """(b, i): 1 / s_i of a norm, by least squares from its input and output."""
     x, y = x.double(), output.double()
     read = (x - x.mean(-1, keepdim=True) if centred else x) * gain
-    made = y if shift is None else y - shift
-    fitted = (read * made).sum(-1) / read.square().sum(-1).clamp_min(1e-300)
+    unshifted = y if shift is None else y - shift
+    fitted = (read * unshifted).sum(-1) / read.square().sum(-1).clamp_min(1e-300)
     return fitted.to(output.dtype)
 
 

@@ -51,9 +51,11 @@ def tokenizer_packages(name: str, model_type: str) -> tuple[str, ...]:
     """
     if TOKENIZER_MAPPING_NAMES.get(model_type, "") is None:  # transformers found no sentencepiece
         return ("sentencepiece",)
-    if _file(name, "tokenizer.json") is not None:
+    if _find_tokenizer_file(name, "tokenizer.json") is not None:
         return ()
-    found = next((path for path in (_file(name, file) for file in VOCABULARIES) if path is not None), None)
+    found = next(
+        (path for path in (_find_tokenizer_file(name, file) for file in VOCABULARIES) if path is not None), None
+    )
     if found is None:
         return ()
     return ("tiktoken",) if _is_tiktoken(found) else ("sentencepiece", "protobuf")
@@ -71,7 +73,7 @@ def install_command(package: str) -> str:
     return f"pip install 'normscope[{EXTRAS[package]}]'" if package in EXTRAS else f"pip install {package}"
 
 
-def _file(name: str, file: str) -> Path | None:
+def _find_tokenizer_file(name: str, file: str) -> Path | None:
     """A file in a local folder, or in the local cache of a hub model; None if there is no such file."""
     if Path(name).is_dir():
         return Path(name, file) if Path(name, file).is_file() else None

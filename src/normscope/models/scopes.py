@@ -41,8 +41,8 @@ def layer_steps(blocks: tuple[Block, ...]) -> tuple[Step, ...]:
     for number, block in enumerate(blocks):
         parallel = len(block.branches) > 1
         for branch in block.branches:
-            path, made = _branch_steps(branch, path, mixed=number > 0, parallel=parallel)
-            steps += made
+            path, branch_steps = _branch_steps(branch, path, mixed=number > 0, parallel=parallel)
+            steps += branch_steps
         path += "RES"
         attends = any(isinstance(branch.op, Attention) for branch in block.branches)
         crosses = any(isinstance(branch.op, Attention) and branch.op.cross for branch in block.branches)

@@ -143,16 +143,16 @@ class LayerCall:
             ):
                 continue
             read[part.value] = self._cast(self.input_of(part.value, part.cross))
-            made = self._cast(self.output_of(part.value, part.cross))
-            self._refuse_mixed_values(layer_submodule(self.layer, part.value), part.value, made)
-            rows = value_rows(made, part.packing, record.values.shape[1], record.values.shape[3])
+            output = self._cast(self.output_of(part.value, part.cross))
+            self._refuse_mixed_values(layer_submodule(self.layer, part.value), part.value, output)
+            rows = value_rows(output, part.packing, record.values.shape[1], record.values.shape[3])
             values[part.value] = rows.transpose(1, 2)
         return ProofRecord(read, self.plain, values, self._cast(self.encoder))
 
-    def _refuse_mixed_values(self, module: nn.Module, path: str, made: Tensor) -> None:
+    def _refuse_mixed_values(self, module: nn.Module, path: str, output: Tensor) -> None:
         """Raise an error if the value of a token changes when the token is alone, so depends on other tokens."""
         alone = self._cast(self.unflatten(module(self.seen[path][0][0][0][:, :1])))
-        if not torch.allclose(alone, made[:, :1], rtol=1e-4, atol=1e-5 * float(made.abs().amax())):
+        if not torch.allclose(alone, output[:, :1], rtol=1e-4, atol=1e-5 * float(output.abs().amax())):
             raise NormscopeError(
                 f"{path} of layer {self.index} (counted from 0) computes the value of a token from other tokens too, "
                 "so that values cannot be attributed to tokens. Remove the adapter, hook or wrapper that mixes them."
@@ -231,11 +231,11 @@ class LayerCall:
                 f"{part.value} was not called, so the values of {part.module} do not come from it. Correct the family."
             )
         flat, entered = self.output_of(part.value, any_length=True), self.input_of(part.value, any_length=True)
-        made = value_rows(flat, part.packing, values.shape[1], values.shape[3]).transpose(1, 2)
+        projected = value_rows(flat, part.packing, values.shape[1], values.shape[3]).transpose(1, 2)
         given = entered if part.cross else self.output_of(norm) if norm is not None else self.input
         weight, bias = linear_map(layer_submodule(self.layer, part.value))
         if (
-            not _nearly_equal(made, values)
+            not _nearly_equal(projected, values)
             or not _nearly_equal(given, entered)
             or not is_product(rows_of(entered), weight.t(), bias, rows_of(flat))
         ):
@@ -365,8 +365,10 @@ def check_last_norm(call: LayerCall, y: Tensor) -> None:
     whole = len(request.steps) == len(layer_steps(request.stack.blocks))
     if not whole or not isinstance(last, Norm) or last.path not in call.seen or request.for_proof:
         return  # a proof compares the output with that of a plain pass
-    made = call.output_of(last.path)
-    if made.data_ptr() != y.data_ptr() and not torch.allclose(made[request.real], y[request.real], 1e-5, 1e-6):
+    norm_output = call.output_of(last.path)
+    if norm_output.data_ptr() != y.data_ptr() and not torch.allclose(
+        norm_output[request.real], y[request.real], 1e-5, 1e-6
+    ):
         raise NormscopeError(
             f"Layer {call.index} (counted from 0) does not output what {last.path}, its last component, outputs: a "
             "hook or wrapper changes it. Remove the hook or wrapper."

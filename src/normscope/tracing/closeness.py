@@ -51,16 +51,16 @@ def equal(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     return torch.equal(a, b) or misfit(lambda rows: (a[rows], b[rows].abs()), b, ELEMENT[dtype]) <= 1
 
 
-def is_product(x: Tensor, weight: Tensor, bias: Tensor | None, made: Tensor, tolerance: float | None = None) -> bool:
-    """True if ``x W + b`` equals `made`, for x (rows, d) and W (d, d')."""
-    if weight.shape != (x.shape[-1], made.shape[-1]) or len(x) != len(made):
+def is_product(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor, tolerance: float | None = None) -> bool:
+    """True if ``x W + b`` equals `output`, for x (rows, d) and W (d, d')."""
+    if weight.shape != (x.shape[-1], output.shape[-1]) or len(x) != len(output):
         return False
     found = x @ weight if bias is None else torch.addmm(bias, x, weight)
-    if torch.equal(found, made):  # the same kernel gives the same rounding
+    if torch.equal(found, output):  # the same kernel gives the same rounding
         return True
-    allowed = PRODUCT[coarser(x.dtype, made.dtype)] if tolerance is None else tolerance
+    allowed = PRODUCT[coarser(x.dtype, output.dtype)] if tolerance is None else tolerance
     columns: Tensor = torch.linalg.vector_norm(weight, dim=0)
-    return misfit(lambda rows: (found[rows], _product_size(x[rows], columns, bias)), made, allowed) <= 1
+    return misfit(lambda rows: (found[rows], _product_size(x[rows], columns, bias)), output, allowed) <= 1
 
 
 def _product_size(x: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,8 +1,8 @@
 """The proof: before it is analysed, a model runs on a short input twice, without and with recording.
 
 Both passes must agree in the output of every layer and of the head, and every component recomputed from its record must
-agree with the model. The proof holds until the model is changed: `model_fingerprint` is compared before each run, and
-the proof is repeated if it differs.
+agree with the model. The proof holds until the model is changed: `structure_fingerprint` is compared before each run,
+and the proof is repeated if it differs.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def prove(loaded: LoadedModel) -> None:
         update_prompt(loaded)
     with model_lock(loaded.base):
         found = _proved.get(loaded.base)
-        if found is None or found[0] != (loaded.stacks, model_fingerprint(loaded)):
+        if found is None or found[0] != (loaded.stacks, structure_fingerprint(loaded)):
             forget_proof(loaded)
             calls = _run_proof(loaded)  # before the fingerprint: transformers may add hooks when the model runs
-            found = _proved[loaded.base] = ((loaded.stacks, model_fingerprint(loaded)), calls)
+            found = _proved[loaded.base] = ((loaded.stacks, structure_fingerprint(loaded)), calls)
         loaded.calls = calls = found[1]
         loaded.depths = [len(calls.modules[stack.side]) for stack in loaded.stacks]
         loaded.head_counts = [max(calls.heads[stack.side]) for stack in loaded.stacks]
@@ -85,14 +85,14 @@ def forget_proof(loaded: LoadedModel) -> None:
 
 def _run_proof(loaded: LoadedModel) -> LayerCalls:
     if loaded.family.input == "text" and has_foreign_attention(loaded.base):  # it must respect masks and windows too
-        compare_passes(loaded, _proof_sample(loaded, MASKED_LENGTH, holes=True))
-    calls, worst = compare_passes(loaded, _proof_sample(loaded, SHORT_LENGTH))
+        compare_passes(loaded, _random_proof_input(loaded, MASKED_LENGTH, holes=True))
+    calls, worst = compare_passes(loaded, _random_proof_input(loaded, SHORT_LENGTH))
     if isnan(worst):
         raise NormscopeError("The model returns NaN or infinite values for a short input. Check its weights and dtype.")
     return calls
 
 
-def _proof_sample(loaded: LoadedModel, length: int, *, holes: bool = False) -> ProofInput:
+def _random_proof_input(loaded: LoadedModel, length: int, *, holes: bool = False) -> ProofInput:
     encoding = random_inputs(loaded, [length])[0]
     if holes:
         encoding["attention_mask"] = (torch.arange(len(encoding["input_ids"])) % 5 != 2).long()
@@ -134,7 +134,7 @@ def compare_passes(loaded: LoadedModel, given: ProofInput) -> tuple[LayerCalls, 
         return LayerCalls(modules, heads), comparison.worst
 
 
-def model_fingerprint(loaded: LoadedModel) -> Any:
+def structure_fingerprint(loaded: LoadedModel) -> Any:
     """Everything except the weights that determines a forward pass: modules, their code, hooks, dtypes, attention.
     Equal fingerprints mean that none of it has changed."""
     modules = []

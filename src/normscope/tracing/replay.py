@@ -42,10 +42,10 @@ def replay_layer(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[St
         if isinstance(part, AttentionRecord):
             assert isinstance(op, Attention)
             if op.value in layer.proof.values:
-                source, made = layer.proof.encoder if op.cross else state, layer.proof.values[op.value]
+                source, values = layer.proof.encoder if op.cross else state, layer.proof.values[op.value]
                 if source is not None:
                     yield step, source, read[op.value]
-                yield step, _values_by_token(made), _values_by_token(part.values[:, :, : made.shape[2]])
+                yield step, _values_by_token(values), _values_by_token(part.values[:, :, : values.shape[2]])
             mixed = _mix_values(part)
             yield step, mixed, read[op.output]
             if op.output not in plain:

@@ -136,8 +136,8 @@ def _register_stand_in(own: str) -> str:
         dtype = kwargs.get("dtype", torch.float32)
         # Built in float32, then cast: the lowest float64 value would overflow in families with a float32 softmax.
         kwargs["dtype"] = torch.float32 if dtype == torch.float64 else dtype
-        made: Tensor | None = eager_mask(*args, **kwargs)
-        return None if made is None else made.to(dtype)
+        built: Tensor | None = eager_mask(*args, **kwargs)
+        return None if built is None else built.to(dtype)
 
     name = f"normscope{len(_stand_ins)}"
     AttentionInterface.register(name, attend)

@@ -106,7 +106,9 @@ def test_not_a_number_of_tokens(count: Any) -> None:
 
 def test_too_long_a_continuation() -> None:
     lens = speaker()
-    with pytest.warns(UserWarning, match=r"34 tokens .* 41 tokens, more than the 40"):  # its positions are computed
+    with pytest.warns(
+        UserWarning, match=r"34 generated tokens .* 41 tokens, more than the 40"
+    ):  # its positions are computed
         result = lens.analyze(PROMPT, generate=34, scopes="weights", layers=[0])
     assert "41 tokens, more than the 40" in result.info["warnings"][0]
     assert len(lens.analyze(PROMPT, generate=33, scopes="weights", layers=[0]).tokens) <= 40
@@ -381,7 +383,7 @@ def test_anything_but_a_picture(given: Any, part: str) -> None:
 
 
 def test_bad_pictures_are_not_blamed_on_the_processor() -> None:
-    assert "refused" not in refused(lambda: seer().analyze("a text about a cat"), "no file")
+    assert "rejected" not in refused(lambda: seer().analyze("a text about a cat"), "no file")
 
 
 def test_a_vision_model_without_a_processor() -> None:

@@ -64,7 +64,7 @@ def test_a_folder_that_is_not_there(name: str) -> None:
     [
         ({"trust_remote_code": True}, "trust_remote_code=True is refused: normscope runs no code"),
         ({"use_safetensors": False}, "use_safetensors=False is refused"),
-        ({"torch_dtype": "auto"}, r"takes no torch_dtype here.*dtype=torch\.float32"),
+        ({"torch_dtype": "auto"}, r"takes no torch_dtype\. .*dtype=torch\.float32"),
         ({"config": None}, "takes no config"),
     ],
     ids=str,

@@ -54,7 +54,7 @@ def test_values_that_are_made_in_two_steps(register: Any, value: str, packing: A
     register(latent_family(model, value, packing))
     lens = Analyzer(model)
     assert complete(lens.analyze(IDS), 1e-5)  # with the values as the model used them
-    refused(lambda: lens.analyze(IDS, value_bias="remainder"), "made in more than one step")
+    refused(lambda: lens.analyze(IDS, value_bias="remainder"), "computed in more than one step")
 
 
 def more(module: Any, args: Any, made: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules
 from normscope.tracing.closeness import coarser, rows_of
-from normscope.tracing.hooks import mine
+from normscope.tracing.hooks import only_in_this_thread
 from normscope.tracing.trace import model_lock, module_to_call
 
 FORMS = "linear map, norm, named activation, softcap, factor, constant, pooling of tokens"
@@ -154,7 +154,9 @@ def change_first_inputs(loaded: LoadedModel, change: Callable[[str, Tensor], Ten
     try:
         for stack in loaded.stacks:
             first = layer_modules(loaded.base, stack)[0]
-            handles.append(first.register_forward_pre_hook(mine(first_layer_hook(stack.side)), with_kwargs=True))
+            handles.append(
+                first.register_forward_pre_hook(only_in_this_thread(first_layer_hook(stack.side)), with_kwargs=True)
+            )
         yield
     finally:
         for handle in handles:

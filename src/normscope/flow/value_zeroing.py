@@ -21,7 +21,7 @@ from normscope.measures.first_token import normalise_rows
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules, value_rows
 from normscope.models.spec import Attention
-from normscope.tracing.hooks import mine
+from normscope.tracing.hooks import only_in_this_thread
 from normscope.tracing.trace import model_lock
 
 LayerRun = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, its arguments and its output
@@ -57,7 +57,7 @@ def _record_layer_runs(loaded: LoadedModel, item: Item) -> list[LayerRun]:
 
     try:
         for layer in layer_modules(loaded.base, loaded.stacks[0]):
-            handles.append(layer.register_forward_hook(mine(hook), with_kwargs=True))
+            handles.append(layer.register_forward_hook(only_in_this_thread(hook), with_kwargs=True))
         loaded.base(**forward_inputs(loaded, [item]))
     finally:
         for handle in handles:
@@ -75,7 +75,7 @@ def _run_without_value(
         value_rows(changed, part.packing, *sizes)[:, j] = 0
         return changed
 
-    handle = layer.get_submodule(part.value).register_forward_hook(mine(hook))
+    handle = layer.get_submodule(part.value).register_forward_hook(only_in_this_thread(hook))
     try:
         return _layer_output(layer(*args, **kwargs))
     finally:

@@ -1,1 +1,1 @@
-"""What people give, as items that a model can read."""
+"""Conversion of texts, encodings, images and audio features to model inputs."""

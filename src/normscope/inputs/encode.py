@@ -1,4 +1,4 @@
-"""From what people give (texts, pairs, words, encodings, pictures, sounds) to items, and from items to a batch."""
+"""Convert inputs (texts, pairs, words, encodings, images, audio features) to items, and items to batches."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from torch import Tensor
 
 from normscope.errors import NormscopeError
 from normscope.inputs import generation, media
-from normscope.inputs.item import IGNORED, Item, Tokens, check_length, join_source_and_target, token_names
-from normscope.models.loaded import TOKENS, Limits, LoadedModel
+from normscope.inputs.item import IGNORED_KEYS, Item, Tokens, check_length, join_source_and_target, token_names
+from normscope.models.loaded import TEXT_KEYS, Limits, LoadedModel
 from normscope.models.soft_prompts import SoftPrompt
 
 
 def encode(loaded: LoadedModel, given: Any, truncation: bool = False, generate: int | None = None) -> list[Item]:
-    """One input as items, the target of an encoder-decoder and virtual tokens included."""
+    """Convert one input to items, including the target of an encoder-decoder and virtual tokens."""
     prompt = loaded.prompt
     if prompt is not None and generate is not None:
-        raise NormscopeError("A model with a soft prompt is not continued here: give the whole text.")
+        raise NormscopeError("generate is not supported for a model with a soft prompt. Pass the whole text instead.")
     return [_add_soft_prompt(item, prompt) for item in _encode_input(loaded, given, truncation, generate)]
 
 
 def _encode_input(loaded: LoadedModel, given: Any, truncation: bool, generate: int | None) -> list[Item]:
     if loaded.family.input == "image":
         if generate is not None:
-            raise NormscopeError(f"{loaded.family.name} is a vision model: it generates no text.")
+            raise NormscopeError(
+                f"{loaded.family.name} is a vision model and does not generate text. Leave generate out."
+            )
         return media.image_item(given, loaded.tokenizer, loaded.base)
     if loaded.two_sided:
         return _encode_pair(loaded, given, truncation, generate)
@@ -41,34 +43,38 @@ def _encode_input(loaded: LoadedModel, given: Any, truncation: bool, generate: i
 
 
 def _encode_pair(loaded: LoadedModel, given: Any, truncation: bool, generate: int | None) -> list[Item]:
-    """Source and target: a pair, a dict with decoder_input_ids, or a source that the model itself goes on from."""
+    """Encode a (source, target) pair, a dict with decoder_input_ids, or a source whose target is generated."""
     target: Any = None
     if isinstance(given, Mapping):
-        target = {key.removeprefix("decoder_"): given[key] for key in DECODER if given.get(key) is not None}
-        source: Any = {key: value for key, value in given.items() if key not in DECODER}
+        target = {key.removeprefix("decoder_"): given[key] for key in DECODER_KEYS if given.get(key) is not None}
+        source: Any = {key: value for key, value in given.items() if key not in DECODER_KEYS}
         target = target or None
     elif isinstance(given, tuple) and len(given) == 2:
         source, target = given
     else:
         source = given
     if target is not None and generate is not None:
-        raise NormscopeError("Give either text_target or generate, the most tokens that the model may write itself.")
-    if isinstance(source, Mapping) and any(key in source for key in DECODER):
-        raise NormscopeError("The target text is given twice, as decoder_input_ids and as text_target.")
+        raise NormscopeError(
+            "Pass either text_target or generate (the maximum number of tokens to generate), not both."
+        )
+    if isinstance(source, Mapping) and any(key in source for key in DECODER_KEYS):
+        raise NormscopeError(
+            "The target was passed twice, as decoder_input_ids and as text_target. Leave one of them out."
+        )
     if isinstance(target, Mapping) and target.get("input_ids") is None:
-        raise NormscopeError("The encoding has a decoder_attention_mask, but no decoder_input_ids.")
+        raise NormscopeError("The encoding has a decoder_attention_mask but no decoder_input_ids.")
     if loaded.family.input == "audio":
         if not isinstance(source, Mapping):
             raise NormscopeError(
-                f"{loaded.family.name} listens: give a dict with input_features, made by its feature extractor, not "
-                f"{type(source).__name__}."
+                f"{loaded.family.name} is a speech model: pass a dict with input_features from its feature extractor, "
+                f"not {type(source).__name__}."
             )
         sources = media.sound_items(source, loaded.base.config)
     else:
         _refuse_image(source)
         sources = encode_text(source, loaded.tokenizer, loaded.limits, truncation)
     if target is None:
-        loaded.refuse_prompt("A target of the model's own")
+        loaded.refuse_prompt("Generating the target")
         return [
             join_source_and_target(
                 one, generation.generate_target(loaded.model, loaded.tokenizer, one, generate, loaded.target_limits)
@@ -83,105 +89,106 @@ def _encode_pair(loaded: LoadedModel, given: Any, truncation: bool, generate: in
             for _ in sources
         ]
     if len(targets) != len(sources):
-        raise NormscopeError(f"There are {len(sources)} sources, but {len(targets)} targets.")
+        raise NormscopeError(f"There are {len(sources)} sources but {len(targets)} targets.")
     return [join_source_and_target(one, other) for one, other in zip(sources, targets, strict=True)]
 
 
 def _refuse_image(given: Any) -> None:
     if hasattr(given, "convert") or (hasattr(given, "shape") and not isinstance(given, Mapping)):
-        raise NormscopeError(f"This model reads text, not {type(given).__name__}: give it a text or an encoding.")
+        raise NormscopeError(f"This model reads text, not {type(given).__name__}. Pass a text or an encoding.")
     if isinstance(given, Mapping) and "pixel_values" in given:
-        raise NormscopeError("This model reads text: an encoding with pixel_values is for a vision model.")
+        raise NormscopeError("This model reads text, but the encoding has pixel_values, which are for vision models.")
 
 
 def _add_soft_prompt(item: Item, prompt: SoftPrompt | None) -> Item:
-    """The item with the virtual tokens among its tokens, or noted as columns of their own."""
+    """The item with the virtual tokens added to its tokens, or listed as `virtual` if they are only keys and values."""
     if prompt is None:
         return item
     if prompt.kind == "keys":
         return replace(item, virtual=prompt.names)
-    side, tokens = next(iter(item.sides.items()))  # of an encoder-decoder the encoder's
+    side, tokens = next(iter(item.sides.items()))  # the encoder in an encoder-decoder
     real = torch.cat([torch.ones(prompt.count, dtype=torch.bool), tokens.real])
     words = None if tokens.word_ids is None else (None,) * prompt.count + tokens.word_ids
     return replace(item, sides={**item.sides, side: Tokens(prompt.names + tokens.names, real, words)})
 
 
 FEATURES = {"image": "pixel_values", "audio": "input_features"}
-DECODER = ("decoder_input_ids", "decoder_attention_mask")
+DECODER_KEYS = ("decoder_input_ids", "decoder_attention_mask")
 
 Input = str | tuple[str, str] | Mapping[str, Any] | list[str]
 
 
 def encode_text(given: Any, tokenizer: Any, limits: Limits, truncation: bool = False) -> list[Item]:
-    """The items of one input: one, or as many as an encoding has rows. A list of strings is one sentence of words."""
+    """Convert one text input to items: one, or one for each row of an encoding. A list of strings is one sentence,
+    split into words."""
     if isinstance(given, Mapping):
         return _read_encoding(given, tokenizer, limits, truncation)
     if tokenizer is None:
         raise NormscopeError(
-            "This Analyzer has no tokenizer, so it takes encodings: a dict with input_ids (and attention_mask). "
-            "Give a tokenizer to analyse text."
+            "This Analyzer has no tokenizer. Pass an encoding, which is a dict with input_ids (and attention_mask), or "
+            "create the Analyzer with a tokenizer to analyse text."
         )
     if isinstance(given, str):
         return [_encode_string(tokenizer, limits, truncation, given)]
     if isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, str) for part in given):
         return [_encode_string(tokenizer, limits, truncation, *given)]
     if isinstance(given, tuple) and given and all(isinstance(part, str) for part in given):
-        texts = "one text" if len(given) == 1 else f"{len(given)} texts"
+        size = "one text" if len(given) == 1 else f"{len(given)} texts"
         raise NormscopeError(
-            f"A tuple of {texts} is no input: a pair is (a, b). Use words=[...] for one sentence of words (in stream() "
-            "a list of them), stream([...]) for many inputs."
+            f"A tuple of {size} is not a valid input. Pass a pair as (a, b), one sentence split into words as "
+            "words=[...] (in stream(): as a list), and several inputs to stream([...])."
         )
     if isinstance(given, list) and given and all(isinstance(word, str) for word in given):
         return [_encode_words(tokenizer, limits, truncation, given)]
     raise NormscopeError(
-        f"Cannot analyse {_describe_type(given)}. Give a text, a pair of texts (a, b), words=[...], or an encoding: a "
-        "dict of input_ids, attention_mask, ..."
+        f"Cannot analyse {_describe_type(given)}. Pass a text, a pair of texts (a, b), words=[...], or an encoding (a "
+        "dict of input_ids, attention_mask, ...)."
     )
 
 
 def check_tokenizer(tokenizer: Any, vocabulary: int) -> None:
-    """A tokenizer with more entries than the embedding has rows belongs to another model."""
+    """Raise an error if `tokenizer` is not a tokenizer, or has more entries than the embedding has rows."""
     if tokenizer is None:
         return
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise NormscopeError(
             f"Expected a Hugging Face tokenizer, got {type(tokenizer).__name__}. "
-            "Load one with AutoTokenizer.from_pretrained(...), or give None and analyse encodings."
+            "Load one with AutoTokenizer.from_pretrained(...), or pass None and analyse encodings."
         )
     if len(tokenizer) > vocabulary:
         raise NormscopeError(
-            f"The tokenizer does not belong to this model: it has {len(tokenizer)} entries, the model's embedding "
-            f"{vocabulary}. Load both from the same name."
+            f"The tokenizer does not belong to this model: it has {len(tokenizer)} entries, but the model's embedding "
+            f"has {vocabulary}. Load both from the same checkpoint."
         )
 
 
 def _encode_string(tokenizer: Any, limits: Limits, truncation: bool, *texts: str) -> Item:
     if not any(text.strip() for text in texts):
-        raise NormscopeError("The text is empty. Give at least one word.")
+        raise NormscopeError("The text is empty. Pass at least one word.")
     return _tokenize(tokenizer, limits, truncation, *texts)
 
 
 def _encode_words(tokenizer: Any, limits: Limits, truncation: bool, words: list[str]) -> Item:
     if not any(word.strip() for word in words):
-        raise NormscopeError("The words are empty. Give at least one word.")
+        raise NormscopeError("The words are empty. Pass at least one word.")
     return _tokenize(tokenizer, limits, truncation, words, is_split_into_words=True)
 
 
 def _tokenize(tokenizer: Any, limits: Limits, truncation: bool, *given: Any, **options: Any) -> Item:
-    cut: dict[str, Any] = {"truncation": False}
+    length: dict[str, Any] = {"truncation": False}
     if truncation and limits.positions is not None:
-        cut = {"truncation": True, "max_length": limits.positions}
+        length = {"truncation": True, "max_length": limits.positions}
     try:
-        encoding = tokenizer(*given, **cut, **options, return_attention_mask=True, verbose=False)
+        encoding = tokenizer(*given, **length, **options, return_attention_mask=True, verbose=False)
     except (ValueError, AssertionError, TypeError) as error:
-        raise NormscopeError(f"The tokenizer refused the input: {error}") from error
+        raise NormscopeError(f"The tokenizer rejected the input: {error}") from error
     ids = encoding["input_ids"]
     try:
         word_ids = tuple(encoding.word_ids())
-    except (ValueError, AttributeError):  # a slow tokenizer keeps no words
+    except (ValueError, AttributeError):  # slow tokenizers have no word ids
         word_ids = None
     tensors = {
-        key: torch.tensor(encoding[key]) for key in TOKENS if key in encoding and key in limits.keys | {"input_ids"}
+        key: torch.tensor(encoding[key]) for key in TEXT_KEYS if key in encoding and key in limits.keys | {"input_ids"}
     }
     tensors.setdefault("attention_mask", torch.ones(len(ids), dtype=torch.long))
     return _make_text_item(tensors, tuple(tokenizer.convert_ids_to_tokens(ids)), word_ids, limits)
@@ -196,30 +203,30 @@ def _make_text_item(
 
 
 def _read_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, truncation: bool) -> list[Item]:
-    unknown = set(given) - set(TOKENS) - IGNORED
+    unknown = set(given) - set(TEXT_KEYS) - IGNORED_KEYS
     if unknown:
         raise NormscopeError(
-            f"Unknown keys in the encoding: {', '.join(sorted(map(str, unknown)))}. Known: {', '.join(TOKENS)}."
+            f"Unknown keys in the encoding: {', '.join(sorted(map(str, unknown)))}. Known: {', '.join(TEXT_KEYS)}."
         )
     if given.get("input_ids") is None:
-        raise NormscopeError("The encoding has no input_ids.")
-    tensors = {key: _as_token_rows(key, given[key]) for key in TOKENS if key in given and given[key] is not None}
+        raise NormscopeError("The encoding has no input_ids. Pass the output of the model's tokenizer.")
+    tensors = {key: _as_token_rows(key, given[key]) for key in TEXT_KEYS if key in given and given[key] is not None}
     ids = tensors["input_ids"]
     for key, tensor in tensors.items():
         if tensor.shape != ids.shape:
-            raise NormscopeError(f"{key} has the shape {tuple(tensor.shape)}, but input_ids {tuple(ids.shape)}.")
+            raise NormscopeError(f"{key} has shape {tuple(tensor.shape)}, but input_ids has shape {tuple(ids.shape)}.")
         if key not in limits.keys:
-            raise NormscopeError(f"This model takes no {key}. Leave it out of the encoding.")
+            raise NormscopeError(f"This model takes no {key}. Remove it from the encoding.")
     mask = tensors.get("attention_mask", torch.ones_like(ids))
     if not bool(((mask == 0) | (mask == 1)).all()):
-        raise NormscopeError("attention_mask must hold zeros and ones only.")
+        raise NormscopeError("attention_mask must contain only zeros and ones.")
     items = []
     words = getattr(given, "word_ids", None)
     for row in range(ids.shape[0]):
         real = mask[row].nonzero().flatten()
         if len(real) == 0:
-            raise NormscopeError(f"attention_mask masks every token of input {row}: there is nothing to analyse.")
-        # Padding goes, on either side, so that positions start at the first real token; holes stay masked.
+            raise NormscopeError(f"attention_mask masks every token of input {row}. At least one must be unmasked.")
+        # Remove padding on both sides, so that positions start at the first real token; holes stay masked.
         span = slice(int(real[0]), int(real[-1]) + 1)
         if truncation and limits.positions is not None:
             span = slice(span.start, min(span.stop, span.start + limits.positions))
@@ -238,32 +245,32 @@ def _as_token_rows(key: str, given: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise NormscopeError(f"{key} is no rectangular table of integers: {error}.") from error
+        raise NormscopeError(f"{key} must be a rectangular array of integers: {error}.") from error
     if tensor.dim() > 0 and tensor.numel() == 0:
         raise NormscopeError(f"The encoding is empty: {key} has no tokens.")
     if tensor.dim() == 1:
         tensor = tensor[None]
     if tensor.dim() != 2:
-        raise NormscopeError(f"{key} has {tensor.dim()} dimensions; expected (tokens,) or (inputs, tokens).")
+        raise NormscopeError(f"{key} has {tensor.dim()} dimensions; expected shape (tokens,) or (inputs, tokens).")
     if tensor.dtype == torch.bool and key == "attention_mask":
         tensor = tensor.long()
     if tensor.is_floating_point() and key == "attention_mask" and bool((tensor == tensor.round()).all()):
         tensor = tensor.long()
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise NormscopeError(f"{key} must hold integers, not {str(tensor.dtype).removeprefix('torch.')}.")
+        raise NormscopeError(f"{key} must contain integers, not {str(tensor.dtype).removeprefix('torch.')}.")
     return tensor.cpu().long()
 
 
 def _check_text_limits(tensors: Mapping[str, Tensor], limits: Limits) -> tuple[str, ...]:
-    """Refuse what the model cannot take; what a result must tell of the rest."""
+    """Raise an error for an input that the model cannot read; return the warnings for the result."""
     length = len(tensors["input_ids"])
     if length == 0:
-        raise NormscopeError("The input is empty: the tokenizer made no tokens of it.")
+        raise NormscopeError("The input is empty: the tokenizer returned no tokens.")
     warnings: tuple[str, ...] = ()
     if limits.positions is not None and length > limits.positions:
         warnings = check_length(length, limits, "The input", "Shorten it, or ask for truncation=True.")
     _check_token_ids(tensors["input_ids"], limits)
-    for key, size, what in (
+    for key, size, kind in (
         ("token_type_ids", limits.token_types, "token types"),
         ("position_ids", limits.position_rows, "positions"),
     ):
@@ -271,7 +278,7 @@ def _check_text_limits(tensors: Mapping[str, Tensor], limits: Limits) -> tuple[s
             low, high = int(tensors[key].min()), int(tensors[key].max())
             if low < 0 or high >= size:
                 raise NormscopeError(
-                    f"{key} run from {low} to {high}, but the model has {size} {what} (0 to {size - 1})."
+                    f"{key} range from {low} to {high}, but the model has {size} {kind} (0 to {size - 1})."
                 )
     return warnings
 
@@ -281,7 +288,7 @@ def _check_token_ids(ids: Tensor, limits: Limits) -> None:
     if low < 0 or high >= limits.vocabulary:
         wrong = low if low < 0 else high
         raise NormscopeError(
-            f"input_ids holds {wrong}, which is outside the model's vocabulary (0 to {limits.vocabulary - 1})."
+            f"input_ids contains {wrong}, which is outside the model's vocabulary (0 to {limits.vocabulary - 1})."
         )
 
 
@@ -291,21 +298,21 @@ def _describe_type(given: Any) -> str:
 
 
 def pad_batch(items: Sequence[Item], pad: int, device: torch.device) -> dict[str, Tensor]:
-    """One batch, padded on the right (positions stay what they are without padding). A mask that nobody gave is made
-    only where something is padded: without one a model may make its own."""
+    """One batch, padded on the right so that positions do not change. Missing attention masks are added only if there
+    is padding, because without one a model may build its own."""
     batch = {}
     items = (
         [_with_attention_mask(item) for item in items]
         if len({len(i.tensors.get("input_ids", ())) for i in items}) > 1
         else items
     )
-    for key, first in items[0].tensors.items():  # all items of a batch are of one kind
-        given = [item.tensors[key] for item in items]
+    for key, first in items[0].tensors.items():  # all items of a batch have the same keys
+        rows = [item.tensors[key] for item in items]
         if first.dim() == 1:
-            longest = max(len(tensor) for tensor in given)
+            longest = max(len(row) for row in rows)
             fill = pad if key.endswith("input_ids") else 0
-            given = [torch.nn.functional.pad(tensor, (0, longest - len(tensor)), value=fill) for tensor in given]
-        batch[key] = torch.stack(given).to(device)
+            rows = [torch.nn.functional.pad(row, (0, longest - len(row)), value=fill) for row in rows]
+        batch[key] = torch.stack(rows).to(device)
     return batch
 
 
@@ -317,20 +324,20 @@ def _with_attention_mask(item: Item) -> Item:
 
 
 def real_tokens(items: Sequence[Item], side: str, device: torch.device) -> Tensor:
-    """(items, longest): the tokens of one side that are neither padding nor masked."""
+    """(items, longest): True for the tokens of one side that are neither padding nor masked."""
     longest = max(len(item.sides[side].names) for item in items)
     masks = [item.sides[side].real for item in items]
     return torch.stack([torch.nn.functional.pad(mask, (0, longest - len(mask))) for mask in masks]).to(device)
 
 
 def forward_inputs(loaded: LoadedModel, items: Sequence[Item]) -> dict[str, Any]:
-    """The arguments of the model's forward pass over a batch."""
+    """The arguments of the model's forward method for a batch."""
     batch: dict[str, Any] = dict(pad_batch(items, loaded.limits.pad, loaded.base.device))
     for key in FEATURES.values():
         if key in batch:
             batch[key] = batch[key].to(loaded.base.dtype)
-    if "use_cache" in loaded.limits.keys:  # a cache would keep keys and values for nothing
+    if "use_cache" in loaded.limits.keys:  # keys and values are not needed after the pass
         batch["use_cache"] = False
-    if getattr(loaded.model.config, "return_dict", True) is False:  # tuples have no names
+    if getattr(loaded.model.config, "return_dict", True) is False:  # outputs are accessed by name
         batch["return_dict"] = True
     return batch

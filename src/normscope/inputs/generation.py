@@ -1,4 +1,4 @@
-"""What a model writes itself: the continuation of a prompt, the answer of an encoder-decoder; and chats and targets."""
+"""Generated text (continuations, targets of encoder-decoders), chat prompts and given target texts."""
 
 from __future__ import annotations
 
@@ -15,38 +15,36 @@ from normscope.errors import NormscopeError
 from normscope.inputs.item import Item, Tokens, check_length, token_names
 from normscope.models.loaded import Limits
 
-ANSWER = 64  # tokens of an answer at most, where nothing else is said
+MAX_TARGET = 64  # default maximum length of a generated target
 
 
 def chat_text(tokenizer: Any, chat: Any) -> dict[str, Any]:
-    """A conversation through the tokenizer's template, up to where the model is to speak."""
+    """Encode a conversation with the chat template, ready for the model's next turn."""
     if not getattr(tokenizer, "chat_template", None):
-        raise NormscopeError("This tokenizer has no chat template. Give the prompt as a text.")
+        raise NormscopeError("This tokenizer has no chat template. Pass the prompt as text.")
     if not isinstance(chat, Sequence) or not chat or not all(isinstance(turn, Mapping) for turn in chat):
-        raise NormscopeError('chat is a list of turns such as {"role": "user", "content": "Hello"}.')
+        raise NormscopeError('chat must be a list of turns such as {"role": "user", "content": "Hello"}.')
     try:
-        speaks = chat[-1].get("role") != "assistant"
-        text = tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=speaks)
-    except Exception as error:  # templates raise what they like
-        raise NormscopeError(f"The chat template refused the conversation: {error}") from error
+        model_next = chat[-1].get("role") != "assistant"
+        text = tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=model_next)
+    except Exception as error:  # templates may raise anything
+        raise NormscopeError(f"The chat template rejected the conversation: {error}") from error
     return dict(tokenizer(text, add_special_tokens=False))
 
 
 def continue_text(model: Any, tokenizer: Any, item: Item, tokens: int, limits: Limits) -> Item:
-    """The item followed by `tokens` tokens at most of the model's own, greedily."""
+    """The item followed by at most `tokens` tokens that the model generates greedily."""
     if limits.side != "decoder":
-        raise NormscopeError("An encoder does not generate. Leave generate out.")
+        raise NormscopeError("This model is an encoder and does not generate text. Leave generate out.")
     count = _check_token_count(tokens)
     extra = set(item.tensors) - {"input_ids", "attention_mask"}
     if extra:
-        raise NormscopeError(f"A prompt with {', '.join(sorted(extra))} is not continued: give the whole input.")
+        raise NormscopeError(f"Cannot continue a prompt with {', '.join(sorted(extra))}. Pass the whole input instead.")
     prompt = item.tensors["input_ids"]
-    check_length(
-        len(prompt) + count, limits, f"The prompt, with the {count} tokens that were asked for,", "Ask for fewer."
-    )
+    check_length(len(prompt) + count, limits, f"The prompt with {count} generated tokens", "Generate fewer.")
     ids = _generate_ids(model, {k: v[None] for k, v in item.tensors.items()}, max_length=len(prompt) + count)
     new = ids[len(prompt) :]
-    warnings = check_length(len(ids), limits, f"The prompt with the {len(new)} tokens after it", "Ask for fewer.")
+    warnings = check_length(len(ids), limits, f"The prompt with {len(new)} generated tokens", "Generate fewer.")
     (side,) = item.sides.values()
     mask = torch.cat([side.real.to(ids.dtype), torch.ones_like(new)])
     grown = {"input_ids": ids} | ({"attention_mask": mask} if "attention_mask" in item.tensors else {})
@@ -57,9 +55,8 @@ def continue_text(model: Any, tokenizer: Any, item: Item, tokens: int, limits: L
 
 
 def generate_target(model: Any, tokenizer: Any, source: Item, tokens: int | None, limits: Limits) -> Item:
-    """What an encoder-decoder answers to a source, as its decoder reads it (without the last token, which it only
-    writes)."""
-    count = ANSWER if tokens is None else _check_token_count(tokens)
+    """The target that an encoder-decoder generates for a source, as its decoder reads it (without the last token)."""
+    count = MAX_TARGET if tokens is None else _check_token_count(tokens)
     if limits.positions is not None:
         count = min(count, limits.positions - 1)
     ids = _generate_ids(model, {k: v[None] for k, v in source.tensors.items()}, max_length=1 + count)
@@ -67,23 +64,21 @@ def generate_target(model: Any, tokenizer: Any, source: Item, tokens: int | None
 
 
 def force_target(model: Any, tokenizer: Any, target: Any, limits: Limits, truncation: bool) -> Item:
-    """A given target text as the decoder reads it: the start token, then all but the last token of the text."""
+    """A given target text as the decoder reads it: the start token, then the text without its last token."""
     if tokenizer is None:
-        raise NormscopeError(
-            "This Analyzer has no tokenizer: give the target text as decoder_input_ids in the encoding."
-        )
+        raise NormscopeError("This Analyzer has no tokenizer. Pass the target as decoder_input_ids in the encoding.")
     if not isinstance(target, str) or not target.strip():
-        raise NormscopeError("text_target is a text that is not empty, or an encoding with input_ids.")
+        raise NormscopeError("text_target must be a non-empty text or an encoding with input_ids.")
     start = getattr(model.config, "decoder_start_token_id", None)
     if start is None:
         start = getattr(model.generation_config, "decoder_start_token_id", None)
     if start is None:
-        raise NormscopeError("The model's config has no decoder_start_token_id: give the target as decoder_input_ids.")
-    listed = list(tokenizer(text_target=target)["input_ids"])
+        raise NormscopeError("The model's config has no decoder_start_token_id. Pass the target as decoder_input_ids.")
+    ids = list(tokenizer(text_target=target)["input_ids"])
     if truncation:
-        listed = listed[: limits.positions]
-    warnings = check_length(len(listed), limits, "The target", "Shorten it, or ask for truncation=True.")
-    return replace(_decoder_item(torch.tensor([int(start), *listed[:-1]]), tokenizer), warnings=warnings)
+        ids = ids[: limits.positions]
+    warnings = check_length(len(ids), limits, "The target", "Shorten it, or ask for truncation=True.")
+    return replace(_decoder_item(torch.tensor([int(start), *ids[:-1]]), tokenizer), warnings=warnings)
 
 
 def _decoder_item(ids: Tensor, tokenizer: Any) -> Item:
@@ -93,32 +88,31 @@ def _decoder_item(ids: Tensor, tokenizer: Any) -> Item:
 
 
 def _generated_names(tokenizer: Any, ids: Tensor) -> tuple[str, ...]:
-    listed = ids.tolist()
-    return token_names(listed, tokenizer)
+    return token_names(ids.tolist(), tokenizer)
 
 
 def _check_token_count(tokens: Any) -> int:
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-        raise NormscopeError(f"generate is a number of tokens, at least 1, not {tokens!r}.")
+        raise NormscopeError(f"generate must be a number of tokens, at least 1, not {tokens!r}.")
     return tokens
 
 
 def _generate_ids(model: Any, given: Mapping[str, Tensor], max_length: int) -> Tensor:
-    """Greedy tokens of one input, the prompt of a causal model included."""
+    """Token ids generated greedily from one input, including the prompt of a causal model."""
     if not callable(getattr(model, "generate", None)) or not model.can_generate():
         raise NormscopeError(
-            f"{type(model).__name__} has no head that generates. Load it with one (AutoModelForCausalLM or "
-            "AutoModelForSeq2SeqLM), or give the whole text (the target of an encoder-decoder)."
+            f"{type(model).__name__} has no head that generates text. Load it with AutoModelForCausalLM or "
+            "AutoModelForSeq2SeqLM, or pass the whole text (for an encoder-decoder, the target)."
         )
     moved = {key: value.to(model.device) for key, value in given.items()}
     config = copy.deepcopy(model.generation_config)
-    unset = dict.fromkeys(("max_new_tokens", "temperature", "top_p", "top_k"))  # they would only make it warn
+    unset = dict.fromkeys(("max_new_tokens", "temperature", "top_p", "top_k"))  # avoid warnings about unused settings
     config.update(max_length=max_length, do_sample=False, num_beams=1, **unset)
-    # The plain search: some models' own (Whisper's) leave out what the decoder started from.
+    # Not model.generate: overrides such as Whisper's drop the tokens that the decoder started from.
     search: Any = GenerationMixin.generate
     try:
         with torch.no_grad():
-            made: Tensor = search(model, **moved, generation_config=config)
+            generated: Tensor = search(model, **moved, generation_config=config)
     except (ValueError, IndexError, RuntimeError, KeyError) as error:
-        raise NormscopeError(f"The model's own generation failed: {error}. Give the whole text instead.") from error
-    return made[0].cpu()
+        raise NormscopeError(f"The model failed to generate text: {error}. Pass the whole text instead.") from error
+    return generated[0].cpu()

@@ -1,4 +1,4 @@
-"""One input of a model: its tensors and its tokens; and batches of several."""
+"""`Item`: one input of a model, with its tensors and tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from normscope.errors import NormscopeError
 from normscope.models.loaded import Limits
 
-# Keys of an encoding that say nothing new.
-IGNORED = {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "labels", "word_ids"}
+# Keys of an encoding that the model does not need.
+IGNORED_KEYS = {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "labels", "word_ids"}
 
 
 @dataclass(frozen=True)
@@ -21,35 +21,36 @@ class Tokens:
     """The tokens of one side of the model."""
 
     names: tuple[str, ...]
-    real: Tensor  # (n,): False where masked inside the text
+    real: Tensor  # (n,): False for masked tokens
     word_ids: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Item:
-    """One input without padding: sequences are (n,), images and sounds as the model takes them."""
+    """One input without padding: sequences have shape (n,), images and audio features that of the model's input."""
 
     tensors: Mapping[str, Tensor]
     sides: Mapping[str, Tokens]
-    grid: tuple[int, int] | None = None  # rows and columns of an image's patches
-    virtual: tuple[str, ...] = ()  # keys and values that are no tokens: columns without rows
-    warnings: tuple[str, ...] = ()  # what a result of this input must tell
+    grid: tuple[int, int] | None = None  # rows and columns of image patches
+    virtual: tuple[str, ...] = ()  # names of virtual keys and values: columns without rows
+    warnings: tuple[str, ...] = ()  # warnings that go into the result
 
     def __len__(self) -> int:
         return max(len(side.names) for side in self.sides.values())
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What two items must have in common to be in one batch. Positions without a mask tell a model where one text
-        of several ends, and padding needs a mask: such items are of one length."""
-        alone = "position_ids" in self.tensors and "attention_mask" not in self.tensors
+        """Only items of equal kind fit into one batch. Position ids without a mask separate packed texts, and padding
+        would need a mask, so such items must have equal lengths."""
+        fixed_length = "position_ids" in self.tensors and "attention_mask" not in self.tensors
         return tuple(
-            (key, tensor.shape if tensor.dim() > 1 or alone else None) for key, tensor in sorted(self.tensors.items())
+            (key, tensor.shape if tensor.dim() > 1 or fixed_length else None)
+            for key, tensor in sorted(self.tensors.items())
         )
 
 
 def join_source_and_target(source: Item, target: Item) -> Item:
-    """The input of an encoder-decoder from what each side reads."""
+    """Combine the encoder and decoder inputs of an encoder-decoder."""
     mask = target.tensors.get("attention_mask", torch.ones_like(target.tensors["input_ids"]))
     tensors = dict(source.tensors) | {
         "decoder_input_ids": target.tensors["input_ids"],
@@ -59,24 +60,24 @@ def join_source_and_target(source: Item, target: Item) -> Item:
     return Item(tensors, {**source.sides, "decoder": tokens}, source.grid, warnings=source.warnings + target.warnings)
 
 
-def check_length(length: int, limits: Limits, what: str, ways_out: str) -> tuple[str, ...]:
-    """Refuse what is longer than the model's table of positions; where they are computed, the warning to give."""
+def check_length(length: int, limits: Limits, what: str, advice: str) -> tuple[str, ...]:
+    """Raise an error if an input exceeds the position table; if positions are computed, return a warning instead."""
     if limits.positions is None or length <= limits.positions:
         return ()
     if not limits.computed:
         raise NormscopeError(
-            f"{what} has {length} tokens, but the model has positions for {limits.positions}. {ways_out}"
+            f"{what} has {length} tokens, but the model has positions for {limits.positions}. {advice}"
         )
     return (
         f"{what} has {length} tokens, more than the {limits.positions} that the model was made for. Its positions are "
-        "computed, so it is analysed as it is, but the model may not work well at this length.",
+        "computed, so the input can be analysed, but the model may not work well at this length.",
     )
 
 
 def token_names(ids: Sequence[int], tokenizer: Any) -> tuple[str, ...]:
-    """The tokens of ids; an id that the tokenizer does not know stands for itself."""
+    """The tokens of ids; an id that the tokenizer does not know becomes its number."""
     try:
         found = [None] * len(ids) if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))
-    except (IndexError, KeyError):  # a table that is smaller than the model's
+    except (IndexError, KeyError):  # a vocabulary smaller than the model's
         found = [None] if len(ids) == 1 else [token_names([id], tokenizer)[0] for id in ids]
     return tuple(str(id) if token is None else str(token) for id, token in zip(ids, found, strict=True))

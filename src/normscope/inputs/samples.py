@@ -1,4 +1,4 @@
-"""Made-up inputs: random tokens, pictures and sounds of noise."""
+"""Random inputs: tokens, images and audio features."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from normscope.models.loaded import LoadedModel
 
 
 def random_inputs(loaded: LoadedModel, lengths: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Encodings of these lengths, the same every time; pictures and sounds are as large as the model takes them."""
+    """Random encodings of these lengths, with a fixed seed; images and audio features have the model's input size."""
     generator = torch.Generator().manual_seed(0)
     config: Any = loaded.base.config
     if loaded.family.input == "image":
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
-        pictures = torch.randn(len(lengths), config.num_channels, height, width, generator=generator)
-        return [{"pixel_values": picture} for picture in pictures]
+        images = torch.randn(len(lengths), config.num_channels, height, width, generator=generator)
+        return [{"pixel_values": image} for image in images]
     targets = [_random_token_ids(loaded, n, generator) for n in reversed(lengths)]
     if loaded.family.input == "audio":
-        sounds = torch.randn(len(lengths), config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
-        return [{"input_features": s, "decoder_input_ids": t} for s, t in zip(sounds, targets, strict=True)]
-    made = [{"input_ids": _random_token_ids(loaded, n, generator)} for n in lengths]
+        features = torch.randn(len(lengths), config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
+        return [{"input_features": f, "decoder_input_ids": t} for f, t in zip(features, targets, strict=True)]
+    sources = [{"input_ids": _random_token_ids(loaded, n, generator)} for n in lengths]
     if loaded.two_sided:
-        made = [one | {"decoder_input_ids": target} for one, target in zip(made, targets, strict=True)]
-    return made
+        return [source | {"decoder_input_ids": target} for source, target in zip(sources, targets, strict=True)]
+    return sources
 
 
 def _random_token_ids(loaded: LoadedModel, count: int, generator: torch.Generator) -> Tensor:
@@ -36,5 +36,5 @@ def _random_token_ids(loaded: LoadedModel, count: int, generator: torch.Generato
     ids = torch.randint(low, loaded.limits.vocabulary, size, generator=generator)
     end: Any = getattr(loaded.base.config, "eos_token_id", None)
     if isinstance(end, int) and 0 <= end < loaded.limits.vocabulary and loaded.two_sided:
-        ids[-1] = end  # some heads read the state there
+        ids[-1] = end  # some heads read the state at this token
     return ids

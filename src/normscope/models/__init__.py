@@ -1,1 +1,1 @@
-"""What a model is: families as data, and a model that is loaded and ready to be analysed."""
+"""Model families described as data, and models loaded for analysis."""

@@ -1,15 +1,15 @@
-"""Causal language models, decoders without an encoder."""
+"""Families of causal language models (decoder-only)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Literal
 
-from normscope.models.attributes import COMMON, DECODER, GPT, names
+from normscope.models.attributes import COMMON, DECODER, GPT, attribute_names
 from normscope.models.spec import Attention, Block, Branch, Experts, Family, FeedForward, Norm, Refusal, Stack
 
 
-def pre_ln(
+def pre_ln_blocks(
     attention: Attention, norm1: str, feed_forward: FeedForward | Experts, norm2: str, kind: Literal["layer", "rms"]
 ) -> tuple[Block, ...]:
     """LN ATTN RES LN FF RES."""
@@ -19,16 +19,16 @@ def pre_ln(
     )
 
 
-def decoder(layers: str, blocks: tuple[Block, ...]) -> tuple[Stack, ...]:
+def decoder_stacks(layers: str, blocks: tuple[Block, ...]) -> tuple[Stack, ...]:
     return (Stack("decoder", layers, blocks),)
 
 
 GPT2 = Family(
     name="GPT-2",
     model_types=("gpt2",),
-    stacks=decoder(
+    stacks=decoder_stacks(
         "h.*",
-        pre_ln(
+        pre_ln_blocks(
             Attention("attn", "attn.c_attn", "attn.c_proj", packing="tail"),
             "ln_1",
             FeedForward("mlp.c_fc", "mlp.act", "mlp.c_proj"),
@@ -36,7 +36,9 @@ GPT2 = Family(
             "layer",
         ),
     ),
-    attributes=COMMON | GPT | names("scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn"),
+    attributes=COMMON
+    | GPT
+    | attribute_names("scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn"),
     refusals=(
         Refusal(
             "add_cross_attention",
@@ -52,14 +54,14 @@ OPT_FEED_FORWARD = FeedForward("fc1", "activation_fn", "fc2")
 OPT = Family(
     name="OPT",
     model_types=("opt",),
-    stacks=decoder(
+    stacks=decoder_stacks(
         "decoder.layers.*",
-        pre_ln(OPT_ATTENTION, "self_attn_layer_norm", OPT_FEED_FORWARD, "final_layer_norm", "layer"),
+        pre_ln_blocks(OPT_ATTENTION, "self_attn_layer_norm", OPT_FEED_FORWARD, "final_layer_norm", "layer"),
     ),
     when={"do_layer_norm_before": True},
     attributes=COMMON
     | DECODER
-    | names(
+    | attribute_names(
         "ffn_dim do_layer_norm_before _remove_final_layer_norm word_embed_proj_dim dropout activation_function "
         "layerdrop init_std enable_bias layer_norm_elementwise_affine"
     ),
@@ -68,7 +70,7 @@ OPT = Family(
 OPT_POST = replace(
     OPT,
     name="OPT (post-LN)",
-    stacks=decoder(
+    stacks=decoder_stacks(
         "decoder.layers.*",
         (
             Block((Branch(OPT_ATTENTION),), after=Norm("self_attn_layer_norm")),
@@ -84,7 +86,7 @@ NEOX_FEED_FORWARD = FeedForward("mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to
 GPT_NEOX = Family(
     name="GPT-NeoX",
     model_types=("gpt_neox",),
-    stacks=decoder(
+    stacks=decoder_stacks(
         "layers.*",
         (
             Block(
@@ -98,24 +100,25 @@ GPT_NEOX = Family(
     when={"use_parallel_residual": True},
     attributes=COMMON
     | DECODER
-    | names("hidden_dropout classifier_dropout layer_norm_eps use_parallel_residual is_decoder rotary_pct"),
+    | attribute_names("hidden_dropout classifier_dropout layer_norm_eps use_parallel_residual is_decoder rotary_pct"),
     computed_positions=True,
     note="parallel: attention and feed-forward both read the layer's input (also Pythia)",
 )
 GPT_NEOX_SEQUENTIAL = replace(
     GPT_NEOX,
     name="GPT-NeoX (sequential)",
-    stacks=decoder(
-        "layers.*", pre_ln(NEOX_ATTENTION, "input_layernorm", NEOX_FEED_FORWARD, "post_attention_layernorm", "layer")
+    stacks=decoder_stacks(
+        "layers.*",
+        pre_ln_blocks(NEOX_ATTENTION, "input_layernorm", NEOX_FEED_FORWARD, "post_attention_layernorm", "layer"),
     ),
     when={"use_parallel_residual": False},
-    note="pre-LN, where use_parallel_residual is off",
+    note="pre-LN, for use_parallel_residual=False",
 )
 
 GPTJ = Family(
     name="GPT-J",
     model_types=("gptj",),
-    stacks=decoder(
+    stacks=decoder_stacks(
         "h.*",
         (
             Block(
@@ -129,8 +132,8 @@ GPTJ = Family(
             ),
         ),
     ),
-    attributes=COMMON | GPT | names("rotary_dim"),
-    note="parallel, one norm for attention and feed-forward, rotary positions",
+    attributes=COMMON | GPT | attribute_names("rotary_dim"),
+    note="parallel, one norm shared by attention and feed-forward, rotary positions",
 )
 
 SELF_ATTENTION = Attention("self_attn", "self_attn.v_proj", "self_attn.o_proj")
@@ -138,21 +141,23 @@ GATED = FeedForward("mlp.gate_proj", "mlp.act_fn", "mlp.down_proj", up="mlp.up_p
 LLAMA = Family(
     name="Llama",
     model_types=("llama",),
-    stacks=decoder("layers.*", pre_ln(SELF_ATTENTION, "input_layernorm", GATED, "post_attention_layernorm", "rms")),
+    stacks=decoder_stacks(
+        "layers.*", pre_ln_blocks(SELF_ATTENTION, "input_layernorm", GATED, "post_attention_layernorm", "rms")
+    ),
     attributes=COMMON | DECODER,
     computed_positions=True,
     note="pre-RMSNorm, SwiGLU, rotary positions, grouped key-value heads, no biases",
 )
 MISTRAL = replace(LLAMA, name="Mistral", model_types=("mistral",), note="as Llama, with a sliding window")
 QWEN2 = replace(LLAMA, name="Qwen2", model_types=("qwen2",), note="as Llama, with a value bias")
-QWEN3 = replace(LLAMA, name="Qwen3", model_types=("qwen3",), note="as Llama; queries and keys are normed")
+QWEN3 = replace(LLAMA, name="Qwen3", model_types=("qwen3",), note="as Llama; queries and keys are normalised")
 PHI3 = replace(
     LLAMA,
     name="Phi-3",
     model_types=("phi3",),
-    stacks=decoder(
+    stacks=decoder_stacks(
         "layers.*",
-        pre_ln(
+        pre_ln_blocks(
             Attention("self_attn", "self_attn.qkv_proj", "self_attn.o_proj", packing="tail"),
             "input_layernorm",
             FeedForward("mlp.gate_up_proj", "mlp.activation_fn", "mlp.down_proj", up="mlp.gate_up_proj"),
@@ -161,14 +166,14 @@ PHI3 = replace(
         ),
     ),
     attributes=LLAMA.attributes
-    | names("resid_pdrop embd_pdrop original_max_position_embeddings partial_rotary_factor"),
-    note="as Llama; query, key and value, and gate and up, are each one projection",
+    | attribute_names("resid_pdrop embd_pdrop original_max_position_embeddings partial_rotary_factor"),
+    note="as Llama; one projection for query, key and value, and one for gate and up",
 )
 
 GEMMA2 = Family(
     name="Gemma-2",
     model_types=("gemma2",),
-    stacks=decoder(
+    stacks=decoder_stacks(
         "layers.*",
         (
             Block(
@@ -193,24 +198,26 @@ GEMMA2 = Family(
     ),
     attributes=COMMON
     | DECODER
-    | names(
+    | attribute_names(
         "query_pre_attn_scalar final_logit_softcapping attn_logit_softcapping use_bidirectional_attention "
         "_sliding_window_pattern sliding_window_pattern rope_local_base_freq"
     ),
-    note="sandwich norms (1 + gamma), GeGLU, every other layer local; the final logit softcap is after the layers",
+    note="sandwich norms (1 + gamma), GeGLU, local attention in every other layer; logit softcap after the layers",
 )
 GEMMA3 = replace(
-    GEMMA2, name="Gemma-3 (text)", model_types=("gemma3_text",), note="as Gemma-2; queries and keys are normed"
+    GEMMA2, name="Gemma-3 (text)", model_types=("gemma3_text",), note="as Gemma-2; queries and keys are normalised"
 )
 
-ROUTED = names("num_experts_per_tok num_local_experts output_router_logits router_aux_loss_coef router_jitter_noise")
+ROUTED = attribute_names(
+    "num_experts_per_tok num_local_experts output_router_logits router_aux_loss_coef router_jitter_noise"
+)
 MIXTRAL = replace(
     LLAMA,
     name="Mixtral",
     model_types=("mixtral",),
-    stacks=decoder(
+    stacks=decoder_stacks(
         "layers.*",
-        pre_ln(
+        pre_ln_blocks(
             SELF_ATTENTION,
             "input_layernorm",
             Experts("mlp.experts", "mlp.experts.act_fn"),
@@ -225,10 +232,10 @@ QWEN3_MOE = replace(
     MIXTRAL,
     name="Qwen3-MoE",
     model_types=("qwen3_moe",),
-    attributes=MIXTRAL.attributes | names("moe_intermediate_size num_experts norm_topk_prob"),
+    attributes=MIXTRAL.attributes | attribute_names("moe_intermediate_size num_experts norm_topk_prob"),
     refusals=(
-        Refusal("decoder_sparse_step", 1, "some of its layers have experts and others have none"),
-        Refusal("mlp_only_layers", [], "some of its layers have experts and others have none"),
+        Refusal("decoder_sparse_step", 1, "only some of its layers have experts"),
+        Refusal("mlp_only_layers", [], "only some of its layers have experts"),
     ),
     note="as Qwen3, with a mixture of experts; routing weights are frozen",
 )
@@ -237,9 +244,9 @@ GPT_OSS = replace(
     MIXTRAL,
     name="gpt-oss",
     model_types=("gpt_oss",),
-    stacks=decoder(
+    stacks=decoder_stacks(
         "layers.*",
-        pre_ln(
+        pre_ln_blocks(
             replace(SELF_ATTENTION, sinks=True),
             "input_layernorm",
             Experts(
@@ -255,8 +262,8 @@ GPT_OSS = replace(
             "rms",
         ),
     ),
-    attributes=MIXTRAL.attributes | names("swiglu_alpha swiglu_limit"),
-    note="as Mixtral; attention sinks take a part of each row's weight, experts clamp their gates",
+    attributes=MIXTRAL.attributes | attribute_names("swiglu_alpha swiglu_limit"),
+    note="as Mixtral; attention sinks take part of each row's weight, experts clamp their gates",
 )
 
 FAMILIES = (

@@ -1,10 +1,10 @@
-"""Encoder-decoders: the decoder's layers attend to their own tokens and then to the encoder's."""
+"""Families of encoder-decoders: decoder layers attend to their own tokens, then to the encoder's."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from normscope.models.attributes import COMMON, ENCODER_DECODER, names
+from normscope.models.attributes import COMMON, ENCODER_DECODER, attribute_names
 from normscope.models.spec import Attention, Block, Branch, Family, FeedForward, Norm, Stack
 
 SELF = Attention("self_attn", "self_attn.v_proj", "self_attn.out_proj")
@@ -13,7 +13,7 @@ FEED_FORWARD = FeedForward("fc1", "activation_fn", "fc2")
 
 
 def bart_blocks(*, cross: bool, pre: bool) -> tuple[Block, ...]:
-    """ATTN RES LN (XATTN RES LN) FF RES LN, or with the norms before."""
+    """ATTN RES LN (XATTN RES LN) FF RES LN; with `pre`, each norm comes before its operation."""
     parts: list[tuple[Attention | FeedForward, str]] = [
         (SELF, "self_attn_layer_norm"),
         (CROSS, "encoder_attn_layer_norm"),
@@ -49,12 +49,12 @@ WHISPER = replace(
     input="audio",
     positions="max_target_positions",
     attributes=BART.attributes
-    | names(
+    | attribute_names(
         "num_mel_bins max_source_positions max_target_positions suppress_tokens begin_suppress_tokens "
         "use_weighted_layer_sum classifier_proj_size apply_spec_augment mask_time_prob mask_time_length "
         "mask_time_min_masks mask_feature_prob mask_feature_length mask_feature_min_masks median_filter_width"
     ),
-    note="pre-LN; the encoder's tokens are frames of sound",
+    note="pre-LN; the encoder tokens are audio frames",
 )
 
 
@@ -87,7 +87,7 @@ T5 = Family(
     when={"is_gated_act": False},
     positions=None,
     attributes=COMMON
-    | names(
+    | attribute_names(
         "d_model d_kv d_ff num_layers num_decoder_layers num_heads relative_attention_num_buckets "
         "relative_attention_max_distance dropout_rate layer_norm_epsilon initializer_factor feed_forward_proj "
         "classifier_dropout is_decoder dense_act_fn is_gated_act scale_decoder_outputs decoder_start_token_id"

@@ -1,14 +1,14 @@
-"""Text encoders. Of the BERT kind: ``LN(x + ATTN(x))``, then ``LN(x + FF(x))``, with biases everywhere."""
+"""Families of text encoders; BERT-like layers are ``LN(x + ATTN(x))``, then ``LN(x + FF(x))``, with biases."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from normscope.models.attributes import COMMON, DECODER, SIZES, names
+from normscope.models.attributes import COMMON, DECODER, SIZES, attribute_names
 from normscope.models.spec import Attention, Block, Branch, Family, FeedForward, Norm, Refusal, Stack
 
 
-def post_ln(attention: Attention, norm1: str, feed_forward: FeedForward, norm2: str) -> tuple[Block, ...]:
+def post_ln_blocks(attention: Attention, norm1: str, feed_forward: FeedForward, norm2: str) -> tuple[Block, ...]:
     """ATTN RES LN FF RES LN."""
     return (
         Block((Branch(attention),), after=Norm(norm1)),
@@ -16,7 +16,7 @@ def post_ln(attention: Attention, norm1: str, feed_forward: FeedForward, norm2: 
     )
 
 
-BERT_BLOCKS = post_ln(
+BERT_BLOCKS = post_ln_blocks(
     Attention("attention.self", "attention.self.value", "attention.output.dense"),
     "attention.output.LayerNorm",
     FeedForward("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense"),
@@ -52,7 +52,7 @@ ELECTRA = replace(
     name="ELECTRA",
     model_types=("electra",),
     attributes=BERT.attributes
-    | names("embedding_size summary_type summary_use_proj summary_activation summary_last_dropout"),
+    | attribute_names("embedding_size summary_type summary_use_proj summary_activation summary_last_dropout"),
     note="as BERT; embeddings may be projected to the hidden size before the first layer",
 )
 
@@ -63,7 +63,7 @@ DISTILBERT = Family(
         Stack(
             "encoder",
             "transformer.layer.*",
-            post_ln(
+            post_ln_blocks(
                 Attention("attention", "attention.v_lin", "attention.out_lin"),
                 "sa_layer_norm",
                 FeedForward("ffn.lin1", "ffn.activation", "ffn.lin2"),
@@ -72,7 +72,7 @@ DISTILBERT = Family(
         ),
     ),
     attributes=COMMON
-    | names(
+    | attribute_names(
         "max_position_embeddings sinusoidal_pos_embds n_layers n_heads dim hidden_dim dropout attention_dropout "
         "activation qa_dropout seq_classif_dropout"
     ),
@@ -86,7 +86,7 @@ ALBERT = Family(
         Stack(
             "encoder",
             "encoder.albert_layer_groups.*.albert_layers.*",
-            post_ln(
+            post_ln_blocks(
                 Attention("attention", "attention.value", "attention.dense"),
                 "attention.LayerNorm",
                 FeedForward("ffn", "activation", "ffn_output"),
@@ -94,8 +94,10 @@ ALBERT = Family(
             ),
         ),
     ),
-    attributes=COMMON | SIZES | names("embedding_size num_hidden_groups inner_group_num classifier_dropout_prob"),
-    note="as BERT; one shared layer is called again and again, each call is a layer here",
+    attributes=COMMON
+    | SIZES
+    | attribute_names("embedding_size num_hidden_groups inner_group_num classifier_dropout_prob"),
+    note="as BERT; one shared layer is called repeatedly, and each call counts as a layer",
 )
 
 MPNET = Family(
@@ -105,7 +107,7 @@ MPNET = Family(
         Stack(
             "encoder",
             "encoder.layer.*",
-            post_ln(
+            post_ln_blocks(
                 Attention(
                     "attention.attn", "attention.attn.v", "attention.attn.o", probabilities="attention.attn.dropout"
                 ),
@@ -117,7 +119,7 @@ MPNET = Family(
     ),
     attributes=COMMON | SIZES | {"relative_attention_num_buckets"},
     reserved_positions="padding",
-    note="as BERT; a relative position bias touches the attention scores only",
+    note="as BERT; a relative position bias affects only the attention scores",
 )
 
 DEBERTA = Family(
@@ -127,7 +129,7 @@ DEBERTA = Family(
         Stack(
             "encoder",
             "encoder.layer.*",
-            post_ln(
+            post_ln_blocks(
                 Attention(
                     "attention.self",
                     "attention.self.value_proj",
@@ -142,7 +144,7 @@ DEBERTA = Family(
     ),
     attributes=COMMON
     | SIZES
-    | names(
+    | attribute_names(
         "relative_attention max_relative_positions position_biased_input pos_att_type pooler_dropout "
         "pooler_hidden_act pooler_hidden_size legacy position_buckets norm_rel_ebd share_att_key"
     ),
@@ -150,10 +152,10 @@ DEBERTA = Family(
         Refusal(
             "conv_kernel_size",
             0,
-            "the convolution after its first layer mixes tokens through an activation, outside any attention",
+            "the convolution after its first layer mixes tokens outside of attention, through an activation",
         ),
     ),
-    note="as BERT; relative positions touch the attention scores only (also DeBERTa-v3)",
+    note="as BERT; relative positions affect only the attention scores (also DeBERTa-v3)",
 )
 
 MODERNBERT = Family(
@@ -171,7 +173,7 @@ MODERNBERT = Family(
     ),
     attributes=COMMON
     | DECODER
-    | names(
+    | attribute_names(
         "initializer_cutoff_factor norm_eps norm_bias cls_token_id local_attention global_attn_every_n_layers "
         "embedding_dropout mlp_dropout decoder_bias classifier_pooling classifier_dropout classifier_bias "
         "classifier_activation deterministic_flash_attn sparse_prediction sparse_pred_ignore_index"

@@ -1,4 +1,4 @@
-"""A model that is ready to be analysed: the model, its family, and what it takes. Everything below works on this."""
+"""`LoadedModel`: a model with its family, limits and tokenizer, as passed to every other part of the library."""
 
 from __future__ import annotations
 
@@ -19,69 +19,74 @@ from normscope.models.registry import family_of
 from normscope.models.soft_prompts import SoftPrompt, active_soft_prompt
 from normscope.models.spec import Family, Side, Stack
 
-TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # what a text model may be given
+TEXT_KEYS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # possible inputs of a text model
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the model can take."""
+    """Limits on the inputs of a model."""
 
     vocabulary: int
     positions: int | None  # the longest input; None: no limit
-    computed: bool  # positions are computed and go on behind that
-    position_rows: int  # the rows of the position table; some families start counting above zero
+    computed: bool  # positions are computed (rotary, ALiBi), so longer inputs are possible
+    position_rows: int  # rows of the position table, reserved ones included
     token_types: int
-    keys: frozenset[str]  # the arguments of the model's forward pass
-    pad: int
-    side: Side = "encoder"  # what the tokens of a text are
+    keys: frozenset[str]  # the arguments of the model's forward method
+    pad: int  # token id used for padding
+    side: Side = "encoder"  # the stack that reads the text
 
 
 @dataclass(frozen=True)
 class LayerCalls:
-    """The layer calls that a forward pass makes on each side."""
+    """The layer calls of a forward pass, by side."""
 
-    modules: Mapping[str, tuple[nn.Module, ...]]  # the layer module of every call: a shared one stands there often
-    heads: Mapping[str, tuple[int, ...]]  # of every call
+    modules: Mapping[str, tuple[nn.Module, ...]]  # the layer module of each call; shared layers occur repeatedly
+    heads: Mapping[str, tuple[int, ...]]  # the number of heads of each call
 
 
 @dataclass(eq=False)
 class LoadedModel:
-    """A model and everything known about it. What may change while it is in use (`calls`, `prompt` and what follows
-    from them) is kept up to date by `tracing.proof.prove`, which runs before every analysis."""
+    """A model and everything known about it.
 
-    given: nn.Module  # as its user has it, perhaps with adapters around it
-    model: PreTrainedModel  # the Hugging Face model inside, with its head if it has one
+    `tracing.proof.prove` runs before every analysis and updates the fields that can change while the model is in use:
+    `calls`, `depths`, `head_counts`, `prompt` and `limits`.
+    """
+
+    given: nn.Module  # the model as passed by the user, possibly wrapped by adapters
+    model: PreTrainedModel  # the Hugging Face model inside `given`, including its head
     base: PreTrainedModel  # without the head
     family: Family
-    stacks: tuple[Stack, ...]  # the sides that exist
-    two_sided: bool  # an encoder-decoder
+    stacks: tuple[Stack, ...]  # the stacks that the model has
+    two_sided: bool  # True for an encoder-decoder
     tokenizer: Any  # or an image processor, or None
     name: str
     dtype: torch.dtype  # of the decomposition
-    base_limits: Limits  # of the first side, without a soft prompt
-    limits: Limits  # of the first side
-    revision: str | None = None  # of the hub, if one was asked for
-    prompt: SoftPrompt | None = None  # of peft
+    base_limits: Limits  # of the first stack, ignoring any soft prompt
+    limits: Limits  # of the first stack
+    revision: str | None = None  # the requested hub revision
+    prompt: SoftPrompt | None = None  # the active peft soft prompt
     calls: LayerCalls = field(default_factory=lambda: LayerCalls({}, {}))
-    depths: list[int] = field(default_factory=list)  # layer calls on each side
-    head_counts: list[int] = field(default_factory=list)  # heads on each side, the most if its layers differ
+    depths: list[int] = field(default_factory=list)  # number of layer calls of each stack
+    head_counts: list[int] = field(default_factory=list)  # number of heads of each stack (the maximum over its layers)
 
     @cached_property
     def target_limits(self) -> Limits:
-        """The limits of the decoder of an encoder-decoder."""
+        """The limits of the decoder in an encoder-decoder."""
         decoder: Any = getattr(self.base, "decoder", None)
         embedding = getattr(decoder, "embed_tokens", None)
         vocabulary = self.limits.vocabulary if embedding is None else vocabulary_size(embedding)
-        return replace(self.limits, vocabulary=vocabulary, keys=frozenset(TOKENS), side="decoder")
+        return replace(self.limits, vocabulary=vocabulary, keys=frozenset(TEXT_KEYS), side="decoder")
 
     def refuse_prompt(self, what: str) -> None:
-        """Refuse anything that would ignore virtual tokens."""
+        """Raise an error if the model has a soft prompt, which `what` would ignore."""
         if self.prompt is not None:
-            raise NormscopeError(f"{what} is not available for a model with a soft prompt: it would be left out.")
+            raise NormscopeError(
+                f"{what} is not supported for a model with a soft prompt, because the prompt would be ignored."
+            )
 
 
 def load_model(model: Any, tokenizer: Any, dtype: torch.dtype | None) -> LoadedModel:
-    """The LoadedModel of a model that its user holds: unwrapped, and in single precision at least."""
+    """Unwrap a model, convert half precision to float32, and collect what is known about it."""
     model = loading.unwrap_compiled(model)
     family = family_of(loading.unwrap_adapters(model))
     given = loading.single_precision(model)
@@ -107,10 +112,10 @@ def load_model(model: Any, tokenizer: Any, dtype: torch.dtype | None) -> LoadedM
 
 
 def update_prompt(loaded: LoadedModel) -> None:
-    """Note the soft prompt that the model has now, and the limits that it leaves for a text."""
+    """Set `prompt` to the active soft prompt and `limits` to those that remain for the text."""
     prompt = active_soft_prompt(loaded.given)
     if prompt is not None and loaded.two_sided and prompt.kind == "keys":
-        raise NormscopeError(f"Prefix tuning of an encoder-decoder ({loaded.family.name}) cannot be analysed.")
+        raise NormscopeError(f"Prefix tuning of an encoder-decoder ({loaded.family.name}) is not supported.")
     limits = loaded.base_limits
     if prompt is not None:
         left = None if limits.positions is None else max(1, limits.positions - prompt.count)
@@ -134,9 +139,9 @@ def _read_limits(family: Family, base: PreTrainedModel, side: Side) -> Limits:
 
 
 def run_dtype(wanted: torch.dtype | None, model: torch.dtype) -> torch.dtype:
-    """The dtype of the decomposition: what was asked for, or that of the model, at least float32."""
+    """The dtype of the decomposition: `wanted`, or the dtype of the model, but at least float32."""
     if wanted is not None and not isinstance(wanted, torch.dtype):
-        raise NormscopeError(f"dtype is torch.float32 or torch.float64, not {type(wanted).__name__} {wanted!r}.")
+        raise NormscopeError(f"dtype must be torch.float32 or torch.float64, not {type(wanted).__name__} {wanted!r}.")
     dtype = wanted or (torch.float64 if model == torch.float64 else torch.float32)
     if dtype not in (torch.float32, torch.float64):
         raise NormscopeError(f"Decompositions run in float32 or float64, not {str(dtype).removeprefix('torch.')}.")
@@ -144,24 +149,25 @@ def run_dtype(wanted: torch.dtype | None, model: torch.dtype) -> torch.dtype:
 
 
 def _present_stacks(base: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
-    """The sides that a model has: of an encoder-decoder perhaps the encoder alone."""
+    """The stacks whose layers exist in the model; an encoder-decoder may be loaded as an encoder only."""
     found = tuple(stack for stack in stacks if has_layers(base, stack))
     if len(stacks) == 2 and [stack.side for stack in found] == ["decoder"]:
         raise NormscopeError(
-            f"{type(base).__name__} is a decoder without the encoder that it reads. Load the whole model."
+            f"{type(base).__name__} is the decoder of an encoder-decoder without the encoder. Load the whole model."
         )
     return found or stacks
 
 
 def _padding_id(base: PreTrainedModel) -> int:
-    """The id that pads a batch: the one the embeddings count positions by, where they do (MPNet fixes its own)."""
-    own = getattr(getattr(base, "embeddings", None), "padding_idx", None)
-    given = getattr(base.config, "pad_token_id", None) if own is None else own
-    return max(0, int(given or 0))
+    """The padding id: `padding_idx` of the embeddings if set (MPNet ignores the config), or `pad_token_id`."""
+    found = getattr(getattr(base, "embeddings", None), "padding_idx", None)
+    if found is None:
+        found = getattr(base.config, "pad_token_id", None)
+    return max(0, int(found or 0))
 
 
 def _max_positions(family: Family, base: PreTrainedModel) -> int | None:
-    """The longest input the model has positions for; None where there is no limit."""
+    """The longest input that the model has positions for; None if unlimited."""
     rows = _position_rows(family, base.config)
     if rows is None:
         return None
@@ -169,13 +175,14 @@ def _max_positions(family: Family, base: PreTrainedModel) -> int | None:
 
 
 def _position_rows(family: Family, config: PreTrainedConfig) -> int | None:
-    """How many positions the config counts, those that are reserved included; None where there is no limit."""
+    """The number of positions in the config, reserved ones included; None if unlimited."""
     if family.positions is None:
         return None
     value = getattr(config, family.positions, None)
     if not isinstance(value, int):
         raise NormscopeError(
-            f"The config {type(config).__name__} has no number {family.positions}, which the family {family.name} "
-            "names as its positions. Register a family without such a limit with positions=None."
+            f"{type(config).__name__} has no integer attribute {family.positions}, which the family {family.name} "
+            "gives as its number of positions. Correct the name, or register the family with positions=None if its "
+            "inputs can be of any length."
         )
     return value

@@ -1,4 +1,4 @@
-"""Models as people have them: by name, half precision, with adapters."""
+"""Load models by name; unwrap compiled and adapted ones; convert half precision to float32."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from normscope.model_source import EXPECTED, check_folder
 from normscope.models import packages
 from normscope.models.registry import families
 
-HALVES = (torch.float16, torch.bfloat16)
-# Heads come along, for flows to their logits, losses and generation; analyses use the base model inside.
+HALF_PRECISION = (torch.float16, torch.bfloat16)
+# Heads are loaded for flows to logits, losses and generation; analyses use the base model only.
 HEADS = {"causal": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM", "audio": "AutoModelForSpeechSeq2Seq"}
 TASKS = {
     "ForMaskedLM": "AutoModelForMaskedLM",
@@ -31,17 +31,19 @@ TASKS = {
 }
 
 
-SHARED = frozenset(  # options of config, model and tokenizer alike
+SHARED = frozenset(  # options passed to config, model and tokenizer
     ["revision", "token", "subfolder", "gguf_file", "cache_dir", "force_download", "local_files_only", "proxies"]
 )
-TOKENIZERS = frozenset(("use_fast",))  # options of the tokenizer or image processor alone
+TOKENIZERS = frozenset(("use_fast",))  # options passed to the tokenizer or image processor only
 
 
 def load_pretrained(
     name: str, device: str | torch.device | None, dtype: torch.dtype | None, **options: Any
 ) -> tuple[PreTrainedModel, Any]:
-    """A model and its tokenizer (or image processor), in float32 unless said otherwise. No remote code is run, no
-    pickle is read. `options` are those of `from_pretrained` of transformers."""
+    """Load a model and its tokenizer or image processor, by default in float32.
+
+    `options` are passed to `from_pretrained` of transformers. No remote code is run and no pickle is read.
+    """
     _refuse_options(options)
     shared = {key: value for key, value in options.items() if key in SHARED}
     own = {key: value for key, value in options.items() if key not in SHARED | TOKENIZERS}
@@ -53,17 +55,17 @@ def load_pretrained(
         config = AutoConfig.from_pretrained(name, **shared)
         model, missing = _load_weights(name, config, _auto_class(config), dtype, shared | own)
         if missing and type(model).base_model_prefix and model.base_model is not model:
-            # The head may be what is not there.
+            # Perhaps only the head is missing.
             model, missing = _load_weights(name, config, "AutoModel", dtype, shared | own)
     with _explain_loading_errors(name, config):
         tokenizer = _load_tokenizer(name, config, shared | readers)
     if missing:
         raise NormscopeError(
-            f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}: they would "
-            "be random numbers. Get the whole checkpoint."
+            f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}; they would be "
+            "initialised at random. Use a complete checkpoint."
         )
     if hasattr(tokenizer, "all_special_ids") and len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise NormscopeError(f"There is no tokenizer in {name!r}: only special tokens are known. Add its files.")
+        raise NormscopeError(f"{name!r} has no tokenizer files, only special tokens. Add the files.")
     try:
         return model.to(device or "cpu").eval(), tokenizer
     except (RuntimeError, AssertionError) as error:
@@ -72,11 +74,13 @@ def load_pretrained(
 
 @contextmanager
 def _explain_loading_errors(name: str, config: Any = None) -> Iterator[None]:
-    """What goes wrong in transformers as one error, which names a package that is not installed. With a config, what
-    is loaded is the tokenizer or image processor of such a model."""
+    """Turn any loading error into a NormscopeError; if a package is missing, the message names it.
+
+    Pass `config` when loading the tokenizer or image processor of that model.
+    """
     try:
         yield
-    except Exception as error:  # transformers, huggingface_hub, safetensors and tokenizers each have their own
+    except Exception as error:  # each of the libraries involved has its own exceptions
         start = f"Cannot load a model from {name!r}:"
         kind = None if config is None else _input_kind(config)
         readers = () if kind in (None, "image") else packages.tokenizer_packages(name, config.model_type)
@@ -87,49 +91,50 @@ def _explain_loading_errors(name: str, config: Any = None) -> Iterator[None]:
                 f"{start} {part} needs {package}, which is not installed. Install it with: "
                 f"{packages.install_command(package)}"
             ) from error
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise NormscopeError(f"{start} {said} {EXPECTED}") from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise NormscopeError(f"{start} {reason} {EXPECTED}") from error
 
 
 def _refuse_options(options: dict[str, Any]) -> None:
-    """Take out the options that mean what is done anyway, and refuse what is never done."""
+    """Refuse unsafe or conflicting options, and remove those that only ask for the default."""
     if options.pop("trust_remote_code", False):
         raise NormscopeError(
-            "trust_remote_code=True is refused: normscope runs no code from a model repository, and knows the families "
-            "of transformers itself only. If you trust the code, load the model with transformers, describe its layers "
-            "with normscope.register_family, and give it to Analyzer(model, tokenizer)."
+            "trust_remote_code=True is refused: normscope runs no code from model repositories and knows only the "
+            "families of transformers itself. If you trust the code, load the model with transformers, describe its "
+            "layers with normscope.register_family, and use Analyzer(model, tokenizer)."
         )
     if not options.pop("use_safetensors", True):
-        raise NormscopeError("use_safetensors=False is refused: other weights are pickles, which can run any code.")
+        raise NormscopeError(
+            "use_safetensors=False is refused: the alternative is pickles, which can run arbitrary code."
+        )
     for name in ("torch_dtype", "config", "output_loading_info"):
         if name in options:
-            raise NormscopeError(f"from_pretrained() takes no {name} here. For the precision use dtype=torch.float32.")
+            raise NormscopeError(f"from_pretrained() takes no {name}. To set the precision, use dtype=torch.float32.")
 
 
 def _refuse_gguf(path: Path) -> None:
-    """Refuse weights that must be named, and say how."""
+    """Refuse a GGUF file passed without `gguf_file`, and explain how to load it."""
     files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
     if files and not (path / "config.json").is_file():
         raise NormscopeError(
             f"{str(files[0])!r} is a GGUF file. Load it with Analyzer.from_pretrained({str(files[0].parent)!r}, "
-            f"gguf_file={files[0].name!r}). This needs gguf and accelerate. Install them with: pip install gguf "
-            "accelerate"
+            f"gguf_file={files[0].name!r}). This needs gguf and accelerate: pip install gguf accelerate"
         )
 
 
 def _load_weights(
     name: str, config: Any, auto: str, dtype: torch.dtype | None, options: dict[str, Any]
 ) -> tuple[Any, list[str]]:
-    """The model, and what the checkpoint lacks of it, the pooler aside."""
+    """The model and the names of weights missing from the checkpoint, except those of the pooler."""
     fixed = {"use_safetensors": True, "output_loading_info": True}
-    model, loading = getattr(transformers, auto).from_pretrained(
+    model, report = getattr(transformers, auto).from_pretrained(
         name, config=config, dtype=dtype or torch.float32, **options, **fixed
     )
-    return model, sorted(key for key in loading["missing_keys"] if "pooler." not in key)
+    return model, sorted(key for key in report["missing_keys"] if "pooler." not in key)
 
 
 def _auto_class(config: Any) -> str:
-    """With the head that the checkpoint has, where it is one that is known; else the base model."""
+    """The auto class with the head of the checkpoint, or `AutoModel` if that head is not known."""
     heads = " ".join(config.architectures or ())
     for family in families():
         if config.model_type in family.model_types:
@@ -144,7 +149,7 @@ def _auto_class(config: Any) -> str:
 
 
 def _input_kind(config: Any) -> str:
-    """What a model reads: text, images or audio."""
+    """The input of a model: "text", "image" or "audio"."""
     return next((family.input for family in families() if config.model_type in family.model_types), "text")
 
 
@@ -155,7 +160,7 @@ def _load_tokenizer(name: str, config: Any, options: dict[str, Any]) -> Any:
 
 
 def unwrap_compiled(model: Any) -> Any:
-    """The model without the wrappers that compute the same: `torch.compile`, `DataParallel` and its kin."""
+    """The model inside `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
     while isinstance(model, nn.Module):
         inside = model._modules.get("_orig_mod")
         if inside is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -167,33 +172,34 @@ def unwrap_compiled(model: Any) -> Any:
 
 
 def unwrap_adapters(model: Any) -> Any:
-    """The Hugging Face model inside a peft model, with its adapters in place."""
+    """The Hugging Face model inside a peft model; its adapters stay active."""
     inside = getattr(model, "get_base_model", None)
     return inside() if callable(inside) and not isinstance(model, PreTrainedModel) else model
 
 
 def single_precision(model: Any) -> Any:
-    """The model itself, or a copy of one that is in half precision anywhere, with those parts in float32: their
-    rounding would drown small contributions."""
-    if not isinstance(model, nn.Module) or not any(tensor.dtype in HALVES for tensor in _all_tensors(model)):
+    """The model itself, or a float32 copy if any part of it is in half precision, whose rounding errors exceed small
+    contributions."""
+    if not isinstance(model, nn.Module) or not any(tensor.dtype in HALF_PRECISION for tensor in _all_tensors(model)):
         return model
     kinds = sorted(
-        {str(tensor.dtype).removeprefix("torch.") for tensor in _all_tensors(model) if tensor.dtype in HALVES}
+        {str(tensor.dtype).removeprefix("torch.") for tensor in _all_tensors(model) if tensor.dtype in HALF_PRECISION}
     )
-    whole = all(tensor.dtype in HALVES for tensor in _all_tensors(model) if tensor.is_floating_point())
+    whole = all(tensor.dtype in HALF_PRECISION for tensor in _all_tensors(model) if tensor.is_floating_point())
     size = sum(
-        tensor.numel() * (4 if tensor.dtype in HALVES else tensor.element_size()) for tensor in _all_tensors(model)
+        tensor.numel() * (4 if tensor.dtype in HALF_PRECISION else tensor.element_size())
+        for tensor in _all_tensors(model)
     )
     warnings.warn(
         f"{'The model' if whole else 'A part of the model'} is in {' and '.join(kinds)}: a float32 copy of it "
-        f"({size / 1e9:.1f} GB) is analysed. Load it with dtype=torch.float32 to have one copy only.",
+        f"({size / 1e9:.1f} GB) is analysed. Load the model with dtype=torch.float32 to avoid the second copy.",
         category=NormscopeWarning,
         stacklevel=3,
     )
     copied: Any = copy.deepcopy(model)
     with torch.no_grad():
         for tensor in _all_tensors(copied):
-            if tensor.dtype in HALVES:
+            if tensor.dtype in HALF_PRECISION:
                 tensor.data = tensor.data.float()
     return copied
 

@@ -1,4 +1,4 @@
-"""A model's modules: where its layers are, which parts of them the steps need, and their parameters as maps."""
+"""The modules of a model: its layers, the submodules that a decomposition reads, and their parameters."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from normscope.errors import NormscopeError, nearest
 from normscope.models.scopes import Step
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
 
-# The activations that are told by their class; `decompose.activations` has a closed form for each.
+# Activations recognised by their class; `decompose.activations` has a closed form for each.
 NAMED_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
 
 
 def has_layers(base: PreTrainedModel, stack: Stack) -> bool:
-    """Whether the model has this side at all."""
+    """True if the model has layers at the path of the stack."""
     return bool(_modules_at_path(base, stack))
 
 
 def _modules_at_path(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
-    """The modules at the stack's path, whose stars stand for numbers; step by step, as models have many modules."""
+    """The modules at the path of the stack, in which `*` matches any index."""
+    # One path component at a time: matching the names of all modules would be slow.
     found: list[nn.Module] = [base]
     for name in stack.layers.split("."):
         children = [list(module.named_children()) for module in found]
@@ -37,15 +38,15 @@ def _modules_at_path(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
 
 
 def layer_modules(base: PreTrainedModel, stack: Stack) -> list[nn.Module]:
-    """The layer modules of a stack, in order, each once (a shared layer is one module)."""
+    """The layer modules of a stack, in order and without duplicates (a shared layer is one module)."""
     found = list(dict.fromkeys(_modules_at_path(base, stack)))
     if not found:
-        raise NormscopeError(f"{type(base).__name__} has no layers at {stack.layers}: its family is described wrongly.")
+        raise NormscopeError(f"{type(base).__name__} has no layers at {stack.layers}. Correct the path in its family.")
     return found
 
 
 def watched_paths(steps: Sequence[Step], values: bool) -> set[str]:
-    """The submodules whose inputs and outputs the steps need; those that make the values too, if they are wanted."""
+    """Paths of the submodules whose inputs and outputs the steps need; with `values`, value projections too."""
     found: set[str] = set()
     for step in steps:
         part = step.part
@@ -67,7 +68,7 @@ def watched_paths(steps: Sequence[Step], values: bool) -> set[str]:
 
 
 def linear_paths(steps: Sequence[Step]) -> list[str]:
-    """The linear submodules whose input another component makes."""
+    """Paths of the linear submodules that read the output of another component."""
     found: list[str] = []
     for part in (step.part for step in steps):
         if isinstance(part, FeedForward):
@@ -78,7 +79,7 @@ def linear_paths(steps: Sequence[Step]) -> list[str]:
 
 
 def last_path(steps: Sequence[Step]) -> str | None:
-    """The submodule after which the steps are complete, where most of the layer is still to come."""
+    """Path of the submodule after which the steps are complete; None if that is only at the end of the layer."""
     part = steps[-1].part
     if any(isinstance(step.part, FeedForward | Experts) for step in steps):
         return None
@@ -98,7 +99,7 @@ def expert_parameters(
 def unpack_joint_activation(
     packed: Callable[[Tensor], Tensor], interleaved: bool
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function of gate and up from one of both as the model packs them."""
+    """Turn an activation of the packed (gate, up) tensor into a function of gate and up."""
 
     def function(a: Tensor, u: Tensor) -> Tensor:
         return packed(torch.stack([a, u], -1).flatten(-2) if interleaved else torch.cat([a, u], -1))
@@ -107,24 +108,24 @@ def unpack_joint_activation(
 
 
 def value_constant(module: nn.Module, packing: str, heads: int, width: int, shift: Tensor | None) -> Tensor | None:
-    """(heads, width) the part of every value vector that comes from no token: b_V, and W_V times the shift of the norm
+    """(heads, width): the part of a value vector that depends on no token, b_V plus W_V times the shift of the norm
     before it."""
     weight, bias = linear_map(module)
     constant = bias
     if shift is not None:
-        through = weight @ shift.to(weight.dtype)
-        constant = through if bias is None else through + bias
+        projected = weight @ shift.to(weight.dtype)
+        constant = projected if bias is None else projected + bias
     return None if constant is None else value_rows(constant, packing, heads, width)
 
 
 def value_rows(x: Tensor, packing: str, heads: int, width: int) -> Tensor:
-    """(..., heads, width) the values among what a projection outputs."""
+    """(..., heads, width): the value vectors in the output of a projection."""
     size, found = heads * width, x.shape[-1]
     fits = {"tail": 0 < size <= found, "interleaved": found == 3 * size, "alone": found == size}[packing]
     if not fits:
         raise NormscopeError(
-            f"The value projection has {found} outputs, not {heads} heads of width {width} with the packing "
-            f"{packing!r}: the family is described wrongly, or its values are made in more than one step."
+            f"The value projection has {found} outputs, which does not fit {heads} heads of width {width} with packing "
+            f"{packing!r}. The family is described incorrectly, or its values are computed in more than one step."
         )
     if packing == "interleaved":
         return x.view(*x.shape[:-1], heads, 3, width)[..., 2, :]
@@ -132,7 +133,8 @@ def value_rows(x: Tensor, packing: str, heads: int, width: int) -> Tensor:
 
 
 def value_map(module: nn.Module, packing: str, heads: int, shared: int, width: int) -> tuple[Tensor, Tensor | None]:
-    """W_V (H, d, d_h) and b_V (H, d_h) for row vectors; of `shared` heads, each is repeated for those that share it."""
+    """W_V (H, d, d_h) and b_V (H, d_h) for row vectors; each of the `shared` value heads is repeated H / shared
+    times."""
     weight, bias = linear_map(module)
 
     def each(x: Tensor) -> Tensor:
@@ -142,7 +144,8 @@ def value_map(module: nn.Module, packing: str, heads: int, shared: int, width: i
 
 
 def linear_map(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight (out, in) and bias of a linear module, read from what it does where it is no plain nn.Linear."""
+    """Weight (out, in) and bias of a linear module; unless it is a plain nn.Linear or Conv1D, it is called to find
+    them."""
     if type(module) is nn.Linear:
         return module.weight, module.bias
     if type(module) is Conv1D:
@@ -156,16 +159,16 @@ def linear_map(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     return (module(eye) - constant).t(), constant[0]
 
 
-def is_plain_linear(module: nn.Module, besides: int = 0) -> bool:
-    """Whether a module is a linear map by its code alone: no hook but `besides` so many, no wrapper, no patched
-    forward."""
-    hooked = len(module._forward_hooks) > besides or module._forward_pre_hooks or has_global_hooks()
+def is_plain_linear(module: nn.Module, own_hooks: int = 0) -> bool:
+    """True if a module is an unmodified nn.Linear or Conv1D: no wrapper, no patched forward, and at most `own_hooks`
+    forward hooks."""
+    hooked = len(module._forward_hooks) > own_hooks or module._forward_pre_hooks or has_global_hooks()
     known = type(module) in (nn.Linear, Conv1D) and type(module).forward in _LINEAR
     return known and not hooked and "forward" not in module.__dict__
 
 
 def is_wrapped_on_path(layer: nn.Module, path: str) -> bool:
-    """Whether somebody has hooked or patched one of the modules that a submodule is inside of."""
+    """True if a module that contains the submodule at `path` is hooked or patched."""
     inside = layer
     for name in path.split(".")[:-1]:
         inside = inside.get_submodule(name)
@@ -175,26 +178,26 @@ def is_wrapped_on_path(layer: nn.Module, path: str) -> bool:
 
 
 def has_global_hooks() -> bool:
-    """Whether there are hooks on all modules of the process."""
+    """True if global module hooks are registered."""
     everywhere = torch.nn.modules.module
     return bool(everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
 
 
-_LINEAR = (nn.Linear.forward, Conv1D.forward)  # as they were when this was imported
+_LINEAR = (nn.Linear.forward, Conv1D.forward)  # as imported, to detect later patches
 
 
 def is_modified(base: PreTrainedModel) -> bool:
-    """Whether somebody has hooked, patched or wrapped a part of the model, so that an item may not be the same in a
-    batch as alone."""
-    own = {type(base).__module__.partition(".")[0], "torch", "transformers", "peft"}
+    """True if a part of the model is hooked, patched or wrapped, so that results may depend on the rest of the
+    batch."""
+    trusted = {type(base).__module__.partition(".")[0], "torch", "transformers", "peft"}
     return has_foreign_hooks(base) or any(
-        "forward" in module.__dict__ or type(module).__module__.partition(".")[0] not in own
+        "forward" in module.__dict__ or type(module).__module__.partition(".")[0] not in trusted
         for module in base.modules()
     )
 
 
 def has_foreign_hooks(base: PreTrainedModel) -> bool:
-    """Whether somebody listens to the model, other than transformers itself for its outputs."""
+    """True if the model has forward hooks that transformers did not register itself."""
     if has_global_hooks():
         return True
     hooks = (
@@ -207,20 +210,20 @@ def has_foreign_hooks(base: PreTrainedModel) -> bool:
 
 
 def without_compilation(base: nn.Module) -> AbstractContextManager[Any]:
-    """Runs compiled parts of the model eagerly, so that hooks see them."""
+    """A context in which compiled parts of the model run eagerly, so that hooks are called."""
     compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in base.modules())
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def norm_epsilon(module: nn.Module) -> float | None:
-    """The epsilon of a norm, by whatever name; None where it has none that is known."""
+    """The epsilon of a norm, whose attribute has several possible names; None if not found."""
     named = (getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon"))
     return next((float(one) for one in named if isinstance(one, float | int)), None)
 
 
 def norm_map(module: nn.Module, width: int, centred: bool) -> tuple[Tensor, Tensor | None]:
-    """Gain and shift of a norm, read from what it does: ``N(0)`` is the shift, and ``N(u)`` for a large u of +-1 the
-    gain, since no epsilon counts there."""
+    """Gain and shift of a norm, found by calling it: ``N(0)`` is the shift, and ``N(c u)`` with u of alternating signs
+    and c so large that epsilon is negligible gives the gain."""
     reference = next(module.parameters(), None)
     device = None if reference is None else reference.device
     plain = copy.deepcopy(module).double()
@@ -230,22 +233,22 @@ def norm_map(module: nn.Module, width: int, centred: bool) -> tuple[Tensor, Tens
     try:
         shift = plain.forward(torch.zeros_like(u)[None])[0]
         gain = (plain.forward(1e6 * u[None])[0] - shift) / unit
-    except Exception as error:  # a module raises what it likes
-        raise NormscopeError(f"Expected a norm, found {type(module).__name__}, which does not work as one.") from error
+    except Exception as error:  # modules may raise anything
+        raise NormscopeError(f"Expected a norm, but {type(module).__name__} cannot be called as one.") from error
     return gain, shift if bool(shift.any()) else None
 
 
 def norm_inverse(x: Tensor, output: Tensor, gain: Tensor, shift: Tensor | None, centred: bool) -> Tensor:
-    """(b, i): 1 / s_i of a norm, by least squares from what it read and put out."""
+    """(b, i): 1 / s_i of a norm, by least squares from its input and output."""
     x, y = x.double(), output.double()
     read = (x - x.mean(-1, keepdim=True) if centred else x) * gain
-    made = y if shift is None else y - shift
-    fitted = (read * made).sum(-1) / read.square().sum(-1).clamp_min(1e-300)
+    unshifted = y if shift is None else y - shift
+    fitted = (read * unshifted).sum(-1) / read.square().sum(-1).clamp_min(1e-300)
     return fitted.to(output.dtype)
 
 
 def vocabulary_size(embedding: Any) -> int:
-    """The rows of a table of embeddings, also where an adapter is around it; 1 where there is no table."""
+    """Rows of an embedding table, possibly inside an adapter; 1 if there is no table."""
     for inside in embedding.modules() if isinstance(embedding, nn.Module) else ():
         if isinstance(inside, nn.Embedding):
             return inside.num_embeddings
@@ -253,7 +256,7 @@ def vocabulary_size(embedding: Any) -> int:
 
 
 def layer_attribute(layer: nn.Module, path: str) -> Any:
-    """What a dotted path leads to, a module or not."""
+    """The attribute at a dotted path: a module, parameter or method."""
     found: Any = layer
     for name in path.split("."):
         try:
@@ -272,13 +275,13 @@ def layer_submodule(layer: nn.Module, path: str) -> nn.Module:
 
 
 def _no_such_part(layer: nn.Module, path: str) -> str:
-    """What a layer does have, where a path leads nowhere."""
+    """Explain a path that does not exist in a layer, with similar names."""
     near = nearest(path, [name for name, _ in layer.named_modules() if name])
-    return f"this is a modified model, or its family is described wrongly.{near}"
+    return f"the model was modified, or its family is described incorrectly.{near}"
 
 
 def activation_name(activation: Any) -> str | None:
-    """The activation's name where it is one of NAMED_ACTIVATIONS, judged by its class, not by the config."""
+    """The name of an activation, judged by its class and not by the config; None unless in NAMED_ACTIVATIONS."""
     if "forward" in getattr(activation, "__dict__", {}):
         return None  # patched
     if type(activation) is nn.GELU:

@@ -1,4 +1,4 @@
-"""The supported model families, their lookup, registration of new ones, and refusal with a reason."""
+"""The registry of model families: lookup, registration of new ones, and refusal of unsupported models."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ if TYPE_CHECKING:
 
 FAMILIES = (*encoders.FAMILIES, *causal.FAMILIES, *encoder_decoders.FAMILIES, *vision.FAMILIES)
 _registered: list[Family] = []
-# Families that are known and cannot be decomposed.
+# Model types that are known not to be supported, and why.
 REFUSED = {
-    "falcon": "it does not compute its attention through transformers' attention interface",
-    "bloom": "it does not compute its attention through transformers' attention interface",
+    "falcon": "it does not use the attention interface of transformers",
+    "bloom": "it does not use the attention interface of transformers",
     "mamba": "it has no attention",
     "rwkv": "it has no attention",
 }
 
 
 def families() -> tuple[Family, ...]:
-    """All families: those that were registered, those of other packages (entry points `normscope.families`), and the
-    built-in ones."""
+    """All families: registered ones, those of plugins (entry points `normscope.families`), and built-in ones."""
     return (*_registered, *_plugin_families(), *FAMILIES)
 
 
@@ -36,17 +35,17 @@ def _plugin_families() -> tuple[Family, ...]:
 
 
 def register_family(family: Family) -> None:
-    """Make a family of your own known in this process; it takes precedence over a built-in one of the same model type.
+    """Register a model family in this process. It takes precedence over built-in families of the same model type.
 
-    A package makes its families known to every process with an entry point `normscope.families` that names a Family.
+    A package can register families in every process with `normscope.families` entry points, each naming a Family.
 
     ``register_family(Family("Mine", ("my_model_type",), (Stack("decoder", "layers.*", blocks),), attributes))``
 
     Args:
-        family: What the layers are made of. One of the same name is replaced.
+        family: Description of the layers. A registered family of the same name is replaced.
 
     Raises:
-        NormscopeError: If such layers are not supported.
+        NormscopeError: If `family` is not a Family, or its layers are not supported.
     """
     check_family(family)
     _registered[:] = [known for known in _registered if known.name != family.name]
@@ -54,39 +53,41 @@ def register_family(family: Family) -> None:
 
 
 def check_family(family: Any) -> None:
-    """Refuse what is not a family, or one whose layers are not supported."""
+    """Raise an error unless `family` is a Family whose layers are supported."""
     if not isinstance(family, Family):
         raise NormscopeError(f"Expected a normscope.models.spec.Family, not {type(family).__name__}.")
     for stack in family.stacks:
         _check_stack(family, stack)
     sides = [stack.side for stack in family.stacks]
     if sides not in (["encoder"], ["decoder"], ["encoder", "decoder"]):
-        raise NormscopeError(f"The family {family.name} has the stacks {sides}; expected encoder, decoder, or both.")
+        raise NormscopeError(
+            f"The family {family.name} has the stacks {sides}; expected an encoder, a decoder, or both."
+        )
 
 
 def _check_stack(family: Family, stack: Stack) -> None:
     ops = [[branch.op for branch in block.branches] for block in stack.blocks]
     if not ops or not isinstance(ops[0][0], Attention) or ops[0][0].cross:
-        raise NormscopeError(f"A layer of {family.name} must begin with an attention over its own tokens.")
+        raise NormscopeError(f"A layer of {family.name} must begin with self-attention.")
     flat = [op for block in ops for op in block]
     if sum(isinstance(op, Attention) and not op.cross for op in flat) > 1:
-        raise NormscopeError(
-            f"A layer of {family.name} attends to its own tokens twice; such layers are not supported."
-        )
+        raise NormscopeError(f"A layer of {family.name} has more than one self-attention, which is not supported.")
     for number, block in enumerate(stack.blocks[1:]):
         if stack.blocks[number].after is None and not any(branch.entry for branch in block.branches):
             raise NormscopeError(
-                f"In a layer of {family.name} a cross-attention reads a residual sum without a norm between; that is "
-                "not supported."
+                f"In a layer of {family.name}, cross-attention reads a residual sum without a norm in between, which "
+                "is not supported."
             )
-    feeding = [n for n, block in enumerate(ops) if n > 0 and any(isinstance(op, FeedForward | Experts) for op in block)]
-    if feeding and feeding != [len(ops) - 1]:
-        raise NormscopeError(f"In a layer of {family.name} something follows the feed-forward; that is not supported.")
+    feed_forwards = [
+        n for n, block in enumerate(ops) if n > 0 and any(isinstance(op, FeedForward | Experts) for op in block)
+    ]
+    if feed_forwards and feed_forwards != [len(ops) - 1]:
+        raise NormscopeError(f"In a layer of {family.name}, a block follows the feed-forward, which is not supported.")
 
 
 def family_of(model: Any) -> Family:
-    """The family of a Hugging Face model (base or with a task head), or a refusal that says why there is none."""
-    from transformers import PreTrainedModel  # here: the command line lists families without waiting for it
+    """The family of a Hugging Face model, with or without a head; raises an error if it is not supported."""
+    from transformers import PreTrainedModel  # slow; not needed to list the families
 
     if not isinstance(model, PreTrainedModel):
         raise NormscopeError(
@@ -102,8 +103,8 @@ def family_of(model: Any) -> Family:
         raise NormscopeError(f"{type(model).__name__} cannot be decomposed: {REFUSED[config.model_type]}.")
     known = ", ".join(sorted({name for family in families() for name in family.model_types}))
     raise NormscopeError(
-        f"{type(model).__name__} is of the family {config.model_type!r}, which normscope does not know. "
-        f"Known families: {known}. For one of your own, see normscope.register_family."
+        f"{type(model).__name__} has the model type {config.model_type!r}, which normscope does not know. "
+        f"Known families: {known}. To add another, use normscope.register_family."
     )
 
 
@@ -112,7 +113,7 @@ def _config_matches(family: Family, config: PreTrainedConfig) -> bool:
 
 
 def _refuse_unchecked_config(family: Family, config: PreTrainedConfig) -> None:
-    """Refuse a config whose attributes break the algebra, or that no one has checked (they differ from the default)."""
+    """Refuse a config with an attribute that breaks the decomposition, or an unchecked one not at its default."""
     for refusal in family.refusals:
         value = getattr(config, refusal.attribute, refusal.allowed)
         if value != refusal.allowed:
@@ -125,5 +126,6 @@ def _refuse_unchecked_config(family: Family, config: PreTrainedConfig) -> None:
         if name in defaults and name not in family.attributes and value != defaults[name]:
             raise NormscopeError(
                 f"This {family.name} model cannot be decomposed: its config has {name}={value!r} (default "
-                f"{defaults[name]!r}), and what that does to a layer has not been checked."
+                f"{defaults[name]!r}), and the effect of this on a layer has not been checked. If it has none, add "
+                f"{name!r} to the attributes of the family."
             )

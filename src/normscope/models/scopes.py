@@ -1,9 +1,9 @@
-"""Scope names: the papers' names, spelled in the order in which a layer's components are met.
+"""Scope names, as in the papers: each spells the components of a layer that it covers, in order.
 
-Walking a layer component by component spells the names; a post-LN layer gives
-`ATTN-W ATTN-N ATTNRES-W ATTNRES-N ATTNRESLN-N ATTNRESLNFF-N ATTNRESLNFFRES-N ATTNRESLNFFRESLN-N`, a pre-LN layer
+A post-LN layer has the scopes
+`ATTN-W ATTN-N ATTNRES-W ATTNRES-N ATTNRESLN-N ATTNRESLNFF-N ATTNRESLNFFRES-N ATTNRESLNFFRESLN-N`; a pre-LN layer has
 `ATTN-W LNATTN-N LNATTNRES-W LNATTNRES-N LNATTNRESLN-N ...`. Cross-attention alone is `XATTN-W` and `XATTN-N`.
-A `-W` scope reads attention weights, an `-N` scope the norms of contribution vectors.
+`-W` scopes consist of attention weights, `-N` scopes of norms of contribution vectors.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ Role = Literal["pre", "op", "post", "scale", "sum", "after"]
 
 @dataclass(frozen=True)
 class Step:
-    """One component of a layer and the scopes that are read after it."""
+    """One component of a layer and the scopes that end with it."""
 
     role: Role
     part: Attention | FeedForward | Experts | Norm | str | None  # "scale": a parameter's path; "sum": None
-    norms: str | None = None  # name of the `-N` scope after this component
-    weights: str | None = None  # name of the `-W` scope after this component
+    norms: str | None = None  # name of the `-N` scope that ends here
+    weights: str | None = None  # name of the `-W` scope that ends here
     alias: str | None = None  # architecture-independent name of `norms`
-    starts: bool = False  # the first component of its branch: it reads what entered the block
-    reader: str | None = None  # "sum": path of the submodule that reads it; None: the layer puts it out
+    starts: bool = False  # first component of its branch, which reads the input of the block
+    reader: str | None = None  # "sum": path of the submodule that reads it; None: output of the layer
 
 
 @lru_cache(maxsize=64)
 def layer_steps(blocks: tuple[Block, ...]) -> tuple[Step, ...]:
-    """The components of a layer in its own order."""
+    """The components of a layer, in order."""
     steps: list[Step] = []
     path = ""
     for number, block in enumerate(blocks):
         parallel = len(block.branches) > 1
         for branch in block.branches:
-            path, made = _branch_steps(branch, path, mixed=number > 0, parallel=parallel)
-            steps += made
+            path, branch_steps = _branch_steps(branch, path, mixed=number > 0, parallel=parallel)
+            steps += branch_steps
         path += "RES"
         attends = any(isinstance(branch.op, Attention) for branch in block.branches)
         crosses = any(isinstance(branch.op, Attention) and branch.op.cross for branch in block.branches)
@@ -56,7 +56,7 @@ def layer_steps(blocks: tuple[Block, ...]) -> tuple[Step, ...]:
 
 
 def _sum_reader(blocks: tuple[Block, ...], number: int) -> str | None:
-    """The submodule that reads the sum of a block: the norm after it, or what the next block begins with."""
+    """Path of the submodule that reads the sum of a block: the norm after it, or the start of the next block."""
     after = blocks[number].after
     if after is not None:
         return after.path
@@ -66,11 +66,11 @@ def _sum_reader(blocks: tuple[Block, ...], number: int) -> str | None:
 
 
 def _branch_steps(branch: Branch, path: str, *, mixed: bool, parallel: bool) -> tuple[str, list[Step]]:
-    """The components of one branch. `mixed`: tokens have been mixed before this block, so that a norm before the
-    branch's operation is a scope of its own (attention itself starts afresh from its values)."""
+    """The extended path and the components of one branch. `mixed`: an earlier block has mixed tokens, so that the norm
+    before the operation is a separate scope."""
     steps = []
     op = branch.op
-    second = parallel and not isinstance(op, Attention)  # LNATTNFFRES: the second branch is no scope of its own
+    second = parallel and not isinstance(op, Attention)  # LNATTNFFRES: the second branch is not a separate scope
     if branch.pre:
         path += "" if second else "LN"
         steps.append(Step("pre", branch.pre, f"{path}-N" if mixed and not parallel else None))
@@ -93,17 +93,18 @@ def _branch_steps(branch: Branch, path: str, *, mixed: bool, parallel: bool) -> 
 
 @lru_cache(maxsize=64)
 def scope_names(blocks: tuple[Block, ...]) -> tuple[str, ...]:
-    """All scope names of a layer, weights before norms at each component."""
+    """All scope names of a layer, for each component weights before norms."""
     return tuple(name for step in layer_steps(blocks) for name in (step.weights, step.norms) if name)
 
 
 @lru_cache(maxsize=64)
 def scope_aliases(blocks: tuple[Block, ...]) -> Mapping[str, str]:
     """alias -> scope name: `weights attention attention-residual attention-block ff ff-residual layer`, and
-    `cross-attention` where there is one.
+    `cross-attention` if the layer has it.
 
-    `attention-block` is the end of the last block that attends (in a pre-LN layer its residual, in a post-LN layer its
-    norm), `layer` the end of the layer. A parallel layer has one block: its end is all of these but `attention`.
+    `attention-block` is the end of the last block with attention (pre-LN: its residual sum, post-LN: its norm), `layer`
+    the end of the layer. A parallel layer is a single block, so that all aliases of norms except `attention` mean its
+    end.
     """
     steps = layer_steps(blocks)
     table = {step.alias: step.norms for step in steps if step.alias and step.norms}
@@ -119,25 +120,27 @@ def scope_aliases(blocks: tuple[Block, ...]) -> Mapping[str, str]:
 
 @lru_cache(maxsize=256)
 def scope_keeps_own_token(scope: str) -> bool:
-    """Whether a token can be part of its own output. Cross-attention reads the encoder's tokens only, so that before
-    its residual connection there is no own token, and nothing that could be called mixing."""
+    """True if a token contributes to its own output. Cross-attention reads encoder tokens only, so before its residual
+    connection no such contribution exists and mixing is undefined."""
     return re.search("XATTN(LN)?-[WN]$", scope) is None
 
 
-def _is_list(given: object) -> TypeGuard[Iterable[object]]:
-    return isinstance(given, Iterable) and not isinstance(given, str)
+def _is_list(value: object) -> TypeGuard[Iterable[object]]:
+    return isinstance(value, Iterable) and not isinstance(value, str)
 
 
 def check_scope_name(entry: object) -> str:
-    """A scope as given, checked to be a string."""
+    """Return `entry` if it is a string; raise an error otherwise."""
     if not isinstance(entry, str):
         raise NormscopeError(f"A scope is a name such as 'ATTNRESLN-N', not {type(entry).__name__} {entry!r}.")
     return entry
 
 
 def resolve_scopes(wanted: Iterable[str] | str | None, *stacks: tuple[Block, ...]) -> list[tuple[str, ...]]:
-    """The scopes meant by `wanted` (names in any case, or aliases) in each stack, in the layer's order; None means all
-    of them. Every entry must name a scope of one stack at least."""
+    """The scopes of each stack that `wanted` names, in layer order; None means all.
+
+    Entries are aliases or names in any case. Each must name a scope of at least one stack.
+    """
     names = [scope_names(blocks) for blocks in stacks]
     aliases = [scope_aliases(blocks) for blocks in stacks]
     if wanted is None:
@@ -146,7 +149,7 @@ def resolve_scopes(wanted: Iterable[str] | str | None, *stacks: tuple[Block, ...
     known = list(dict.fromkeys(name for some in names for name in some))
     short = list(dict.fromkeys(alias for some in aliases for alias in some))
     if not entries:
-        raise NormscopeError(f"No scope was asked for. This model has: {', '.join(known)}.")
+        raise NormscopeError(f"No scope was given. This model has: {', '.join(known)}.")
     chosen: list[set[str]] = [set() for _ in stacks]
     for entry in entries:
         meant = [some.get(entry.strip().lower(), entry.strip().upper()) for some in aliases]

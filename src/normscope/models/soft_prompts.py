@@ -1,8 +1,8 @@
-"""Soft prompts of peft: virtual tokens that are learned and that no text has.
+"""Soft prompts of peft: learned virtual tokens.
 
-Prompt tuning and P-tuning put vectors in front of the embeddings: tokens as any other, rows and columns of every map.
-Prefix tuning puts keys and values in front of those of every attention: columns without rows, since nothing is asked
-there. Both are run by the peft model itself, so that nothing of it is left out.
+Prompt tuning and P-tuning prepend vectors to the embeddings; these tokens are rows and columns of every map. Prefix
+tuning prepends keys and values in every attention; these are columns without rows, since they have no queries. In both
+cases the peft model itself runs the forward pass.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from normscope.errors import NormscopeError
 
-TOKENS = ("PROMPT_TUNING", "P_TUNING", "CPT")
-KEYS = ("PREFIX_TUNING",)
+TOKEN_METHODS = ("PROMPT_TUNING", "P_TUNING", "CPT")
+KEY_METHODS = ("PREFIX_TUNING",)
 
 
 @dataclass(frozen=True)
 class SoftPrompt:
-    """So many virtual tokens, which are tokens or only keys and values."""
+    """`count` virtual tokens, which are full tokens or only keys and values."""
 
     kind: Literal["tokens", "keys"]
     count: int
@@ -29,23 +29,23 @@ class SoftPrompt:
 
 
 def active_soft_prompt(model: Any) -> SoftPrompt | None:
-    """The soft prompt that is active in a peft model; None where there is none."""
+    """The active soft prompt of a peft model, or None."""
     config = getattr(model, "active_peft_config", None)
     if config is None or getattr(model, "_adapters_disabled", False):
         return None
     if getattr(config, "is_adaption_prompt", False):
         raise NormscopeError(
-            "A model with adaption prompts of peft cannot be analysed: they are attended to beside the tokens, by a "
-            "softmax and a gate of their own, which no family describes. Use model.disable_adapter(), or prefix tuning."
+            "A peft model with adaption prompts cannot be analysed: they are attended to with a separate softmax and "
+            "gate, which no family describes. Use model.disable_adapter(), or prefix tuning."
         )
     if not getattr(config, "is_prompt_learning", False):
         return None
     method = str(getattr(config.peft_type, "value", config.peft_type))
-    if method in TOKENS:
+    if method in TOKEN_METHODS:
         return SoftPrompt("tokens", int(config.num_virtual_tokens))
-    if method in KEYS:
+    if method in KEY_METHODS:
         return SoftPrompt("keys", int(config.num_virtual_tokens))
     raise NormscopeError(
-        f"A model with {method.lower()} of peft cannot be analysed: what its virtual tokens are depends on more than "
-        "the text. Known: prompt tuning, P-tuning, CPT, prefix tuning, and adapters of the weights."
+        f"A peft model with {method.lower()} cannot be analysed: its virtual tokens do not depend on the text alone. "
+        "Supported are prompt tuning, P-tuning, CPT, prefix tuning, and adapters of the weights."
     )

@@ -1,9 +1,9 @@
-"""What a layer of a model family is made of, as data.
+"""The description of a model family and its layers as data.
 
 A layer is a sequence of blocks, each ``y = after(x + sum over branches of scale * post(op(pre(x))))``: `op` is
-attention, cross-attention or feed-forward; `pre`, `post` and `after` are norms or nothing, `scale` a LayerScale or
-multiplier or nothing. Post-LN layers fill `after`, pre-LN layers `pre`, sandwich layers `pre` and `post`; a parallel
-layer is one block with two branches. All paths are dotted module names inside the layer.
+attention, cross-attention or feed-forward; `pre`, `post` and `after` are optional norms, and `scale` is an optional
+LayerScale or multiplier. Post-LN layers use `after`, pre-LN layers `pre`, sandwich layers `pre` and `post`; a parallel
+layer is one block with two branches. All paths are dotted module names relative to the layer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ Side = Literal["encoder", "decoder"]
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalisation module. `kind` says what it divides by and whether it subtracts the mean; its gain is
-    ``offset + weight`` (Gemma: 1). An nn.Identity in its place changes nothing."""
+    """A LayerNorm or RMSNorm, whose gain is ``offset + weight`` (Gemma: offset 1). The module may be an nn.Identity."""
 
     path: str
     kind: Literal["layer", "rms"] = "layer"
@@ -29,10 +28,10 @@ class Norm:
 class Attention:
     """Multi-head attention: `module` calls transformers' attention interface, `value` and `output` are W_V and W_O.
 
-    `packing` says where the value rows are in `value`: all of it, its tail (query, key, value in this order), or
-    interleaved (query, key and value of each head in turn). A family outside the interface names in `probabilities`
-    the dropout module whose input is the probabilities; its value vectors are then the output of `value`.
-    `cross` attention reads the encoder's tokens. With `sinks` a part of each row's weight goes to no token.
+    `packing` says which outputs of `value` are values: all ("alone"), the last ones ("tail": query, key, value),
+    or the last third of each head ("interleaved"). If the attention does not use the interface, `probabilities` names
+    the dropout module that reads the probabilities; the value vectors are then the output of `value`. `cross`: attends
+    to encoder tokens. `sinks`: part of each row's weight goes to no token.
     """
 
     module: str
@@ -48,8 +47,8 @@ class Attention:
 class FeedForward:
     """FF(x) = g(x W_1 + b_1) W_2 + b_2: `into` is W_1, `activation` g, `out` W_2.
 
-    Gated: FF(x) = (g(x W_1 + b_1) * (x W_up + b_up)) W_2 + b_2, `up` is W_up; the same path as `into` says that one
-    projection holds both, first what is activated.
+    Gated: FF(x) = (g(x W_1 + b_1) * (x W_up + b_up)) W_2 + b_2, where `up` is W_up. If `up` and `into` are the same
+    path, the first half of that projection is W_1 and the second half W_up.
     """
 
     into: str
@@ -61,12 +60,12 @@ class FeedForward:
 @dataclass(frozen=True)
 class Experts:
     """A mixture of gated feed-forwards, FF(x) = sum over the chosen e of r_e FF_e(x): `module` is called with the
-    tokens, the indices of the chosen experts and their routing weights r_e, which are frozen.
+    tokens, the indices of the chosen experts and their routing weights r_e, which are treated as constants.
 
-    Its parameters are stacked by expert, (experts, out, in), or (experts, in, out) when `transposed`; `into` holds what
-    is activated and what it gates, as halves or, when `interleaved`, in turn. Where the gate is no product g(a) u but
-    another function of the two, `activation` names the method that computes it from both as they are packed, and
-    `bend` the attribute that says where it has kinks.
+    Parameters are stacked by expert, (experts, out, in), or (experts, in, out) if `transposed`. `into` packs W_1 and
+    W_up as halves or, if `interleaved`, alternating. If the gate is not the product g(a) u but another function of a
+    and u, `activation` names the method that computes it from the packed tensor, and `bend` the attribute that gives
+    the position of its kinks.
     """
 
     module: str
@@ -82,16 +81,16 @@ class Experts:
 
 @dataclass(frozen=True)
 class Branch:
-    """One way through a block: an operation with the norms and the scale around it."""
+    """One branch of a block: an operation with its norms and scale."""
 
     op: Attention | FeedForward | Experts
     pre: Norm | None = None
     post: Norm | None = None
-    scale: str | None = None  # path of a parameter that multiplies what the branch adds
+    scale: str | None = None  # path of a parameter that multiplies the output of the branch
 
     @property
     def entry(self) -> str | None:
-        """The submodule that reads what enters the branch; None where only a cross-attention's queries do."""
+        """Path of the submodule that reads the input of the branch; None if only cross-attention queries read it."""
         if self.pre is not None:
             return self.pre.path
         if isinstance(self.op, FeedForward):
@@ -111,16 +110,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Stack:
-    """The layers of one side of a model."""
+    """The layers of a model's encoder or decoder."""
 
     side: Side
-    layers: str  # pattern of the layer modules inside the base model; `*` stands for any one index
+    layers: str  # path of the layer modules in the base model; `*` matches any index
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A config attribute that breaks the algebra unless it has the value `allowed`."""
+    """A config attribute that breaks the decomposition unless its value is `allowed`."""
 
     attribute: str
     allowed: Any
@@ -129,16 +128,16 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Family:
-    """One model family: where its layers are, what they are made of, which configs cannot be decomposed."""
+    """A model family: the path and components of its layers, and the configs that are supported."""
 
     name: str
     model_types: tuple[str, ...]
     stacks: tuple[Stack, ...]
-    attributes: frozenset[str]  # config attributes known to leave the algebra alone; any other must be at its default
-    when: Mapping[str, Any] = field(default_factory=dict)  # config attributes that tell this variant from its kin
+    attributes: frozenset[str]  # config attributes without effect on the decomposition; others must be at their default
+    when: Mapping[str, Any] = field(default_factory=dict)  # config values that select this variant
     input: Literal["text", "image", "audio"] = "text"
-    positions: str | None = "max_position_embeddings"  # None: as long as one likes
-    computed_positions: bool = False  # rotary or ALiBi: they go on behind the last that the config counts
+    positions: str | None = "max_position_embeddings"  # config attribute with the maximum length; None: unlimited
+    computed_positions: bool = False  # rotary or ALiBi: inputs may exceed `positions`
     reserved_positions: Literal["none", "padding"] = (
         "none"  # "padding": RoBERTa's position ids start after pad_token_id
     )
@@ -146,5 +145,5 @@ class Family:
     note: str = ""
 
     def stack(self, side: str) -> Stack:
-        """The stack of a side."""
+        """The stack of the given side."""
         return next(stack for stack in self.stacks if stack.side == side)

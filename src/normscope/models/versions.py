@@ -9,24 +9,23 @@ import transformers
 
 from normscope.errors import NormscopeWarning
 
-TESTED = ("5.21.0", "5.22.2")  # the lowest, as in pyproject.toml, and the newest, as in constraints.txt
+TESTED = ("5.21.0", "5.22.2")  # lowest (pyproject.toml) and newest (constraints.txt)
 
 
 @lru_cache(maxsize=1)
 def warn_if_untested() -> None:
-    """Warn, once, where the installed transformers is older or newer than what was tested; patch releases count as
-    their minor version."""
+    """Warn once if the installed transformers is older or newer than the tested minor versions."""
     installed = transformers.__version__
     lowest, newest = TESTED
-    if not _minor(lowest) <= _minor(installed) <= _minor(newest):
+    if not _minor_version(lowest) <= _minor_version(installed) <= _minor_version(newest):
         warnings.warn(
             f"normscope is tested with transformers {lowest} to {newest}; {installed} is installed. Models whose "
-            "layers are built differently there may be refused.",
+            "layers are built differently in that version may be refused.",
             category=NormscopeWarning,
             stacklevel=3,
         )
 
 
-def _minor(version: str) -> tuple[int, int]:
+def _minor_version(version: str) -> tuple[int, int]:
     major, minor = version.split(".")[:2]
     return int(major), int(minor)

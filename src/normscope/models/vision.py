@@ -1,10 +1,10 @@
-"""Vision Transformers: patches of an image are the tokens."""
+"""Families of Vision Transformers, whose tokens are image patches."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from normscope.models.attributes import COMMON, VISION, names
+from normscope.models.attributes import COMMON, VISION, attribute_names
 from normscope.models.spec import Attention, Block, Branch, Family, FeedForward, Norm, Stack
 
 ATTENTION = Attention("attention", "attention.v_proj", "attention.o_proj")
@@ -31,7 +31,7 @@ VIT = Family(
 DEIT = replace(VIT, name="DeiT", model_types=("deit",), note="as ViT, with a distillation token after [CLS]")
 
 
-def dinov2(feed_forward: FeedForward) -> tuple[Stack, ...]:
+def dinov2_stacks(feed_forward: FeedForward) -> tuple[Stack, ...]:
     blocks = (
         Block((Branch(ATTENTION, pre=Norm("norm1"), scale="layer_scale1.lambda1"),)),
         Block((Branch(feed_forward, pre=Norm("norm2"), scale="layer_scale2.lambda1"),)),
@@ -42,13 +42,13 @@ def dinov2(feed_forward: FeedForward) -> tuple[Stack, ...]:
 DINOV2 = Family(
     name="DINOv2",
     model_types=("dinov2",),
-    stacks=dinov2(FeedForward("mlp.fc1", "mlp.activation_fn", "mlp.fc2")),
+    stacks=dinov2_stacks(FeedForward("mlp.fc1", "mlp.activation_fn", "mlp.fc2")),
     when={"use_swiglu_ffn": False},
     input="image",
     positions=None,
     attributes=COMMON
     | VISION
-    | names(
+    | attribute_names(
         "mlp_ratio layerscale_value drop_path_rate use_swiglu_ffn apply_layernorm reshape_hidden_states use_mask_token "
         "stage_names out_features out_indices"
     ),
@@ -57,7 +57,7 @@ DINOV2 = Family(
 DINOV2_SWIGLU = replace(
     DINOV2,
     name="DINOv2 (SwiGLU)",
-    stacks=dinov2(FeedForward("mlp.gate_proj", "mlp.act_fn", "mlp.down_proj", up="mlp.up_proj")),
+    stacks=dinov2_stacks(FeedForward("mlp.gate_proj", "mlp.act_fn", "mlp.down_proj", up="mlp.up_proj")),
     when={"use_swiglu_ffn": True},
     note="the giant model: gated feed-forward",
 )

@@ -1,1 +1,1 @@
-"""One forward pass, watched: what every layer did, as plain tensors."""
+"""One forward pass of a model, recorded layer by layer."""

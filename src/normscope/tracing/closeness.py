@@ -1,7 +1,7 @@
-"""When two tensors count as equal: in every element, within the rounding of the type that computed them.
+"""Elementwise comparison of tensors within the rounding error of their dtype.
 
-A difference is compared with a size of its own for each element: how large the numbers were that the element was
-computed from. That finds one wrong logit among fifty thousand, which the largest value of all would hide.
+The tolerance of each element is relative to the size of the numbers from which it was computed, not to the largest
+element of the tensor. This finds one wrong logit among fifty thousand.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from math import inf, isnan
 import torch
 from torch import Tensor
 
-ELEMENT = {torch.float32: 1e-5, torch.float64: 1e-9}  # of an elementwise function, a sum or a mean
-PRODUCT = {torch.float32: 2e-6, torch.float64: 1e-12}  # of ||x|| ||w||, the size of a scalar product
-PIECE = 2**22  # elements that are compared at a time
+ELEMENT = {torch.float32: 1e-5, torch.float64: 1e-9}  # for elementwise functions, sums and means
+PRODUCT = {torch.float32: 2e-6, torch.float64: 1e-12}  # relative to ||x|| ||w||, the size of a scalar product
+PIECE = 2**22  # elements compared at a time
 
-Guess = Callable[[slice], tuple[Tensor, Tensor]]  # some rows -> what is expected there, and the size of each element
+Guess = Callable[[slice], tuple[Tensor, Tensor]]  # rows -> their expected values, and the size of each element
 
 
 def coarser(*dtypes: torch.dtype) -> torch.dtype:
-    """The one of these types that rounds the most, at least float32."""
+    """float64 if all these dtypes are, float32 otherwise."""
     return torch.float64 if all(dtype == torch.float64 for dtype in dtypes) else torch.float32
 
 
 def misfit(guess: Guess, actual: Tensor, tolerance: float) -> float:
-    """``max |guess - actual| / (tolerance * size)`` over the elements of (rows, width): the two are equal up to 1.
+    """``max |guess - actual| / (tolerance * size)`` over the elements of (rows, width); at most 1 if the two are equal.
 
-    It goes through the first row and then some at a time, and ends where one differs. NaN equals nothing.
+    Compares the first row, then blocks of rows, and stops at the first difference. NaN counts as a difference.
     """
     worst = 0.0
     step = max(1, PIECE // max(1, actual.shape[-1]))
@@ -45,33 +45,34 @@ def misfit(guess: Guess, actual: Tensor, tolerance: float) -> float:
 
 
 def equal(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
-    """Whether two tensors (rows, width) are the same but for the rounding of `dtype`."""
+    """True if two tensors (rows, width) are equal within the rounding error of `dtype`."""
     if a.shape != b.shape:
         return False
     return torch.equal(a, b) or misfit(lambda rows: (a[rows], b[rows].abs()), b, ELEMENT[dtype]) <= 1
 
 
-def is_product(x: Tensor, weight: Tensor, bias: Tensor | None, made: Tensor, tolerance: float | None = None) -> bool:
-    """Whether ``x W + b`` is what was made, for x (rows, d) and W (d, d')."""
-    if weight.shape != (x.shape[-1], made.shape[-1]) or len(x) != len(made):
+def is_product(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor, tolerance: float | None = None) -> bool:
+    """True if ``x W + b`` equals `output`, for x (rows, d) and W (d, d')."""
+    if weight.shape != (x.shape[-1], output.shape[-1]) or len(x) != len(output):
         return False
     found = x @ weight if bias is None else torch.addmm(bias, x, weight)
-    if torch.equal(found, made):  # the same kernel rounds the same way
+    if torch.equal(found, output):  # the same kernel gives the same rounding
         return True
-    allowed = PRODUCT[coarser(x.dtype, made.dtype)] if tolerance is None else tolerance
+    allowed = PRODUCT[coarser(x.dtype, output.dtype)] if tolerance is None else tolerance
     columns: Tensor = torch.linalg.vector_norm(weight, dim=0)
-    return misfit(lambda rows: (found[rows], _product_size(x[rows], columns, bias)), made, allowed) <= 1
+    return misfit(lambda rows: (found[rows], _product_size(x[rows], columns, bias)), output, allowed) <= 1
 
 
 def _product_size(x: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
-    """(rows, d'): what ``x W + b`` is computed from, ``||x_i|| (||w_k|| + |b_k|) + |b_k|``; `columns` are the ||w_k||.
+    """(rows, d'): the size of the terms of ``x W + b``, ``||x_i|| (||w_k|| + |b_k|) + |b_k|``; `columns` are the
+    ||w_k||.
 
-    The bias is there twice, as a weight that is read from what a module does was computed from it.
+    The bias occurs twice because a weight found by calling a module (`linear_map`) has the rounding error of its bias.
     """
     lengths: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return lengths * columns if bias is None else lengths * (columns + bias.abs()) + bias.abs()
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """(rows, width): all vectors of a tensor, one row where there is only one."""
+    """(rows, width): the last dimension stays, all others become rows."""
     return x.reshape(-1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""Hooks that leave a pass of the same model in another thread alone."""
+"""Hooks that ignore forward passes of the same model in other threads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-def mine(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook, where the thread that is running is the one which made it."""
+def only_in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a hook so that it runs only in the thread that called `mine`."""
     thread = threading.get_ident()
 
     def only(*args: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The proof at the door: one short input through a model twice, as it is and watched.
+"""The proof: before it is analysed, a model runs on a short input twice, without and with recording.
 
-A watched pass must give every layer's output, and the head's, as the model alone does; and every component of every
-layer must come out of its record as it came out of the model. What was proved holds for the model as it stands: whether
-it still is that one is looked at before each run (`standing`), and it is proved again where it is not.
+Both passes must agree in the output of every layer and of the head, and every component recomputed from its record must
+agree with the model. The proof holds until the model is changed: `structure_fingerprint` is compared before each run,
+and the proof is repeated if it differs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, isnan, nan
+from math import inf, isfinite, isnan, nan
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,105 +42,101 @@ from normscope.tracing.trace import (
     watched_pass,
 )
 
-CLOSE = 1e-4  # relative difference from which on two vectors are not the same; rounding stays well below
-
-
-SHORT = 4  # tokens of the input that a model is proved with
-HOLED = 40  # tokens of the longer one for an attention that is not transformers' own, with holes in its mask
+CLOSE = 1e-4  # largest relative difference of equal vectors; rounding errors are well below
+SHORT_LENGTH = 4  # tokens of the proof input
+MASKED_LENGTH = 40  # tokens of the masked proof input for attention functions from outside transformers
 
 _proved: WeakKeyDictionary[nn.Module, tuple[Any, LayerCalls]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class ProofInput:
-    """What both passes are given."""
+    """The input of both passes."""
 
     inputs: Mapping[str, Any]
-    real: Mapping[Side, Tensor]  # (b, n): the tokens that are not padding
+    real: Mapping[Side, Tensor]  # (b, n): True for tokens that are not padding
 
 
 def prove(loaded: LoadedModel) -> None:
-    """Refuse a model that computes anything else than what is seen of it, and note the layer calls that it makes. A
-    model that was proved and has not been changed since is not run again."""
-    # A list of layers that was cut is a new one, in training mode by itself, which changes nothing.
+    """Raise an error if the records of a model differ from what it computes; otherwise store its layer calls in
+    `loaded`. A model that has not changed since its last proof is not run again."""
+    # Slicing a ModuleList creates a new one in training mode, which has no effect.
     lists = nn.ModuleList | nn.ModuleDict
     if any(module.training for module in loaded.given.modules() if not isinstance(module, lists)):
-        raise NormscopeError("The model is in training mode: dropout would change every number. Call model.eval().")
-    if loaded.given is not loaded.model:  # peft may have switched to another adapter
+        raise NormscopeError("The model is in training mode, so dropout would change the results. Call model.eval().")
+    if loaded.given is not loaded.model:  # another peft adapter may be active now
         update_prompt(loaded)
     with model_lock(loaded.base):
         found = _proved.get(loaded.base)
-        if found is None or found[0] != (loaded.stacks, computation_state(loaded)):
+        if found is None or found[0] != (loaded.stacks, structure_fingerprint(loaded)):
             forget_proof(loaded)
-            calls = _first_proof(loaded)  # first: transformers may add hooks when the model runs
-            found = _proved[loaded.base] = ((loaded.stacks, computation_state(loaded)), calls)
+            calls = _run_proof(loaded)  # before the fingerprint: transformers may add hooks when the model runs
+            found = _proved[loaded.base] = ((loaded.stacks, structure_fingerprint(loaded)), calls)
         loaded.calls = calls = found[1]
         loaded.depths = [len(calls.modules[stack.side]) for stack in loaded.stacks]
         loaded.head_counts = [max(calls.heads[stack.side]) for stack in loaded.stacks]
 
 
 def forget_proof(loaded: LoadedModel) -> None:
-    """Have a model proved again, as if nothing were known of it."""
+    """Discard the proof of a model, so that the next `prove` repeats it."""
     with model_lock(loaded.base):
         _proved.pop(loaded.base, None)
 
 
-def _first_proof(loaded: LoadedModel) -> LayerCalls:
-    if loaded.family.input == "text" and has_foreign_attention(loaded.base):  # it must heed masks and windows too
-        compare_passes(loaded, _proof_sample(loaded, HOLED, holes=True))
-    calls, worst = compare_passes(loaded, _proof_sample(loaded, SHORT))
+def _run_proof(loaded: LoadedModel) -> LayerCalls:
+    if loaded.family.input == "text" and has_foreign_attention(loaded.base):  # it must respect masks and windows too
+        compare_passes(loaded, _random_proof_input(loaded, MASKED_LENGTH, holes=True))
+    calls, worst = compare_passes(loaded, _random_proof_input(loaded, SHORT_LENGTH))
     if isnan(worst):
-        raise NormscopeError(
-            "The model alone outputs NaN or infinite values for a short input. Check its weights and dtype."
-        )
+        raise NormscopeError("The model returns NaN or infinite values for a short input. Check its weights and dtype.")
     return calls
 
 
-def _proof_sample(loaded: LoadedModel, length: int, *, holes: bool = False) -> ProofInput:
-    made = random_inputs(loaded, [length])[0]
+def _random_proof_input(loaded: LoadedModel, length: int, *, holes: bool = False) -> ProofInput:
+    encoding = random_inputs(loaded, [length])[0]
     if holes:
-        made["attention_mask"] = (torch.arange(len(made["input_ids"])) % 5 != 2).long()
-    return proof_input(loaded, encode(loaded, made))
+        encoding["attention_mask"] = (torch.arange(len(encoding["input_ids"])) % 5 != 2).long()
+    return proof_input(loaded, encode(loaded, encoding))
 
 
 def proof_input(loaded: LoadedModel, items: Sequence[Item]) -> ProofInput:
-    """A batch to compare two passes on."""
+    """The batch of `items` as input of a proof."""
     real = {stack.side: real_tokens(items, stack.side, loaded.base.device) for stack in loaded.stacks}
     return ProofInput(forward_inputs(loaded, items), real)
 
 
 def compare_passes(loaded: LoadedModel, given: ProofInput) -> tuple[LayerCalls, float]:
-    """What was seen of a pass, and the largest difference from the model alone, of the vectors' length; the model is
-    refused where the two passes begin to differ. NaN: the model alone outputs what is not finite."""
+    """The layer calls of a recorded pass, and its largest relative difference from a plain pass (NaN if the plain pass
+    returns values that are not finite). Raises an error at the first difference above CLOSE."""
     base, prompt = loaded.base, loaded.prompt
     refuse_maskless_attention(base)
     with model_lock(base):
-        alone, made, entered = _plain_pass(loaded, given)
-        comparison = _Comparison(loaded, given, alone)
+        plain, output, entered = _plain_pass(loaded, given)
+        comparison = _PassComparison(loaded, given, plain)
         requests = [
             RecordRequest(
                 stack,
                 layer_steps(stack.blocks),
                 None,
-                comparison.on_layer(stack),
+                comparison.layer_comparer(stack),
                 given.real[stack.side],
-                links=True,
+                for_proof=True,
                 virtual=prompt.count if prompt is not None and prompt.kind == "keys" else 0,
             )
             for stack in loaded.stacks
         ]
-        # Some heads call the decoder inside the base model, which analyses call as a whole.
+        # Some heads call only the decoder inside the base model, but analyses call all of it.
         model = (loaded.model if prompt is None else loaded.given) if entered else base
         watched = watched_pass(base, given.inputs, requests, loaded.dtype, model, to_the_end=True)
-        comparison.compare_heads(made, watched if entered else None)
+        comparison.compare_outputs(output, watched if entered else None)
         heads = {side: tuple(some) for side, some in comparison.heads.items()}
-        modules = {side: tuple(call for call, _ in some) for side, some in alone.items()}
+        modules = {side: tuple(call for call, _ in some) for side, some in plain.items()}
         return LayerCalls(modules, heads), comparison.worst
 
 
-def computation_state(loaded: LoadedModel) -> Any:
-    """All that decides how a pass is computed, but for the numbers: modules, their code, hooks, dtypes, attention.
-    Two of these are equal where nothing of it was changed."""
+def structure_fingerprint(loaded: LoadedModel) -> Any:
+    """Everything except the weights that determines a forward pass: modules, their code, hooks, dtypes, attention.
+    Equal fingerprints mean that none of it has changed."""
     modules = []
     for module in loaded.given.modules():
         own = module.__dict__
@@ -165,66 +161,66 @@ def computation_state(loaded: LoadedModel) -> Any:
 
 
 def has_foreign_attention(base: PreTrainedModel) -> bool:
-    """Whether the model attends by a function that is not transformers' own."""
+    """True if the model uses an attention function from outside transformers."""
     names = {attention_implementation(config) for config in attention_configs(base)}
     functions = (ALL_ATTENTION_FUNCTIONS.get(name) for name in names)
     return any(one is not None and not one.__module__.startswith("transformers.") for one in functions)
 
 
 def refuse_maskless_attention(base: PreTrainedModel) -> None:
-    """Refuse an attention implementation for which no mask function is registered: transformers then makes no mask, and
-    what the implementation attends to is known to nobody else."""
+    """Raise an error for an attention implementation without a registered mask function: transformers then builds no
+    mask, and the tokens it attends to are unknown."""
     for name in {attention_implementation(config) for config in attention_configs(base)}:
         if name not in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
             raise NormscopeError(
-                f"The attention implementation {name!r} has no mask function: what it attends to cannot be seen. "
+                f"The attention implementation {name!r} has no mask function, so the tokens it attends to are unknown. "
                 "Register one with transformers.AttentionMaskInterface, or load the model with "
                 "attn_implementation='eager'."
             )
 
 
 def _plain_pass(loaded: LoadedModel, given: ProofInput) -> tuple[dict[str, list[tuple[nn.Module, Tensor]]], Any, bool]:
-    """A plain pass: side -> every layer call with what it put out; what the model returned; whether it called the base
-    model as a whole."""
+    """Run the model without recording: side -> the module and output of every layer call; the output of the model; True
+    if the base model itself was called."""
     refuse_autocast(loaded.base.device)
     thread = threading.get_ident()
-    rewrites = loaded.prompt is not None  # the model as given is known to give its base other inputs
+    rewrites = loaded.prompt is not None  # a soft prompt changes the inputs of the base model
     found: dict[str, list[tuple[nn.Module, Tensor]]] = {stack.side: [] for stack in loaded.stacks}
     handles = []
     changed: list[str] = []
     entered = [loaded.given is loaded.base or rewrites]
 
-    def enter(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+    def check_inputs(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         if threading.get_ident() == thread:
             entered[0] = True
             named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | dict(kwargs)
             changed.extend(key for key, one in given.inputs.items() if _inputs_differ(one, named.get(key)))
 
-    def listen(side: str) -> Any:
+    def output_hook(side: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if threading.get_ident() == thread:
                 y = output[0] if isinstance(output, tuple) else output
-                found[side].append((module, y.clone()))  # others may change it in place
+                found[side].append((module, y.clone()))  # it may be changed in place later
 
         return hook
 
     try:
         for stack in loaded.stacks:
             for layer in layer_modules(loaded.base, stack):
-                handles.append(layer.register_forward_hook(listen(stack.side)))
+                handles.append(layer.register_forward_hook(output_hook(stack.side)))
         if loaded.given is not loaded.base:
-            handles.append(loaded.base.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
+            handles.append(loaded.base.register_forward_pre_hook(check_inputs, prepend=True, with_kwargs=True))
         with torch.no_grad(), without_compilation(loaded.given):
-            made = loaded.given(**given.inputs)
+            output = loaded.given(**given.inputs)
         if changed and not rewrites:
             raise NormscopeError(
                 f"{type(loaded.given).__name__} gives its layers other {', '.join(changed)} than it was given: a hook "
-                "or wrapper changes them. Undo that, or analyse what it makes of the input."
+                "or wrapper changes them. Remove the hook or wrapper, or apply it to the input and analyse the result."
             )
-        return found, made, entered[0]
+        return found, output, entered[0]
     except NormscopeError:
         raise
-    except Exception as error:  # a model raises what it likes
+    except Exception as error:  # models may raise anything
         tuples = getattr(loaded.base.config, "return_dict", True) is False
         hint = " Set model.config.return_dict = True." if tuples else ""
         raise NormscopeError(f"The model's own forward pass failed: {error}.{hint}") from error
@@ -233,79 +229,79 @@ def _plain_pass(loaded: LoadedModel, given: ProofInput) -> tuple[dict[str, list[
             handle.remove()
 
 
-class _Comparison:
-    """Compares a watched pass with the plain one, layer by layer."""
+class _PassComparison:
+    """Compares a recorded pass with a plain one, layer by layer."""
 
     def __init__(
-        self, loaded: LoadedModel, given: ProofInput, alone: Mapping[str, list[tuple[nn.Module, Tensor]]]
+        self, loaded: LoadedModel, given: ProofInput, plain: Mapping[str, list[tuple[nn.Module, Tensor]]]
     ) -> None:
-        self.loaded, self.given, self.alone = loaded, given, alone
+        self.loaded, self.given, self.plain = loaded, given, plain
         self.worst = 0.0
         self.heads: dict[str, list[int]] = {stack.side: [] for stack in loaded.stacks}
 
-    def on_layer(self, stack: Stack) -> Any:
+    def layer_comparer(self, stack: Stack) -> Callable[[LayerRecord], None]:
+        """The `on_layer` callback that compares each record of a stack with the plain pass."""
         steps = layer_steps(stack.blocks)
         real = self.given.real[stack.side]
-        elsewhere = self.given.real[self.loaded.stacks[0].side]
+        encoder_real = self.given.real[self.loaded.stacks[0].side]
 
         def compare(record: LayerRecord) -> None:
-            calls = self.alone[stack.side]
+            calls = self.plain[stack.side]
             if record.index >= len(calls):
-                self._refuse(f"at layer call {record.index}, which the model alone does not make", float("nan"))
+                self._refuse_pass(f"at layer call {record.index}, which a plain pass does not make", nan)
             module, output = calls[record.index]
-            for step, made, actual in replay_layer(record, steps):
-                own = made.shape[:2] == real.shape
-                error = self._difference(made, actual, real if own else elsewhere)
+            for step, expected, actual in replay_layer(record, steps):
+                own = expected.shape[:2] == real.shape
+                error = self._measure_difference(expected, actual, real if own else encoder_real)
                 if not error <= CLOSE:
                     raise NormscopeError(
-                        f"{self._name(module)}, layer {record.index} (counted from 0), is not what its family says: "
-                        f"what {_step_name(step)} reads or outputs differs by {error:.1e} of its length from what was "
-                        "expected. A hook changes values there, a module is wrapped or replaced, or the family is "
-                        "described wrongly. Undo the change, or describe the model as it is with "
+                        f"{self._module_path(module)}, layer {record.index} (counted from 0), does not match its "
+                        f"family: the input or output of {_step_name(step)} has a relative difference of {error:.1e} "
+                        "from the expected one. A hook changes values there, a module is wrapped or replaced, or the "
+                        "family is described incorrectly. Undo the change, or describe the modified model with "
                         "normscope.register_family."
                     )
             last: Any = record.parts[-1]
-            error = self._difference(output.to(last.output.dtype), last.output, real)
+            error = self._measure_difference(output.to(last.output.dtype), last.output, real)
             if not error <= CLOSE:
                 if not bool(torch.isfinite(output[real]).all()):
                     self.worst = nan
                     return
-                self._refuse(f"in {self._name(module)}, layer {record.index} (counted from 0)", error)
+                self._refuse_pass(f"in {self._module_path(module)}, layer {record.index} (counted from 0)", error)
             part = next(one for one in record.parts if isinstance(one, AttentionRecord))
             self.heads[stack.side].append(part.weights.shape[1])
 
         return compare
 
-    def compare_heads(self, made: Any, watched: Any) -> None:
+    def compare_outputs(self, plain: Any, watched: Any) -> None:
+        """Raise an error if the passes differ in the number of layer calls or in the output of the model."""
         for side, heads in self.heads.items():
-            if not isnan(self.worst) and len(heads) != len(self.alone[side]):
-                self._refuse(
-                    f"after layer call {len(heads)}: the model alone makes {len(self.alone[side])}", float("nan")
-                )
+            if not isnan(self.worst) and len(heads) != len(self.plain[side]):
+                self._refuse_pass(f"after layer call {len(heads)}: a plain pass makes {len(self.plain[side])}", nan)
         for one, other in (
-            () if isnan(self.worst) else zip(_output_tensors(made), _output_tensors(watched), strict=False)
+            () if isnan(self.worst) else zip(_output_tensors(plain), _output_tensors(watched), strict=False)
         ):
-            everywhere = self.given.real[self.loaded.stacks[-1].side]
-            if everywhere.shape != one.shape[:-1]:  # of a pooled vector, or of all tokens of a text without padding
-                everywhere = torch.ones(one.shape[:-1], dtype=torch.bool, device=one.device)
-            error = self._difference(other, one, everywhere) if one.shape == other.shape else float("inf")
+            real = self.given.real[self.loaded.stacks[-1].side]
+            if real.shape != one.shape[:-1]:  # pooled, or without padding: compare all vectors
+                real = torch.ones(one.shape[:-1], dtype=torch.bool, device=one.device)
+            error = self._measure_difference(other, one, real) if one.shape == other.shape else inf
             if not error <= CLOSE:
-                self._refuse("behind the last layer", error)
+                self._refuse_pass("after the last layer", error)
 
-    def _difference(self, found: Tensor, actual: Tensor, real: Tensor) -> float:
+    def _measure_difference(self, found: Tensor, actual: Tensor, real: Tensor) -> float:
         error = _largest_difference(found, actual, real)
         self.worst = self.worst if isnan(self.worst) else max(self.worst, error)
         return error
 
-    def _name(self, layer: nn.Module) -> str:
+    def _module_path(self, layer: nn.Module) -> str:
         return next((name for name, one in self.loaded.base.named_modules() if one is layer), type(layer).__name__)
 
-    def _refuse(self, place: str, error: float) -> None:
-        size = f" by {error:.1e} of the length of its vectors" if isfinite(error) else ""
+    def _refuse_pass(self, place: str, error: float) -> None:
+        size = f", with a relative difference of {error:.1e}" if isfinite(error) else ""
         raise NormscopeError(
-            f"{type(self.loaded.given).__name__} does not compute what normscope sees of it: watched, its pass begins "
-            f"to differ from its own{size} {place}. Is its attention patched, or does a hook or wrapper change values? "
-            "Remove that, load the model with attn_implementation='eager', and try again."
+            f"{type(self.loaded.given).__name__} computes something else when it is recorded: the pass begins to "
+            f"differ {place}{size}. Its attention may be patched, or a hook or wrapper may change values. Remove it, "
+            "or load the model with attn_implementation='eager'."
         )
 
 
@@ -317,11 +313,11 @@ def _step_name(step: Step) -> str:
 
 
 def _largest_difference(found: Tensor, actual: Tensor, real: Tensor) -> float:
-    """The largest ``||found - actual|| / ||actual||`` of a vector; one that almost vanishes beside the others is
-    compared with those."""
+    """The largest ``||found - actual|| / ||actual||`` over vectors; for vectors below 1e-3 of the longest one, relative
+    to that bound."""
     if torch.equal(found, actual):
         return 0.0  # NaN is not equal to itself
-    if not bool(real.all()):  # to choose tokens takes longer than to compare them
+    if not bool(real.all()):  # selecting tokens is slower than comparing them
         found, actual = found[real], actual[real]
     length = torch.linalg.vector_norm(actual, dim=-1)
     floor = (1e-3 * length.amax()).clamp_min(1e-30)
@@ -334,7 +330,7 @@ def _inputs_differ(one: Any, other: Any) -> bool:
     return not isinstance(other, Tensor) or one.shape != other.shape or not torch.equal(one, other)
 
 
-def _output_tensors(made: Any) -> list[Tensor]:
-    """What a model returns: its logits or last states."""
-    given = made.to_tuple() if hasattr(made, "to_tuple") else made if isinstance(made, tuple) else (made,)
-    return [one for one in given[:1] if isinstance(one, Tensor) and one.is_floating_point() and one.dim() > 1]
+def _output_tensors(output: Any) -> list[Tensor]:
+    """The logits or last hidden states that a model returned, as a list of at most one tensor."""
+    parts = output.to_tuple() if hasattr(output, "to_tuple") else output if isinstance(output, tuple) else (output,)
+    return [one for one in parts[:1] if isinstance(one, Tensor) and one.is_floating_point() and one.dim() > 1]

@@ -1,6 +1,6 @@
-"""What one layer did in a forward pass, as plain tensors: written by `trace`, read by `decompose`.
+"""Records of the computation of one layer, as plain tensors: built by `tracing`, read by `decompose`.
 
-b items, n tokens, H heads, d model width. i runs over output tokens, j over input tokens.
+b items, n tokens, H heads, d model width; i indexes output tokens, j input tokens.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ class AttentionRecord:
     """``output_i = sum_j sum_h weights_hij values_hj matrix_h + bias``."""
 
     weights: Tensor  # (b, H, i, j) probabilities, stored as (b, j, H, i); the decomposition may overwrite them
-    values: Tensor  # (b, H, j, d_h) as the model used them, value bias inside; or fewer heads, each shared by several
-    value_bias: Tensor | None  # (heads of the values, d_h): what does not come from the tokens, b_V and W_V beta
+    values: Tensor  # (b, H, j, d_h), including the value bias; fewer heads if several share one
+    value_bias: Tensor | None  # (heads of the values, d_h): the part that depends on no token, b_V and W_V beta
     matrix: Tensor  # (H, d_h, d): W_O, the rows of each head
     bias: Tensor | None  # (d,): b_O
-    output: Tensor  # (b, i, d) the model's own
-    cross: bool = False  # j runs over the encoder's tokens
-    sinks: bool = False  # a part of each row's weight goes to no token
+    output: Tensor  # (b, i, d) as computed by the model
+    cross: bool = False  # j indexes encoder tokens
+    sinks: bool = False  # part of each row's weight goes to no token
 
 
 @dataclass(frozen=True)
 class ResidualRecord:
     """The sum of a residual connection."""
 
-    output: Tensor  # (b, i, d) the model's own sum
+    output: Tensor  # (b, i, d) as computed by the model
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class ScaleRecord:
 
 @dataclass(frozen=True)
 class NormRecord:
-    """``output = gain * (x - mean x) / s + shift``; kind "rms" subtracts no mean."""
+    """``output = gain * (x - mean x) / s + shift``; kind "rms" does not subtract the mean."""
 
     kind: Literal["layer", "rms"]
-    inverse: Tensor  # (b, i): 1 / s_i of the real forward pass
+    inverse: Tensor  # (b, i): 1 / s_i in the forward pass
     gain: Tensor  # (d,)
     shift: Tensor | None  # (d,)
     output: Tensor  # (b, i, d)
@@ -62,22 +62,22 @@ class Projection:
 
 @dataclass(frozen=True)
 class Unit:
-    """``g(into) out + out_bias``, or gated ``(g(into) * up) out + out_bias``, times `routing` where it is an expert."""
+    """``g(into) out + out_bias``, or gated ``(g(into) * up) out + out_bias``, times `routing` if it is an expert."""
 
     into: Projection
     up: Projection | None
     activation: Callable[[Tensor], Tensor]
-    activation_name: str | None  # None: no closed form is known, integrate numerically
+    activation_name: str | None  # None: no known closed form, integrate numerically
     out: Tensor  # (d_ff, d)
     out_bias: Tensor | None
-    routing: Tensor | None = None  # (b, i), zero where the expert was not chosen
-    joint: Callable[[Tensor, Tensor], Tensor] | None = None  # instead of g(into) * up, any function of the two
-    bend: float | None = None  # where it has kinks, in either
+    routing: Tensor | None = None  # (b, i), zero if the expert was not chosen
+    joint: Callable[[Tensor, Tensor], Tensor] | None = None  # replaces g(into) * up
+    bend: float | None = None  # position of the kinks of `joint`, in either argument
 
 
 @dataclass(frozen=True)
 class FeedForwardRecord:
-    """The sum of one unit or, for a mixture of experts, several."""
+    """The sum over units: one, or several in a mixture of experts."""
 
     units: tuple[Unit, ...]
     output: Tensor  # (b, i, d)
@@ -87,32 +87,31 @@ Record = AttentionRecord | ResidualRecord | ScaleRecord | NormRecord | FeedForwa
 
 
 @dataclass(frozen=True)
-class Links:
-    """What ties the parts of a layer together: what its linear submodules read, by path, and which of those are plain,
-    so that what they put out needs no proof; the values that a projection put out, by its path."""
+class ProofRecord:
+    """Inputs and outputs of submodules, by path, which a proof needs to connect the parts of a layer."""
 
-    read: Mapping[str, Tensor]  # (b, n, ...)
-    plain: frozenset[str]
-    values: Mapping[str, Tensor]  # (b, heads of the values, n, d_h), where somebody may have changed them
-    encoder: Tensor | None  # (b, n_encoder, d): what the layer was given to read
+    read: Mapping[str, Tensor]  # (b, n, ...): inputs of linear submodules
+    plain: frozenset[str]  # unmodified linear submodules, whose outputs need no proof
+    values: Mapping[str, Tensor]  # (b, heads of the values, n, d_h): outputs of modified value projections
+    encoder: Tensor | None  # (b, n_encoder, d): encoder states passed to the layer
 
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """What one layer did: its input and its parts."""
+    """The input of one layer and the records of its components."""
 
     index: int
     input: Tensor  # (b, n, d)
-    parts: tuple[Record, ...]  # one for each step of the layer, as far as it was asked for
-    links: Links | None = None  # only for a proof
+    parts: tuple[Record, ...]  # one for each requested step of the layer
+    proof: ProofRecord | None = None  # only while a model is proved
 
 
-BATCHED = {"weights", "values", "output", "inverse", "hidden", "routing"}  # the fields that have an item dimension
-BY_ROW = {"output", "inverse", "hidden", "routing"}  # and those whose next dimension is the output position
+BATCHED = {"weights", "values", "output", "inverse", "hidden", "routing"}  # fields with an item dimension
+BY_ROW = {"output", "inverse", "hidden", "routing"}  # fields whose second dimension is the output position
 
 
 def select_items(layer: LayerRecord, items: slice) -> LayerRecord:
-    """The same record of some of the items."""
+    """The record of some of the items."""
     if len(layer.input[items]) == len(layer.input):
         return layer
     parts = tuple(_map_record(part, BATCHED, lambda x: x[items]) for part in layer.parts)
@@ -120,7 +119,7 @@ def select_items(layer: LayerRecord, items: slice) -> LayerRecord:
 
 
 def select_rows(layer: LayerRecord, positions: Tensor | None) -> LayerRecord:
-    """The record with its outputs at `positions` (b, R) only; the input and the attention's columns stay whole."""
+    """The record with outputs only at `positions` (b, R); the input and the attention's columns stay complete."""
     if positions is None:
         return layer
     parts = []
@@ -133,7 +132,7 @@ def select_rows(layer: LayerRecord, positions: Tensor | None) -> LayerRecord:
 
 
 def gather_rows(x: Tensor, positions: Tensor | None) -> Tensor:
-    """(b, n, ...) at the wanted positions."""
+    """(b, R, ...): x (b, n, ...) at `positions` (b, R)."""
     if positions is None:
         return x
     index = positions.view(*positions.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:])
@@ -141,7 +140,7 @@ def gather_rows(x: Tensor, positions: Tensor | None) -> Tensor:
 
 
 def _map_record(record: Any, names: set[str], change: Callable[[Tensor], Tensor]) -> Any:
-    """The record, and the records inside it, with `change` applied to the fields of these names."""
+    """The record with `change` applied to the fields in `names`, also in nested records."""
     changed: dict[str, Any] = {}
     for field in fields(record):
         value = getattr(record, field.name)

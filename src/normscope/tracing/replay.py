@@ -1,7 +1,7 @@
-"""A layer computed again from its record, component by component: each from what the model itself put into it.
+"""Recompute a layer from its record, each component from the input that it had in the model.
 
-Where a component does not come out as the model's own, the record does not describe it: a wrong description, a wrapped
-module, a hook that changes values.
+If a component differs from the model, the record does not describe it: the family is described incorrectly, a module is
+wrapped, or a hook changes values.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from normscope.tracing.records import (
 
 
 def replay_layer(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[Step, Tensor, Tensor]]:
-    """Every component with what it should read or put out by its record, and what it did: (b, n, ...) each, n those of
-    the encoder where a cross-attention reads them."""
-    assert layer.links is not None
-    read, plain = layer.links.read, layer.links.plain
+    """For every component, the expected and the actual input or output, (b, n, ...) each; n counts encoder tokens for
+    the inputs of cross-attention."""
+    assert layer.proof is not None
+    read, plain = layer.proof.read, layer.proof.plain
     entry = state = layer.input
-    done: list[Tensor] = []  # the block's finished branches
+    done: list[Tensor] = []  # outputs of the finished branches of the block
     for step, part in zip(steps, layer.parts, strict=True):
         op = step.part
         if step.starts:
@@ -41,11 +41,11 @@ def replay_layer(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[St
             continue
         if isinstance(part, AttentionRecord):
             assert isinstance(op, Attention)
-            if op.value in layer.links.values:
-                source, made = layer.links.encoder if op.cross else state, layer.links.values[op.value]
+            if op.value in layer.proof.values:
+                source, values = layer.proof.encoder if op.cross else state, layer.proof.values[op.value]
                 if source is not None:
                     yield step, source, read[op.value]
-                yield step, _values_by_token(made), _values_by_token(part.values[:, :, : made.shape[2]])
+                yield step, _values_by_token(values), _values_by_token(part.values[:, :, : values.shape[2]])
             mixed = _mix_values(part)
             yield step, mixed, read[op.output]
             if op.output not in plain:
@@ -76,7 +76,7 @@ def replay_layer(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[St
 
 
 def _mix_values(part: AttentionRecord) -> Tensor:
-    """(b, i, H d_h): what W_O reads."""
+    """(b, i, H d_h): the input of W_O."""
     shared = part.weights.shape[1] // part.values.shape[1]
     values = part.values if shared == 1 else part.values.repeat_interleave(shared, dim=1)
     return torch.matmul(part.weights, values).transpose(1, 2).flatten(2)
@@ -93,7 +93,7 @@ def _project_hidden(x: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _gate_hidden(unit: Unit) -> Tensor:
-    """(b, n, d_ff): what W_2 reads."""
+    """(b, n, d_ff): the input of W_2."""
     hidden = unit.into.hidden
     if unit.joint is not None and unit.up is not None:
         return unit.joint(hidden, unit.up.hidden)
@@ -102,8 +102,8 @@ def _gate_hidden(unit: Unit) -> Tensor:
 
 
 def _unit_output(unit: Unit) -> Tensor:
-    made = _add_bias(_gate_hidden(unit) @ unit.out, unit.out_bias)
-    return made if unit.routing is None else made * unit.routing[..., None]
+    output = _add_bias(_gate_hidden(unit) @ unit.out, unit.out_bias)
+    return output if unit.routing is None else output * unit.routing[..., None]
 
 
 def _add_bias(x: Tensor, bias: Tensor | None) -> Tensor:

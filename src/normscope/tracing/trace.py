@@ -1,11 +1,10 @@
-"""Run a model once and hand out what each layer did.
+"""Run a forward pass and record every layer.
 
-The attention probabilities come from a function registered with transformers' attention interface, together with a mask
-function (without one the model would silently attend everywhere). A config names the implementation that its modules
-use; during a trace it names ours, which passes what it sees to the recorder of the tracing thread and serves any other
-thread with the model's own implementation. Everything else comes from forward hooks.
-
-One lock per model. The model is always restored exactly.
+Attention probabilities come from a stand-in registered with the attention interface of transformers, together with a
+mask function (without one the model would attend to masked tokens). During a trace, the config of the model names the
+stand-in as its attention implementation. The stand-in calls the recorder of the tracing thread; in other threads it
+calls the implementation that it replaces. Everything else is recorded by forward hooks. A lock per model protects the
+trace, and the model is always restored exactly.
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ from normscope.tracing.build import (
 
 _guard = threading.Lock()
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-active_trace = threading.local()  # .recorder: the Recorder of the trace that this thread is running
-_swapped: dict[int, list[Any]] = {}  # id of a config -> [its own attention implementation, traces that use it now]
-_names: dict[str, str] = {}  # a model's own attention implementation -> the name of ours that stands in for it
+active_trace = threading.local()  # .recorder: the Recorder of the trace running in this thread
+_swapped: dict[int, list[Any]] = {}  # id of a config -> [its attention implementation, number of running traces]
+_stand_ins: dict[str, str] = {}  # attention implementation -> registered name of its stand-in
 
 
 def model_lock(base: PreTrainedModel) -> threading.RLock:
-    """One lock per model, for whatever hooks it."""
+    """The lock of a model; hold it while hooks are attached."""
     with _guard:
         return _locks.setdefault(base, threading.RLock())
 
 
 @contextmanager
 def attention_stand_in(base: PreTrainedModel, recorder: Any) -> Iterator[list[Any]]:
-    """While this lasts, attention of this thread goes to the recorder. Gives a list for the handles of hooks: they are
-    removed at the end, and the model is as it was, whatever happens."""
+    """Pass the attention calls of this thread to `recorder`. Yields a list for hook handles, which are removed at the
+    end; the model is restored even after an error."""
     handles: list[Any] = []
     configs: list[Any] = []
     previous = getattr(active_trace, "recorder", None)
@@ -80,25 +79,25 @@ def attention_stand_in(base: PreTrainedModel, recorder: Any) -> Iterator[list[An
 
 
 def attention_configs(base: PreTrainedModel) -> list[Any]:
-    """The configs that say how a part of the model attends, each once."""
+    """The configs inside the model that name an attention implementation, without duplicates."""
     found = {id(m.__dict__["config"]): m.__dict__["config"] for m in base.modules() if "config" in m.__dict__}
     return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
 
 
 def attention_implementation(config: Any) -> str:
-    """The attention implementation that a config names, also while ours stands in for it."""
+    """The original attention implementation of a config, even during a trace."""
     with _guard:
         entry = _swapped.get(id(config))
         return str(config._attn_implementation if entry is None else entry[0])
 
 
 def _swap_attention(config: Any) -> None:
-    """Put our attention in; counted, as models that share a config may be traced side by side."""
+    """Switch a config to the stand-in; counted, because models that share a config may be traced concurrently."""
     with _guard:
         if id(config) not in _swapped:
             own = config._attn_implementation
             _swapped[id(config)] = [own, 0]
-            # The public setter would go into sub-configs.
+            # The public setter would change sub-configs too.
             config._attn_implementation_internal = _register_stand_in(own)
         _swapped[id(config)][1] += 1
 
@@ -113,13 +112,13 @@ def _restore_attention(config: Any) -> None:
 
 
 def _register_stand_in(own: str) -> str:
-    """The registered name of our attention for models whose own implementation is `own`.
+    """Register the stand-in for the attention implementation `own`, if necessary, and return its name.
 
-    The name carries the original, so that a thread that is not tracing is served by it without any shared state.
-    It must not contain "sdpa", "flash" or "flex": transformers makes extra checks on such names.
+    There is one stand-in per implementation, so that threads without a trace need no shared state to call the original.
+    The name must not contain "sdpa", "flash" or "flex", for which transformers makes extra checks.
     """
-    if own in _names:
-        return _names[own]
+    if own in _stand_ins:
+        return _stand_ins[own]
 
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -135,15 +134,15 @@ def _register_stand_in(own: str) -> str:
         if getattr(active_trace, "recorder", None) is None:
             return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **kwargs)
         dtype = kwargs.get("dtype", torch.float32)
-        # Made in float32 and cast up: float64's lowest value overflows where a family's softmax is in float32.
+        # Built in float32, then cast: the lowest float64 value would overflow in families with a float32 softmax.
         kwargs["dtype"] = torch.float32 if dtype == torch.float64 else dtype
-        made: Tensor | None = eager_mask(*args, **kwargs)
-        return None if made is None else made.to(dtype)
+        built: Tensor | None = eager_mask(*args, **kwargs)
+        return None if built is None else built.to(dtype)
 
-    name = f"normscope{len(_names)}"
+    name = f"normscope{len(_stand_ins)}"
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
-    _names[own] = name
+    _stand_ins[own] = name
     return name
 
 
@@ -153,7 +152,10 @@ def _eager_attention(module: nn.Module) -> Callable[..., Any]:
         function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
         if function is not None:
             return function  # type: ignore[no-any-return]
-    raise NormscopeError(f"{type(module).__name__} does not follow transformers' attention interface.")
+    raise NormscopeError(
+        f"{type(module).__name__} does not use the attention interface of transformers: its file has no function "
+        "eager_attention_forward. For such a family, set `probabilities` in its Attention."
+    )
 
 
 SCORES = 2**20  # attention scores computed at a time
@@ -167,14 +169,14 @@ def trace(
     head: bool = False,
     to_the_end: bool = False,
 ) -> Any:
-    """One watched forward pass over a batch, of the model with its head if that is wanted; see `watch`."""
+    """One recorded forward pass over a batch; `head` includes the model's head. See `watched_pass`."""
     model = module_to_call(loaded, head)
     return watched_pass(loaded.base, forward_inputs(loaded, items), requests, loaded.dtype, model, to_the_end)
 
 
 def module_to_call(loaded: LoadedModel, head: bool) -> nn.Module:
-    """The module to call for a pass. A hook before the base model sees how it is called, so that it is called as its
-    user does; so is a model with a soft prompt."""
+    """The module to call for a pass: the model as the user passed it if it has a soft prompt, or if hooks before the
+    base model may depend on how it is called."""
     if loaded.prompt is not None or loaded.base._forward_pre_hooks:
         return loaded.given
     return loaded.model if head else loaded.base
@@ -188,134 +190,133 @@ def watched_pass(
     model: nn.Module | None = None,
     to_the_end: bool = False,
 ) -> Any:
-    """One forward pass that hands out the records asked for, layer by layer: all of them, or it is refused.
+    """One forward pass that passes each requested record to its `on_layer`; raises an error if any is missing.
 
     Stops after the last requested record. With `to_the_end` the pass completes and the output of `model` (the model
-    with its head or with adapters around it; default: `base`) is returned. If others have hooked the model, the pass
-    always completes.
+    with its head or adapters; default: `base`) is returned. If the model has foreign hooks, the pass always completes.
     """
     refuse_autocast(base.device)
     with model_lock(base), torch.no_grad(), without_compilation(base):
         recorder = Recorder(dtype, () if to_the_end or has_foreign_hooks(base) else requests)
-        made = None
+        output = None
         with attention_stand_in(base, recorder) as handles:
             for request in requests:
                 for layer in layer_modules(base, request.stack):
                     recorder.attach(layer, request, handles)
             try:
-                made = (model or base)(**inputs)
+                output = (model or base)(**inputs)
             except _StopPassError:
                 pass
-            except Exception as error:  # a model raises what it likes
-                if isinstance(error, NormscopeError) or not recorder.running:
+            except Exception as error:  # models may raise anything
+                if isinstance(error, NormscopeError) or not recorder.in_model:
                     raise
                 raise NormscopeError(f"The model's own forward pass failed: {error}") from error
         for request in requests:
             recorder.refuse_unrecorded(request)
-        return made
+        return output
 
 
 def refuse_autocast(device: torch.device) -> None:
-    """Refuse to run under `torch.autocast`, which would round what is measured to half precision."""
+    """Raise an error under `torch.autocast`, which would compute in half precision."""
     if torch.is_autocast_enabled(device.type):
         raise NormscopeError(
-            "torch.autocast is on: the model would compute in half precision, whose rounding drowns small "
-            "contributions. Analyse outside of it, or inside torch.autocast(..., enabled=False)."
+            "torch.autocast is on: the model would compute in half precision, whose rounding errors exceed small "
+            "contributions. Leave the autocast context, or use torch.autocast(..., enabled=False)."
         )
 
 
 class _StopPassError(Exception):
-    """Ends a forward pass whose remaining layers nobody needs."""
+    """Stops a forward pass after the last requested record."""
 
 
 class Recorder:
-    """Collects what the hooks see of the current layer call and hands out its record as soon as everything wanted was
-    seen: the feed-forward that nobody asked for would drive it out of the caches."""
+    """Collects the inputs and outputs of the current layer call, and delivers its record once the requested steps are
+    complete, while the tensors are still in the CPU caches."""
 
     def __init__(self, dtype: torch.dtype, until: Sequence[RecordRequest]) -> None:
-        """`until`: the requests after which the pass ends; none: it goes to the end."""
+        """The pass stops when the requests in `until` are complete; if empty, it runs to the end."""
         self.dtype = dtype
-        self.left = sum(len(request.layers or ()) for request in until)  # records to be made until the pass ends
+        self.records_left = sum(len(request.layers or ()) for request in until)
         self.thread = threading.get_ident()
-        self.counts: dict[str, int] = {}  # layer calls so far on each side
-        self.recorded: dict[str, set[int]] = {}  # the layers of each side that were handed out
-        self.call: LayerCall | None = None  # the layer that is running
+        self.call_counts: dict[str, int] = {}  # side -> layer calls so far
+        self.recorded: dict[str, set[int]] = {}  # side -> layers whose records were delivered
+        self.current_call: LayerCall | None = None  # the layer call in progress
         self.space = ProbabilitySpace(dtype)
         self.hooked: set[tuple[str, nn.Module]] = set()
-        self.plain: dict[int, frozenset[str]] = {}  # id of a layer -> its plain linear submodules
-        self.running = True  # the model, not what is done with its layers
+        self.plain_linear: dict[int, frozenset[str]] = {}  # id of a layer -> paths of its unmodified linear submodules
+        self.in_model = True  # False while a record is processed, so that its errors are not taken for the model's
 
     def attach(self, layer: nn.Module, request: RecordRequest, handles: list[Any]) -> None:
-        """Hook the layer; `handles` has every hook as soon as it exists, so that none is left behind."""
+        """Hook a layer. Each handle is appended to `handles` immediately, so that it is removed even after an error."""
         last = last_path(request.steps)
         modules = {
             path: layer_submodule(layer, path)
-            for path in watched_paths(request.steps, request.constants or request.links)
+            for path in watched_paths(request.steps, request.constants or request.for_proof)
         }
-        if request.links:
-            self.plain[id(layer)] = frozenset(path for path, module in modules.items() if is_plain_linear(module))
-        handles.append(layer.register_forward_pre_hook(self._begin(request), with_kwargs=True))
+        if request.for_proof:
+            self.plain_linear[id(layer)] = frozenset(path for path in modules if is_plain_linear(modules[path]))
+        handles.append(layer.register_forward_pre_hook(self._layer_start_hook(request), with_kwargs=True))
         for path, module in modules.items():
-            if (path, module) in self.hooked:  # layers may share it
+            if (path, module) in self.hooked:  # layers may share a module
                 continue
             self.hooked.add((path, module))
-            handles.append(module.register_forward_hook(self._see(path)))
+            handles.append(module.register_forward_hook(self._submodule_hook(path)))
             if path == last:
-                handles.append(module.register_forward_hook(self._see_last(len(modules))))
-        handles.append(layer.register_forward_hook(self._end))
+                handles.append(module.register_forward_hook(self._last_submodule_hook(len(modules))))
+        handles.append(layer.register_forward_hook(self._on_layer_end))
 
     def refuse_unrecorded(self, request: RecordRequest) -> None:
-        """Refuse a pass that left out a layer which was asked for."""
+        """Raise an error if a requested layer was not called."""
         side = request.stack.side
-        calls, found = self.counts.get(side, 0), self.recorded.get(side, set())
+        calls, found = self.call_counts.get(side, 0), self.recorded.get(side, set())
         missing = sorted(set(request.layers or ()) - found)
         if missing or not found:
             raise NormscopeError(
-                f"The forward pass called {calls} layers at {request.stack.layers}, and not layer "
-                f"{', '.join(map(str, missing)) or 0} (counted from 0), which was asked for: the model was changed "
-                "after the Analyzer was made, or skips layers. Make a new Analyzer."
+                f"The forward pass called {calls} layers at {request.stack.layers}, but not the requested layer "
+                f"{', '.join(map(str, missing)) or 0} (counted from 0). The model skips layers, or was changed after "
+                "the Analyzer was created. Create a new Analyzer."
             )
 
-    def _mine(self) -> bool:
+    def _is_active(self) -> bool:
+        """True in the thread of the trace, while the model runs."""
         return threading.get_ident() == self.thread and getattr(active_trace, "recorder", None) is self
 
-    def _wanted_call(self) -> LayerCall | None:
-        """The layer call that is running, where more is wanted of it."""
-        call = self.call
-        if not self._mine() or call is None or call.recorded:
+    def _call_to_record(self) -> LayerCall | None:
+        """The layer call in progress if its record is requested and not yet delivered."""
+        call = self.current_call
+        if not self._is_active() or call is None or call.recorded:
             return None
-        return call if call.wanted.layers is None or call.index in call.wanted.layers else None
+        return call if call.request.layers is None or call.index in call.request.layers else None
 
-    def _begin(self, request: RecordRequest) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def _layer_start_hook(self, request: RecordRequest) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not self._mine():
+            if not self._is_active():
                 return
-            stack, index = request.stack, self.counts.get(request.stack.side, 0)
+            stack, index = request.stack, self.call_counts.get(request.stack.side, 0)
             if request.calls is not None and not any(module is one for one in request.calls[index : index + 1]):
                 raise NormscopeError(
-                    f"Layer call {index} (counted from 0) at {stack.layers} is not the one that it was when the "
-                    "Analyzer was made: the model was changed, or calls other layers for other inputs. Make a new "
-                    "Analyzer."
+                    f"Layer call {index} (counted from 0) at {stack.layers} is another module than when the Analyzer "
+                    "was created: the model was changed, or its calls depend on the input. Create a new Analyzer."
                 )
             x = args[0] if args else kwargs["hidden_states"]
             if x.shape[-2] != request.real.shape[1]:
                 raise NormscopeError(
                     f"Layer {index} (counted from 0) at {stack.layers} reads {x.shape[-2]} tokens, but the input has "
-                    f"{request.real.shape[1]}: the model adds or drops some, and what they are is not known."
+                    f"{request.real.shape[1]}. The model adds or drops tokens, which its family does not support."
                 )
             if index == 0:
-                check_finite(x, request.real, "The embeddings before the first layer hold")
+                check_finite(x, request.real, "The embeddings before the first layer contain")
             encoder = kwargs.get("encoder_hidden_states")
             if encoder is None:
                 encoder = next((one for one in args[1:] if is_encoder_output(one)), None)
-            plain = self.plain.get(id(module), frozenset())
-            self.call = LayerCall(index, module, x, encoder, request, self.dtype, plain, self.space)
+            plain = self.plain_linear.get(id(module), frozenset())
+            self.current_call = LayerCall(index, module, x, encoder, request, self.dtype, plain, self.space)
 
         return hook
 
-    def _see(self, path: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def _submodule_hook(self, path: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            call = self._wanted_call()
+            call = self._call_to_record()
             if call is not None:
                 inputs, outputs = call.seen.setdefault(path, ([], []))
                 inputs.append(args)
@@ -323,46 +324,46 @@ class Recorder:
 
         return hook
 
-    def _see_last(self, count: int) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        """Where the last wanted part of a layer ends; `count` submodules are seen by then."""
+    def _last_submodule_hook(self, count: int) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        """Hook that delivers the record after the last requested submodule, once all `count` submodules were called."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            call = self._wanted_call()
+            call = self._call_to_record()
             if call is not None and len(call.seen) == count:
-                self._hand_out(call, call.shape(output))
+                self._deliver_record(call, call.unflatten(output))
 
         return hook
 
-    def _end(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not self._mine():
+    def _on_layer_end(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._is_active():
             return
-        assert self.call is not None
-        call, wanted = self.call, self._wanted_call() is not None
+        assert self.current_call is not None
+        call, requested = self.current_call, self._call_to_record() is not None
         y = output[0] if isinstance(output, tuple) else output
-        if wanted:
+        if requested:
             check_last_norm(call, y)
-            self._hand_out(call, y)
+            self._deliver_record(call, y)
         else:
-            check_finite(y, call.wanted.real, f"Layer {call.index} (counted from 0) output")
-        self.counts[call.wanted.stack.side] = call.index + 1
-        self.call = None
+            check_finite(y, call.request.real, f"Layer {call.index} (counted from 0) outputs")
+        self.call_counts[call.request.stack.side] = call.index + 1
+        self.current_call = None
 
-    def _hand_out(self, call: LayerCall, y: Tensor) -> None:
-        """The layer has come to y, and all that was wanted of it was seen."""
-        check_finite(y, call.wanted.real, f"Layer {call.index} (counted from 0) output")
-        active_trace.recorder, self.running = None, False  # what runs from here on is no part of the pass
+    def _deliver_record(self, call: LayerCall, y: Tensor) -> None:
+        """Build the record of a layer whose output so far is y, and pass it to `on_layer`."""
+        check_finite(y, call.request.real, f"Layer {call.index} (counted from 0) outputs")
+        active_trace.recorder, self.in_model = None, False  # `on_layer` may call modules
         try:
             record = call.record(y)
-            self.recorded.setdefault(call.wanted.stack.side, set()).add(call.index)
+            self.recorded.setdefault(call.request.stack.side, set()).add(call.index)
             call.recorded = True
             call.seen.clear()
             call.attention.clear()
-            call.wanted.on_layer(record)
-            self.running = True
+            call.request.on_layer(record)
+            self.in_model = True
         finally:
             active_trace.recorder = self
-        self.left -= 1
-        if self.left == 0:
+        self.records_left -= 1
+        if self.records_left == 0:
             raise _StopPassError
 
     def attend(
@@ -375,13 +376,13 @@ class Recorder:
         mask: Tensor | None,
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
-        """The family's own eager attention, some heads at a time: its scores stay in cache, whatever the length. Its
-        every digit is kept, since a softmax that rounds otherwise moves the cells of later layers by millionths."""
-        call = self._wanted_call()
+        """Eager attention of the model's family, some heads at a time so that the scores stay in cache. A
+        different softmax would round differently and change later layers by about 1e-6."""
+        call = self._call_to_record()
         if call is None:
             return eager(module, query, key, value, mask, **kwargs)  # type: ignore[no-any-return]
         items, heads, rows = query.shape[:3]
-        columns, shared = key.shape[2], heads // key.shape[1]  # query heads that share one of the keys and values
+        columns, shared = key.shape[2], heads // key.shape[1]  # query heads per key and value head
         step = heads
         by_head = any(isinstance(x, Tensor) and x.dim() == 4 and x.shape[1] == heads for x in (mask, *kwargs.values()))
         if not by_head and not hasattr(module, "sinks"):

@@ -1,6 +1,6 @@
-"""A model whose attention is uniform in some layers: every output attends alike to all tokens that it may see.
+"""Run a model with uniform attention in some layers: every output attends equally to all tokens that are not masked.
 
-The report that the mixing ratio explains (EMNLP 2021): little is lost, because attention mixes little.
+Uniform attention changes little because attention mixes little, as the mixing ratio explains (EMNLP 2021).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from normscope.tracing.trace import active_trace, attention_stand_in, model_lock
 
 
 def run_uniform(loaded: LoadedModel, item: Item, layers: Sequence[int], *, logits: bool = False) -> Tensor:
-    """(n, d): the final hidden states, or with `logits` the head's output, where the attention of these layers is
-    uniform over the tokens it may see. No layers: the plain forward pass."""
+    """(n, d): the final hidden states, or with `logits` the logits, with uniform attention in `layers` (none: the plain
+    forward pass)."""
     loaded.refuse_prompt("Uniform attention")
     stack = loaded.stacks[0]
     model = loaded.model if logits else loaded.base
     with model_lock(loaded.base), torch.no_grad(), _attend_uniformly(loaded, stack, frozenset(layers)):
-        made = model(**forward_inputs(loaded, [item]))
+        output = model(**forward_inputs(loaded, [item]))
     if logits:
-        found = made.logits
+        found = output.logits
     elif loaded.two_sided:
-        found = made.encoder_last_hidden_state
+        found = output.encoder_last_hidden_state
     else:
-        found = made.last_hidden_state
+        found = output.last_hidden_state
     real = item.sides[stack.side].real
     return found[0][real.to(found.device)].to(loaded.dtype).cpu()  # type: ignore[no-any-return]
 
@@ -44,46 +44,47 @@ def _attend_uniformly(loaded: LoadedModel, stack: Stack, layers: frozenset[int])
     if not layers:
         yield
         return
-    replaced = _Uniform(layers)
+    uniform = _UniformAttention(layers)
     probabilities = next(
         (s.part.probabilities for s in layer_steps(stack.blocks) if isinstance(s.part, Attention) and not s.part.cross),
         None,
     )
 
-    def mine() -> bool:  # and not a pass of the same model in another thread
-        return getattr(active_trace, "recorder", None) is replaced
+    def is_active() -> bool:  # False for passes of the same model in other threads
+        return getattr(active_trace, "recorder", None) is uniform
 
     def begin(module: nn.Module, args: Any) -> None:
-        if mine():
-            replaced.count += 1
-            replaced.inside = True
+        if is_active():
+            uniform.index += 1
+            uniform.inside = True
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
-        if mine():
-            replaced.inside = False
+        if is_active():
+            uniform.inside = False
 
-    def even(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        return (_uniform_probabilities(args[0]), *args[1:]) if mine() and replaced.wanted() else None
+    def replace_probabilities(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        return (_uniform_probabilities(args[0]), *args[1:]) if is_active() and uniform.applies() else None
 
-    with attention_stand_in(loaded.base, replaced) as handles:
+    with attention_stand_in(loaded.base, uniform) as handles:
         for layer in layer_modules(loaded.base, stack):
             handles.append(layer.register_forward_pre_hook(begin))
             handles.append(layer.register_forward_hook(end))
             if probabilities is not None:
-                handles.append(layer_attribute(layer, probabilities).register_forward_pre_hook(even))
+                handles.append(layer_attribute(layer, probabilities).register_forward_pre_hook(replace_probabilities))
         yield
 
 
-class _Uniform:
-    """Stands where a Recorder does, and lets the attention of some layers see all keys alike."""
+class _UniformAttention:
+    """Takes the place of a Recorder and makes the attention of some layers uniform."""
 
     def __init__(self, layers: frozenset[int]) -> None:
         self.layers = layers
-        self.count = -1  # the layer that is running
+        self.index = -1  # index of the current layer
         self.inside = False
 
-    def wanted(self) -> bool:
-        return self.inside and self.count in self.layers
+    def applies(self) -> bool:
+        """True inside a layer whose attention is to be uniform."""
+        return self.inside and self.index in self.layers
 
     def attend(
         self,
@@ -95,13 +96,14 @@ class _Uniform:
         mask: Tensor | None,
         kwargs: dict[str, Any],
     ) -> Any:
-        """A query of zeros has the same score with every key; a mask keeps what it forbids and loses its biases."""
-        if not self.wanted():
+        """Attend with zero queries, which give every key the same score, and without additive biases in the mask."""
+        if not self.applies():
             return eager(module, query, key, value, mask, **kwargs)
         return eager(module, torch.zeros_like(query), key, value, _forbidding_mask(mask), **_drop_position_bias(kwargs))
 
 
 def _forbidding_mask(mask: Tensor | None) -> Tensor | None:
+    """The mask with zeros for all keys that it does not forbid."""
     if mask is None or not mask.is_floating_point():
         return mask
     forbidden = mask <= torch.finfo(torch.float32).min / 2
@@ -113,6 +115,6 @@ def _drop_position_bias(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _uniform_probabilities(probabilities: Tensor) -> Tensor:
-    """Equal weights for all keys that have any: of one unpadded item, those that a mask does not forbid."""
-    seen = (probabilities > 0).to(probabilities.dtype)
-    return seen / seen.sum(-1, keepdim=True)
+    """Equal weights for all keys with a positive weight, which for an unpadded item are those that are not masked."""
+    visible = (probabilities > 0).to(probabilities.dtype)
+    return visible / visible.sum(-1, keepdim=True)

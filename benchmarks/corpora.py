@@ -45,7 +45,7 @@ WORDS = [
 
 def corpus_rate(entries: int = 600) -> Row:
     """The rate of a run with measures only, over that of a bare loop over `stream` with the same entries."""
-    lens = Analyzer.from_pretrained(default_model.find())
+    lens = Analyzer.from_pretrained(default_model.default_model_folder())
     with tempfile.TemporaryDirectory() as folder:
         data = _data(Path(folder), entries)
         texts = data.read_text().splitlines()
@@ -92,7 +92,7 @@ def start_up() -> Row:
     """From the start of Python to the first shard, over that to import torch and transformers and load the model."""
     with tempfile.TemporaryDirectory() as folder:
         data = _data(Path(folder), 64)
-        model = str(default_model.find())
+        model = str(default_model.default_model_folder())
         load = f"import torch, transformers; transformers.AutoModel.from_pretrained({model!r})"
         seconds: dict[str, list[float]] = {"load": [], "first": []}
         for turn in range(3):
@@ -132,7 +132,7 @@ def _steady(data: Path, out: Path, engine: str) -> float:
     seen: list[tuple[float, int]] = []
     corpus.run(
         data,
-        default_model.find(),
+        default_model.default_model_folder(),
         out,
         scopes=SCOPES,
         shard_size=32,
@@ -145,5 +145,5 @@ def _steady(data: Path, out: Path, engine: str) -> float:
 
 
 if __name__ == "__main__":
-    corpus.run(sys.argv[1], default_model.find(), sys.argv[2], scopes=SCOPES)
+    corpus.run(sys.argv[1], default_model.default_model_folder(), sys.argv[2], scopes=SCOPES)
     print(peak())

@@ -42,7 +42,7 @@ SHAPES: dict[str, Callable[[int], PreTrainedModel]] = {"bert": lambda n: bert(n,
 def minilm() -> PreTrainedModel:
     """The default model, all-MiniLM-L6-v2; raises NormscopeError when it is not installed."""
     model: PreTrainedModel = AutoModel.from_pretrained(
-        default_model.find(), dtype=torch.float32, attn_implementation="sdpa"
+        default_model.default_model_folder(), dtype=torch.float32, attn_implementation="sdpa"
     )
     model.eval()
     return model

@@ -38,7 +38,7 @@ def rows() -> Iterator[Callable[[], Row]]:
 def similarity_of_all_scopes(data: Path, entries: int = 100) -> Row:
     """All of the FF paper's Fig. 12 and Table 1: a corpus run, over every vector materialised and every pair of maps
     given to scipy. Both on the first pairs of paragraphs of `data`, of at most 128 tokens."""
-    lens = Analyzer.from_pretrained(default_model.find())
+    lens = Analyzer.from_pretrained(default_model.default_model_folder())
     texts = [entry.given for entry in corpus.strict(read_pairs(data, tokenizer=lens.tokenizer))][:entries]
     begin = time.perf_counter()
     expected = _naive(lens, texts)

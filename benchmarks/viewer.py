@@ -17,7 +17,8 @@ import torch
 from benchmarks.measures import Row
 from benchmarks.timing import Neighbours, best
 from normscope import Analyzer, NormscopeError, default_model
-from normscope.analysis import Analysis, HeadMaps, Label, Measured
+from normscope.analysis import Analysis, HeadMaps, Measured
+from normscope.labels import Label
 
 NAME = "MiniLM"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -53,7 +54,7 @@ def first_map(rounds: int = 12) -> Row:
     row = Row("first map on screen / analyze", NAME, "30 tokens", bar=1.3)
     seconds: dict[str, list[float]] = {"analyze": [], "first map": []}
     try:
-        lens: Analyzer[Analysis] = Analyzer.from_pretrained(default_model.find())
+        lens: Analyzer[Analysis] = Analyzer.from_pretrained(default_model.default_model_folder())
         with _served(lens) as address, _browser() as browser:
             for text in _sentences(rounds):
                 page = browser.new_page()  # without a map of another sentence

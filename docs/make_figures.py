@@ -278,7 +278,7 @@ DRAWINGS: dict[str, Callable[[Analyzer, Analysis], Figure]] = {
 
 
 def main(folder: Path = FOLDER) -> None:
-    lens = Analyzer.from_pretrained(default_model.find())
+    lens = Analyzer.from_pretrained(default_model.default_model_folder())
     result = lens.analyze(SENTENCE, heads=True)
     with matplotlib.rc_context(STYLE):
         for name, draw in DRAWINGS.items():

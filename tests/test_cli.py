@@ -22,7 +22,7 @@ from tests.tiny_layers import ENCODER_DECODER, FAMILIES, inputs, tiny
 from tests.view.fake import SENTENCE, fake
 
 try:
-    default_model.find()
+    default_model.default_model_folder()
     installed = True
 except NormscopeError:
     installed = False
@@ -362,7 +362,7 @@ def test_analyze_end_to_end(tmp_path: Path) -> None:
 @with_model
 def test_analyze_with_other_readings(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    lens = Analyzer.from_pretrained(default_model.find())
+    lens = Analyzer.from_pretrained(default_model.default_model_folder())
     for gate, bias in (("shapley", "token"), ("tangent", "remainder")):
         asked = run("analyze", "Hello", "-l", "2", "--gate", gate, "--value-bias", bias, "-o", str(path))
         assert (asked.exit_code, asked.stderr) == (0, "")
@@ -537,7 +537,7 @@ def test_check_of_every_kind_of_model(name: str, dtype: torch.dtype) -> None:
 
 
 def test_check_of_long_inputs_looks_at_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "VECTORS", 20)
+    monkeypatch.setattr(checking, "VECTORS_AT_ONCE", 20)
     assert checking.check(Analyzer(tiny("marian", dtype=torch.float32))).ok
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from normscope import Analyzer, cli
-from normscope.analysis import Label
 from normscope.flow.result import Flow, Scores
+from normscope.labels import Label
 from normscope.view import flow_terminal
 from tests.flow.test_targets import classifier, masked
 from tests.test_generation import SOURCE, TARGET, speaker, translator

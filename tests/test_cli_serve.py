@@ -18,7 +18,7 @@ from tests.test_generation import speaker
 from tests.test_inputs import toy_lens
 
 try:
-    default_model.find()
+    default_model.default_model_folder()
     installed = True
 except NormscopeError:
     installed = False

@@ -19,7 +19,7 @@ def saved(folder: Path, head: str | None) -> Path:
     model = tiny("bert", head, vocab_size=30522)
     model.float().save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-        source = Path(default_model.find()) / name
+        source = Path(default_model.default_model_folder()) / name
         if source.is_file():
             (folder / name).write_bytes(source.read_bytes())
     return folder
@@ -55,7 +55,7 @@ def test_a_pooler_that_is_random_at_each_load_is_no_other_model(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./no-such-folder"])
 def test_a_folder_that_is_not_there(name: str) -> None:
-    with pytest.raises(NormscopeError, match=f"{name}.: there is no such folder. Give a hub name"):
+    with pytest.raises(NormscopeError, match=f"{name}.: there is no such folder. Pass a hub name"):
         Analyzer.from_pretrained(name)
 
 
@@ -71,7 +71,7 @@ def test_a_folder_that_is_not_there(name: str) -> None:
 )
 def test_options_that_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(NormscopeError, match=reason):
-        Analyzer.from_pretrained(default_model.find(), **options)
+        Analyzer.from_pretrained(default_model.default_model_folder(), **options)
 
 
 def test_options_that_say_what_is_done_anyway(tmp_path: Path) -> None:

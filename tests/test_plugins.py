@@ -90,7 +90,7 @@ def test_a_broken_one_is_told_once(
 ) -> None:
     monkeypatch.syspath_prepend(install(tmp_path, families, measures))
     ask = registry.families if families else measuring.known
-    with pytest.warns(NormscopeWarning, match=rf"The package others-package .*{reason}") as told:
+    with pytest.warns(NormscopeWarning, match=rf"the package others-package .*{reason}") as told:
         assert ask()
     assert len(told) == 1
     assert ask()  # without a warning, which would be an error here
@@ -102,7 +102,7 @@ def test_they_reach_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "data.txt").write_text("A text.\nAnother one.\n")
     path = ":".join([str(tmp_path), *(entry for entry in sys.path if entry)])
     command = [sys.executable, "-m", "normscope", "corpus", str(tmp_path / "data.txt"), "--model"]
-    command += [str(default_model.find()), "-o", str(tmp_path / "run"), "--measures", "installed_count"]
+    command += [str(default_model.default_model_folder()), "-o", str(tmp_path / "run"), "--measures", "installed_count"]
     done = subprocess.run(command, env={"PYTHONPATH": path, "PATH": "", "HOME": str(tmp_path)}, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     from normscope import corpus

@@ -18,7 +18,7 @@ TEXT = "Colin Fleming played the highway tiny soap opera."
 @pytest.fixture(scope="module")
 def lens() -> Analyzer:
     try:
-        return Analyzer.from_pretrained(default_model.find())
+        return Analyzer.from_pretrained(default_model.default_model_folder())
     except NormscopeError as error:
         pytest.skip(str(error))
 
@@ -41,7 +41,7 @@ def test_minilm_against_the_oracle(lens: Analyzer, text: str) -> None:
 
 def test_minilm_end_to_end_against_float64(lens: Analyzer) -> None:
     result = lens.analyze(TEXT)
-    double = Analyzer.from_pretrained(default_model.find(), dtype=torch.float64)
+    double = Analyzer.from_pretrained(default_model.default_model_folder(), dtype=torch.float64)
     exact = double.analyze(TEXT)
     assert exact["layer"].dtype == torch.float64
     encoding = dict(lens.tokenizer(TEXT, return_tensors="pt"))

@@ -1,6 +1,6 @@
-"""Families and measures of other packages, found by their entry points.
+"""Families and measures from other packages, found through entry points.
 
-A package states them in its pyproject.toml:
+A package declares them in its pyproject.toml:
 
     [project.entry-points."normscope.families"]
     mine = "my_package.families:MINE"
@@ -19,19 +19,19 @@ from typing import Any
 from normscope.errors import NormscopeWarning
 
 
-def load(group: str, check: Callable[[Any], None]) -> list[Any]:
-    """The objects that the entry points of a group name. One that cannot be loaded, or that `check` refuses, is left
-    out with a warning."""
+def load_entry_points(group: str, check: Callable[[Any], None]) -> list[Any]:
+    """The objects that the entry points of a group refer to. An entry point that cannot be loaded, or whose object
+    `check` rejects, is skipped with a warning."""
     found = []
     for point in entry_points(group=group):
         try:
             loaded = point.load()
             check(loaded)
-        except Exception as error:  # the code of other packages may raise anything
+        except Exception as error:  # third-party code may raise anything
             package = point.dist.name if point.dist is not None else point.value
             warnings.warn(
-                f"The package {package} has an entry point {point.name!r} in {group} that cannot be used "
-                f"({point.value}: {error}). It is left out. Update or remove the package.",
+                f"Skipped the entry point {point.name!r} of the package {package} in {group}, which cannot be used "
+                f"({point.value}: {error}). Update or remove the package.",
                 category=NormscopeWarning,
                 stacklevel=3,
             )

@@ -380,7 +380,7 @@ def test_duplicate_ids_are_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_default_model_is_where_it_says() -> None:
-    assert default_model.find().is_dir()
+    assert default_model.default_model_folder().is_dir()
 
 
 def test_command_line(data: Path, folder: Path, tmp_path: Path) -> None:

@@ -250,6 +250,6 @@ def _default_model() -> str:
     from normscope import default_model
 
     try:
-        return str(default_model.find())
+        return str(default_model.default_model_folder())
     except NormscopeError as error:
         pytest.skip(str(error))

@@ -31,7 +31,7 @@ def own() -> Any:
 def run(tmp_path: Path, **options: Any) -> corpus.Run:
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(TEXTS))
-    corpus.run(data, str(default_model.find()), tmp_path / "out", scopes=["weights"], **options)
+    corpus.run(data, str(default_model.default_model_folder()), tmp_path / "out", scopes=["weights"], **options)
     return corpus.open(tmp_path / "out")
 
 

@@ -76,7 +76,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
             data = os.environ.get("NORMSCOPE_TEST_DATA")
             if trained and not data:
                 pytest.skip(f"the rest of the page needs {trained}: NORMSCOPE_TEST_DATA names no folder")
-            name = str(Path(data or "", "models", trained) if trained else default_model.find())
+            name = str(Path(data or "", "models", trained) if trained else default_model.default_model_folder())
         return load(name, *options)
 
     monkeypatch.setattr(loading, "load_pretrained", load_here)
@@ -86,7 +86,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a page runs: empty but for the samples. What it registers is forgotten again."""
     try:
-        default_model.find()
+        default_model.default_model_folder()
     except NormscopeError:
         pytest.skip("the default model is not installed")
     for name, text in SAMPLES.items():
@@ -109,7 +109,7 @@ def classifier(folder: Path) -> None:
         id2label={0: "negative", 1: "positive"},
     )
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(default_model.find()).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(default_model.default_model_folder()).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("page", runnable())

@@ -24,7 +24,7 @@ def test_every_figure_is_drawn_by_the_script_and_shown() -> None:
 @pytest.mark.slow
 def test_the_script_draws_them(tmp_path: Path) -> None:
     try:
-        default_model.find()
+        default_model.default_model_folder()
     except NormscopeError:
         pytest.skip("the default model is not installed")
     main(tmp_path)

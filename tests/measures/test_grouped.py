@@ -51,7 +51,7 @@ def test_resolution() -> None:
 def test_the_error_on_real_weights_and_norms_is_small() -> None:
     """alpha and ||f|| of the default model on Wikipedia: all pairs ranked, and counted in the paper's bins."""
     path = real_file("wikitext2.raw.test.txt")
-    lens = Analyzer.from_pretrained(default_model.find())
+    lens = Analyzer.from_pretrained(default_model.default_model_folder())
     found: dict[str, list[np.ndarray]] = {}
     for entry in strict(islice(read(path, "pairs", tokenizer=lens.tokenizer), 2)):
         result = lens.analyze(entry.given, scopes=["attention"], heads=True)

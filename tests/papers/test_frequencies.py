@@ -40,7 +40,7 @@ def test_tokens_and_counts(tmp_path: Path, header: str, suffix: str, mark: str) 
 
 def test_marks_that_are_tokens(tmp_path: Path) -> None:
     """A comma, a quotation mark: with tabs as they are, in CSV quoted."""
-    tokenizer = AutoTokenizer.from_pretrained(default_model.find())
+    tokenizer = AutoTokenizer.from_pretrained(default_model.default_model_folder())
     vocabulary = tokenizer.get_vocab()
     expected = {vocabulary[","]: 5, vocabulary['"']: 4, vocabulary["the"]: 9}
     tabs = read(written(tmp_path / "a.tsv", ',\t5\n"\t4\nthe\t9\n'), tokenizer, 30522)
@@ -117,7 +117,7 @@ def test_few_tokens_cannot_tell() -> None:
 
 def test_the_authors_counts_of_bert() -> None:
     path = real_file("bert-uncased.rank_count_ids.txt")
-    tokenizer = AutoTokenizer.from_pretrained(default_model.find())
+    tokenizer = AutoTokenizer.from_pretrained(default_model.default_model_folder())
     found = read(path, tokenizer, 30522)
     ranks = {int(id): int(rank) for rank, _, id in (line.split() for line in path.read_text().splitlines())}
     assert found.ranks.by_token == ranks  # ours from the counts, theirs as written
@@ -129,7 +129,7 @@ def test_the_authors_counts_of_bert() -> None:
 def test_a_file_of_another_vocabulary() -> None:
     """The right counts fit text of any kind; shuffled ones, and those of a vocabulary that begins elsewhere, do not."""
     path = real_file("bert-uncased.rank_count_ids.txt")
-    tokenizer = AutoTokenizer.from_pretrained(default_model.find())
+    tokenizer = AutoTokenizer.from_pretrained(default_model.default_model_folder())
     right = read(path, tokenizer, 30522)
     values = list(right.counts.values())
     random.Random(0).shuffle(values)

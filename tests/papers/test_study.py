@@ -435,5 +435,5 @@ def test_names_of_papers() -> None:
 
 
 def test_the_default_model_is_called_by_its_name() -> None:
-    lens: Any = SimpleNamespace(model_name=str(default_model.find()))
+    lens: Any = SimpleNamespace(model_name=str(default_model.default_model_folder()))
     assert facts.model_name(lens) == default_model.NAME

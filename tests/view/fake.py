@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.analysis import Analysis, HeadMaps, Label, Measured
+from normscope.analysis import Analysis, HeadMaps, Measured
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
+from normscope.labels import Label
 
 SCOPES = (
     "ATTN-W",

@@ -16,7 +16,7 @@ def source_of(
     model: str, device: str | None = None, dtype: Precision | None = None, revision: str | None = None
 ) -> ModelSource:
     """The model that these options name, refused where it cannot be there."""
-    name = str(default_model.find()) if model == DEFAULT else model
+    name = str(default_model.default_model_folder()) if model == DEFAULT else model
     source = ModelSource(name, device, None if dtype is None else dtype.value, revision)
     source.check()
     return source

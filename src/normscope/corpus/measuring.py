@@ -23,7 +23,7 @@ from torch import Tensor
 from normscope import plugins
 from normscope.analysis import Analysis
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 from normscope.inputs.item import Item
 from normscope.measures import categories
 from normscope.measures.similarity import correlation, ranks
@@ -119,7 +119,9 @@ def measures_of(names: Sequence[str]) -> list[Measure]:
         _load_installed()
     for name in names:
         if name not in _measures:
-            raise NormscopeError(f"Unknown measure {name!r}.{nearest(name, _measures)} Known: {', '.join(_measures)}.")
+            raise NormscopeError(
+                f"Unknown measure {name!r}.{did_you_mean(name, _measures)} Known: {', '.join(_measures)}."
+            )
     return [_measures[name] for name in dict.fromkeys(names)]
 
 
@@ -132,7 +134,7 @@ def known() -> dict[str, str]:
 @cache
 def _load_installed() -> None:
     """The measures of other packages: importing one registers it."""
-    plugins.load("normscope.measures", _check_registered)
+    plugins.load_entry_points("normscope.measures", _check_registered)
 
 
 def _check_registered(function: Any) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.engine.files import write_atomically
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 
 if TYPE_CHECKING:
     import polars
@@ -130,7 +130,7 @@ class Run:
         """A table as a lazy polars frame."""
         if table not in self.tables:
             raise NormscopeError(
-                f"No table {table!r} here.{nearest(table, self.tables)} Tables: {', '.join(self.tables)}."
+                f"No table {table!r} here.{did_you_mean(table, self.tables)} Tables: {', '.join(self.tables)}."
             )
         frame: polars.LazyFrame = _polars().scan_parquet(_finished(self.folder, table, "parquet"))
         return frame

@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import Workspace
 from normscope.engine.run import run_batch as run_requests
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 from normscope.flow import alti, alti_logit, decompx, exact, globenc, gradients, value_zeroing
 from normscope.flow.freeze import FrozenModel
 from normscope.flow.result import Scores
@@ -182,7 +182,7 @@ def chosen(loaded: LoadedModel, method: Any) -> tuple[Method, str]:
     """A method as given, "name" or "name:option", checked against the model."""
     name, _, option = str(method).partition(":")
     if name not in METHODS:
-        raise NormscopeError(f"Unknown method {method!r}.{nearest(name, METHODS)} Known: {', '.join(METHODS)}.")
+        raise NormscopeError(f"Unknown method {method!r}.{did_you_mean(name, METHODS)} Known: {', '.join(METHODS)}.")
     found = METHODS[name]
     option = option.strip().lower() or found.options[0]
     if option not in found.options and not found.free:

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from normscope.analysis import Label
-from normscope.engine.batch import token_labels
 from normscope.engine.run import INCOMPLETE, INEXACT, Workspace
 from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.flow.freeze import freeze
@@ -17,6 +15,7 @@ from normscope.flow.methods import Run, chosen
 from normscope.flow.result import Flow
 from normscope.flow.targets import aim, row_of, scored
 from normscope.inputs.item import Item
+from normscope.labels import Label, token_labels
 from normscope.models.loaded import LoadedModel
 
 

@@ -32,7 +32,7 @@ def families() -> tuple[Family, ...]:
 
 @cache
 def _plugin_families() -> tuple[Family, ...]:
-    return tuple(plugins.load("normscope.families", check_family))
+    return tuple(plugins.load_entry_points("normscope.families", check_family))
 
 
 def register_family(family: Family) -> None:

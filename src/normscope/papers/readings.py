@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import Field, field, fields
 from typing import Any, TypeVar
 
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 
 Readings = TypeVar("Readings")
 TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -40,7 +40,7 @@ def parse(cls: type[Readings], given: Sequence[str]) -> Readings:
             raise NormscopeError(f"A reading is given as KEY=VALUE, not {entry!r}.")
         if name not in known:
             raise NormscopeError(
-                f"There is no reading {key!r}.{nearest(name, known)} Known: {', '.join(known) or 'none'}."
+                f"There is no reading {key!r}.{did_you_mean(name, known)} Known: {', '.join(known) or 'none'}."
             )
         values[name] = _value(known[name], value.strip())
     return cls(**values)

@@ -46,7 +46,7 @@ def versions() -> str:
 
 def model_name(lens: Analyzer) -> str:
     """The name of a model; of the default model, its own name and not its folder."""
-    return default_model.NAME if default_model.is_in(lens.model_name) else lens.model_name
+    return default_model.NAME if default_model.is_default_model(lens.model_name) else lens.model_name
 
 
 def describe_layers(lens: Analyzer) -> str:
@@ -68,7 +68,7 @@ def command_line(command: Sequence[str], options: Iterable[tuple[str, Any]]) -> 
 def model_options(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
     """A model as the command line names it, with the options its numbers depend on."""
     source = ModelSource(lens.model_name) if isinstance(model, Analyzer) else ModelSource.of(model)
-    name = "default" if default_model.is_in(source.name) else source.name
+    name = "default" if default_model.is_default_model(source.name) else source.name
     return [("--model", name), ("--dtype", source.dtype), ("--revision", source.revision)]
 
 

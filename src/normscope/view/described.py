@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from normscope.analysis import Analysis, Label
+from normscope.analysis import Analysis
+from normscope.labels import Label
 from normscope.view.labels import visible
 
 DIGITS = 4  # of the measures

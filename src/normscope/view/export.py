@@ -27,9 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.analysis import Analysis, Label
+from normscope.analysis import Analysis
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.files import write_atomically
+from normscope.labels import Label
 from normscope.view import figure, page
 from normscope.view.formats import FIGURES, check_path
 

@@ -8,9 +8,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from normscope.analysis import Label
 from normscope.engine.files import check_suffix, write_atomically
 from normscope.flow.result import Flow
+from normscope.labels import Label
 from normscope.view.flow_terminal import BLUE, ORANGE, equation
 from normscope.view.labels import own_cells, scale_of, spans_of, visible
 

@@ -12,8 +12,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from normscope.analysis import Label
 from normscope.flow.result import Flow
+from normscope.labels import Label
 from normscope.view.labels import Values, shorten, spans_of, visible
 from normscope.view.terminal import draw_cells
 

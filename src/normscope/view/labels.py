@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from normscope.analysis import Analysis, Label
+from normscope.analysis import Analysis
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
+from normscope.labels import Label
 
 # The cividis scale of Nuñez, Anderton and Renslow, at even steps: perceptually even, also with colour-blindness.
 CIVIDIS = (

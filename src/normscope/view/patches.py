@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.analysis import Analysis, Label
+from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
 from normscope.inputs.media import open_image
+from normscope.labels import Label
 from normscope.view import figure, labels
 from normscope.view.labels import Scale, Values, model_label, visible
 from normscope.view.look import PLAIN, Look, annotate

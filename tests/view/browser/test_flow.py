@@ -33,7 +33,7 @@ def server() -> Iterator[Live]:
     classifier = kin.tiny("bert", "SequenceClassification", id2label={0: "bad", 1: HACK})
     models["classifier"] = Analyzer(classifier, toy_tokenizer())
     with contextlib.suppress(NormscopeError):
-        models[DEFAULT] = Analyzer.from_pretrained(default_model.find())
+        models[DEFAULT] = Analyzer.from_pretrained(default_model.default_model_folder())
     with live(models) as found:
         yield found
 
@@ -184,7 +184,11 @@ def test_a_path(browser: Browser, server: Live, model: str, size: str) -> None:
         for _ in range(7):
             tab.page.keyboard.press("ArrowRight")
         least = tab.until(lambda now: now["least"] == 0.02)["least"]
-        lens = lenses()[model] if model == "tiny-causal" else Analyzer.from_pretrained(default_model.find())
+        lens = (
+            lenses()[model]
+            if model == "tiny-causal"
+            else Analyzer.from_pretrained(default_model.default_model_folder())
+        )
         expected = edges_of(lens, TEXTS[model], output, least)
         expect(tab.part("path").locator(".edges path")).to_have_count(len(expected))
         expect(tab.part("path-count")).to_contain_text(f"{len(expected)} edge")

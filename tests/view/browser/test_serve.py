@@ -32,7 +32,7 @@ def trained(name: str) -> Analyzer | None:
     """A real model, where it is at hand."""
     folder = Path(os.environ.get("NORMSCOPE_TEST_DATA", "/nowhere")) / "models" / name
     try:
-        path = default_model.find() if name == DEFAULT else folder
+        path = default_model.default_model_folder() if name == DEFAULT else folder
         return Analyzer.from_pretrained(path) if path.is_dir() else None
     except NormscopeError:
         return None

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.analysis import Label
 from normscope.corpus.measuring import Columns, Sample, reachable, register
 from normscope.errors import NormscopeError
 from normscope.flow.methods import chosen
 from normscope.flow.result import Flow
 from normscope.flow.run import flow
+from normscope.labels import Label
 from normscope.measures import categories
 from normscope.measures.similarity import correlation, ranks
 

@@ -11,7 +11,7 @@ from typing import Any
 from normscope.analyzer import Analyzer
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 from normscope.flow.result import Flow
 from normscope.flow.run import flow as flow_of
 from normscope.flow.targets import classes_of
@@ -108,7 +108,9 @@ def chosen(models: Mapping[str, Analyzer], request: AnalysisRequest) -> Analyzer
     lens = models.get(request.model)
     if lens is None:
         known = ", ".join(models)
-        raise NormscopeError(f"No model {request.model!r} is served.{nearest(request.model, models)} Served: {known}.")
+        raise NormscopeError(
+            f"No model {request.model!r} is served.{did_you_mean(request.model, models)} Served: {known}."
+        )
     _refuse_misfit(kind_of(lens), request)
     if request.flow is not None and targets_of(lens) == "none":
         raise NormscopeError("This model has no head, so there is no logit to explain. Leave the flow out.")

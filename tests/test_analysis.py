@@ -15,12 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from normscope import Analysis, NormscopeError
-from normscope.analysis import Label
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
-from normscope.engine.saving import FORMAT, UNCHECKED, tensor_checksum
+from normscope.engine.saving import FORMAT, FORMAT_WITHOUT_CHECKSUM, tensor_checksum
 from normscope.inputs.encode import encode
+from normscope.labels import Label
 from tests.helpers.compare import assert_close, assert_equal
 from tests.helpers.toys import SCOPES, TEXT, some_ids, toy_analysis, toy_lens, toy_translation
 
@@ -93,7 +93,7 @@ def test_no_pickle(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pickle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(NormscopeError, match="not a whole safetensors file"):
+    with pytest.raises(NormscopeError, match="not a valid safetensors file"):
         Analysis.load(path)
 
 
@@ -148,7 +148,7 @@ def test_save_onto_a_folder(tmp_path: Path) -> None:
 
 def test_load_missing(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.safetensors", tmp_path):
-        with pytest.raises(NormscopeError, match="There is no file"):
+        with pytest.raises(NormscopeError, match="does not exist"):
             Analysis.load(path)
 
 
@@ -268,7 +268,7 @@ def test_a_number_that_was_changed_is_refused(saved: Path) -> None:
     tensors = load_file(saved)
     tensors["map/ATTN-N"][0, 0, 0] *= 2
     save_file(tensors, saved, metadata=metadata)
-    with pytest.raises(NormscopeError, match=r"x\.safetensors is damaged: its contents do not fit its checksum"):
+    with pytest.raises(NormscopeError, match=r"x\.safetensors is damaged: its contents do not match its checksum"):
         Analysis.load(saved)
 
 
@@ -300,7 +300,7 @@ def without_checksum(path: Path) -> None:
     """Turn a file into one of the previous format."""
     with safe_open(path, framework="pt") as file:
         meta = json.loads(file.metadata()["normscope"])
-    save_file(load_file(path), path, metadata={"normscope": json.dumps(meta | {"format": UNCHECKED})})
+    save_file(load_file(path), path, metadata={"normscope": json.dumps(meta | {"format": FORMAT_WITHOUT_CHECKSUM})})
 
 
 @pytest.mark.parametrize("sides", [1, 2])
@@ -308,7 +308,7 @@ def test_the_format_without_a_checksum_is_read_with_a_warning(sides: int, tmp_pa
     result: Any = toy_analysis(heads=True) if sides == 1 else toy_translation(heads=True)
     path = result.save(tmp_path / "x.safetensors")
     without_checksum(path)
-    with pytest.warns(UserWarning, match=r"x\.safetensors is of an older format and carries no checksum") as caught:
+    with pytest.warns(UserWarning, match=r"x\.safetensors has an older format without a checksum") as caught:
         assert not assert_refused_or_same(path, result)
     assert len(caught) == 1
     assert caught[0].filename == __file__  # where load() was called
@@ -451,7 +451,7 @@ def test_no_vectors_of_weights(scope: str) -> None:
 
 @pytest.mark.parametrize("layer", [0, 2, -1, None, "1", [1]], ids=repr)
 def test_no_vectors_of_a_layer_that_was_not_analysed(layer: Any) -> None:
-    with pytest.raises(NormscopeError, match=r"holds the layers 1"):
+    with pytest.raises(NormscopeError, match=r"has the layers 1"):
         toy_analysis(layers=[1]).vectors("layer", layer)
 
 
@@ -462,7 +462,7 @@ def test_no_vectors_of_a_scope_that_was_not_analysed() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "part"),
-    [([11], "0 to 10"), ([-12], "0 to 10"), ([], "No row"), ([True], "bool"), ([0.0], "float"), ("0", "str")],
+    [([11], "0 to 10"), ([-12], "0 to 10"), ([], "is empty"), ([True], "bool"), ([0.0], "float"), ("0", "str")],
 )
 def test_no_vectors_of_rows_that_are_not_there(rows: Any, part: str) -> None:
     with pytest.raises(NormscopeError, match=part):
@@ -579,7 +579,7 @@ def test_lookups_of_both_sides_that_fail() -> None:
         result["XATN-N"]
     with pytest.raises(NormscopeError, match="A scope is a name"):
         result[3]  # type: ignore[index]
-    with pytest.raises(NormscopeError, match="an encoder or a decoder"):
+    with pytest.raises(NormscopeError, match="an encoder, a decoder or both"):
         EncoderDecoderAnalysis()
 
 
@@ -604,5 +604,5 @@ def test_plot_and_page_of_both_sides(tmp_path: Path) -> None:
 
 def test_only_pictures_take_an_image() -> None:
     for given in ({"image": "x.png"}, {"token": "[CLS]"}):
-        with pytest.raises(NormscopeError, match="no analysis of a picture"):
+        with pytest.raises(NormscopeError, match="not of an image"):
             toy_analysis(scopes="weights").plot(**given)  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def test_bad_words(lens: Analyzer, words: Any, part: str) -> None:
 def test_one_input_is_needed(lens: Analyzer) -> None:
     refused(lambda: lens.analyze(), "words=[...]")
     refused(lambda: lens.analyze(None), "words=[...]")
-    refused(lambda: lens.analyze(TEXT, words=["a"]), "Give one input")
+    refused(lambda: lens.analyze(TEXT, words=["a"]), "Pass exactly one input")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_text_without_tokenizer() -> None:
         ({"scopes": 3}, ["scope"]),
         ({"layers": 2}, ["layer 2", "0 to 1"]),
         ({"layers": [0, -3]}, ["layer -3", "0 to 1"]),
-        ({"layers": []}, ["No layer"]),
+        ({"layers": []}, ["layers=[] is empty"]),
         ({"layers": True}, ["layer", "bool"]),
         ({"layers": [False]}, ["layer", "bool"]),
         ({"layers": [1.0]}, ["layer", "float"]),
@@ -204,15 +204,15 @@ def test_text_without_tokenizer() -> None:
         ({"layers": [None]}, ["layer", "NoneType"]),
         ({"heads": 4}, ["head 4", "0 to 3"]),
         ({"heads": [1, -5]}, ["head -5", "0 to 3"]),
-        ({"heads": []}, ["No head"]),
-        ({"heads": ()}, ["No head"]),
+        ({"heads": []}, ["heads=[] is empty"]),
+        ({"heads": ()}, ["heads=[] is empty"]),
         ({"heads": [True]}, ["head", "bool"]),
         ({"heads": [0.0]}, ["head", "float"]),
         ({"heads": 0.5}, ["head", "float"]),
         ({"heads": "all"}, ["head", "str"]),
         ({"rows": 11}, ["row 11", "0 to 10"]),
         ({"rows": [0, -12]}, ["row -12", "0 to 10"]),
-        ({"rows": []}, ["No row"]),
+        ({"rows": []}, ["rows=[] is empty"]),
         ({"rows": True}, ["row", "bool"]),
         ({"rows": [1.5]}, ["row", "float"]),
         ({"rows": 1.5}, ["row", "float"]),
@@ -647,6 +647,6 @@ def test_a_check_takes_nan_for_the_largest_error() -> None:
     from normscope import checking
 
     nan = torch.tensor([[0.0, float("nan")]])
-    assert checking._largest(nan) == float("inf")
-    assert checking._distance(nan, torch.ones(1, 2)) == float("inf")
-    assert checking._beyond_one(nan, toy_lens().loaded.stacks[0]) == float("inf")
+    assert checking._largest_error(nan) == float("inf")
+    assert checking._largest_difference(nan, torch.ones(1, 2)) == float("inf")
+    assert checking._weight_sum_error(nan, toy_lens().loaded.stacks[0]) == float("inf")

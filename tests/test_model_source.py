@@ -30,9 +30,9 @@ def test_loading(folder: str) -> None:
         ModelSource(folder, device="nonsense").load()
     with pytest.raises(NormscopeError, match="Cannot use the device 'nonsense'"):
         ModelSource(folder).load(device="nonsense")
-    with pytest.raises(NormscopeError, match="dtype is one of float32, float64, not 'int8'"):
+    with pytest.raises(NormscopeError, match="dtype must be float32 or float64, not 'int8'"):
         ModelSource(folder, dtype="int8")
-    with pytest.raises(NormscopeError, match="is a folder"):
+    with pytest.raises(NormscopeError, match="is a local folder"):
         ModelSource(folder, revision="main").check()
 
 

@@ -28,7 +28,7 @@ __all__ = [
     "register_measure",
 ]
 
-# Loaded on first use: torch and transformers take seconds, which `normscope --help` need not wait for.
+# Imported on first use: torch and transformers take seconds to import, and `normscope --help` does not need them.
 _LAZY = {
     "Analysis": "normscope.analysis",
     "Analyzer": "normscope.analyzer",

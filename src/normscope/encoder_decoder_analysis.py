@@ -1,4 +1,4 @@
-"""EncoderDecoderAnalysis: the analyses of both sides of an encoder-decoder."""
+"""EncoderDecoderAnalysis: the analyses of the encoder and the decoder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from normscope.analysis import Analysis
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 from normscope.result_base import ResultBase
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EncoderDecoderAnalysis(ResultBase):
-    """The analyses of both sides of an encoder-decoder. The decoder's columns are its own tokens, then the encoder's.
-    A side without any of the scopes that were asked for is None.
+    """The analyses of the encoder and the decoder. The decoder's columns are its own tokens, then the encoder's.
+    A side that has none of the requested scopes is None.
 
-    A scope is looked up in the decoder first, and in the encoder where the decoder lacks it: `result["ATTN-N"]` is the
-    decoder's, `result.encoder["ATTN-N"]` the encoder's. ``scope in result``, ``for scope in result``, ``len(result)``
-    and ``result.keys()`` go by the scopes of both sides.
+    Scopes are looked up in the decoder first, then in the encoder: `result["ATTN-N"]` is the decoder's map,
+    `result.encoder["ATTN-N"]` the encoder's. ``scope in result``, ``for scope in result``, ``len(result)`` and
+    ``result.keys()`` cover the scopes of both sides.
     """
 
     encoder: Analysis | None = None
@@ -37,7 +37,7 @@ class EncoderDecoderAnalysis(ResultBase):
 
     def __post_init__(self) -> None:
         if not self.sides:
-            raise NormscopeError("An analysis of an encoder-decoder has an encoder or a decoder, or both.")
+            raise NormscopeError("An EncoderDecoderAnalysis needs an encoder, a decoder or both; got neither.")
 
     @property
     def sides(self) -> dict[str, Analysis]:
@@ -51,7 +51,7 @@ class EncoderDecoderAnalysis(ResultBase):
 
     @property
     def main(self) -> Analysis:
-        """The decoder; the encoder where the decoder was not analysed."""
+        """The decoder, or the encoder if the decoder was not analysed."""
         return list(self.sides.values())[-1]
 
     @property
@@ -61,12 +61,12 @@ class EncoderDecoderAnalysis(ResultBase):
 
     @property
     def info(self) -> dict[str, Any]:
-        """What both sides have in common: model, family, dtype, options, versions."""
+        """The entries that both sides share: model, family, dtype, options, versions."""
         return {key: value for key, value in self.main.info.items() if self._agree(key, value)}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to know before believing the maps of either side."""
+        """The warnings of both sides."""
         return tuple(dict.fromkeys(text for one in self.sides.values() for text in one.warnings))
 
     @property
@@ -77,53 +77,53 @@ class EncoderDecoderAnalysis(ResultBase):
     def side(self, name: str) -> Analysis:
         """The analysis of `"encoder"` or `"decoder"`."""
         if name not in ("encoder", "decoder"):
-            raise NormscopeError(f"A side is 'encoder' or 'decoder', not {name!r}.")
+            raise NormscopeError(f"side must be 'encoder' or 'decoder', not {name!r}.")
         if name not in self.sides:
-            raise NormscopeError(f"The {name} was not analysed: ask for one of its scopes.")
+            raise NormscopeError(f"The {name} was not analysed. Request at least one of its scopes.")
         return self.sides[name]
 
     def side_with(self, scope: str) -> Analysis:
-        """The side that has a scope, the decoder if both have it."""
+        """The side that has a scope; the decoder if both do."""
         for analysis in reversed(self.sides.values()):
             if analysis.has(scope):
                 return analysis
         known = (f"{side}: {', '.join(analysis.scopes)}" for side, analysis in self.sides.items())
         raise NormscopeError(
-            f"No scope {scope!r} in this analysis.{nearest(scope, self.scopes)} It holds: {'; '.join(known)}."
+            f"No scope {scope!r} in this analysis.{did_you_mean(scope, self.scopes)} It holds: {'; '.join(known)}."
         )
 
     def has(self, scope: str) -> bool:
-        """Whether either side has a scope, given in any case or as an alias."""
+        """Whether either side has a scope, given case-insensitively or as an alias."""
         return any(analysis.has(scope) for analysis in self.sides.values())
 
     def __getitem__(self, scope: str) -> Tensor:
-        """The map of a scope of the decoder, or of the encoder where the decoder lacks it: (layers, rows, columns)."""
+        """(layers, rows, columns): the map of a scope in the decoder, or in the encoder if the decoder lacks it."""
         return self.side_with(scope)[scope]
 
     def at(self, scope: str, layer: int) -> Tensor:
-        """(rows, columns): the map of a scope at a layer of the model, of the side with it, the decoder first."""
+        """(rows, columns): the map of a scope at one layer of the model. See `side_with`."""
         return self.side_with(scope).at(scope, layer)
 
     def mixing_ratio(self, scope: str) -> Tensor:
-        """(layers, rows), of the side with the scope, the decoder first."""
+        """(layers, rows): the mixing ratio of a scope. See `side_with`."""
         return self.side_with(scope).mixing_ratio(scope)
 
     def remainder(self, scope: str) -> Tensor:
-        """(layers, rows), of the side with the scope, the decoder first."""
+        """(layers, rows): the norm of the remainder at a scope. See `side_with`."""
         return self.side_with(scope).remainder(scope)
 
     def vectors(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Tensor:
-        """The contribution vectors (rows, columns, d), of the side with the scope, the decoder first."""
+        """(rows, columns, d): the contribution vectors of a scope. See `side_with`."""
         return self.side_with(scope).vectors(scope, layer, rows)
 
     def cross(self, scope: str) -> Tensor:
-        """(layers, rows, encoder tokens): a decoder map without the decoder's own columns."""
+        """(layers, rows, encoder tokens): the encoder's columns of a decoder map."""
         decoder = self.side("decoder")
         return decoder[scope][..., [label.side == "encoder" for label in decoder.columns]]
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> EncoderDecoderAnalysis:
-        """Read what `save` wrote.
+        """Read an analysis written by `save`.
 
         Args:
             path: A safetensors file.
@@ -132,32 +132,35 @@ class EncoderDecoderAnalysis(ResultBase):
             The analysis, without its model.
 
         Raises:
-            NormscopeError: If the file is damaged or foreign, or has one side only (`Analysis.load` reads either kind).
+            NormscopeError: If the file is damaged, was not written by `save`, or holds an Analysis (use
+                `Analysis.load`).
         """
         found = Analysis.load(path)
         if not isinstance(found, EncoderDecoderAnalysis):
-            raise NormscopeError(f"{path} holds the analysis of one side: read it with Analysis.load.")
+            raise NormscopeError(
+                f"{path} holds an Analysis, not an EncoderDecoderAnalysis. Read it with Analysis.load."
+            )
         return found
 
     def plot(
         self, scope: str | None = None, layer: int | None = None, *, side: str | None = None, **options: Any
     ) -> Axes | AxesGrid:
-        """As `Analysis.plot`, of one side.
+        """Draw maps of one side, as `Analysis.plot` does.
 
         Args:
-            scope: The scope to draw; by default all.
-            layer: The model's layer index; by default all layers.
-            side: "encoder" or "decoder"; by default the one with the scope, the decoder first.
+            scope: The scope to draw; default: all.
+            layer: The model's layer index; default: all layers.
+            side: "encoder" or "decoder"; default: the decoder if it has the scope.
             **options: `ax`, `cmap`, `normalize` and `annotate`, as for `Analysis.plot`.
 
         Returns:
-            The axes of one map, or the array of axes of several.
+            The axes of one map, or an array of axes.
         """
         chosen = self.side(side) if side is not None else self.main if scope is None else self.side_with(scope)
         return chosen.plot(scope, layer, **options)
 
     def to_xarray(self) -> dict[str, xarray.Dataset]:
-        """An xarray Dataset for each side, whose tokens differ, as `Analysis.to_xarray` gives it.
+        """The maps as one xarray Dataset per side. See `Analysis.to_xarray`.
 
         Returns:
             side -> Dataset.
@@ -168,7 +171,7 @@ class EncoderDecoderAnalysis(ResultBase):
         return {side: analysis.to_xarray() for side, analysis in self.sides.items()}
 
     def to_html(self, path: str | os.PathLike[str], *, flow: Flow | None = None) -> Path:
-        """A self-contained page with every map of both sides, as `Analysis.to_html`."""
+        """Write a self-contained HTML page with every map of both sides. See `Analysis.to_html`."""
         from normscope.view.html import write_page
 
         return write_page(self, path, flow=flow)

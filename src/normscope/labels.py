@@ -1,11 +1,20 @@
-"""Readable labels: tokens with everything visible, shortened text, ranges of numbers."""
+"""Labels: the tokens that name the rows and columns of a map, and readable text for them."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len
+
+
+class Label(NamedTuple):
+    """A token that names a row or column of a map."""
+
+    token: str
+    side: str  # "encoder" or "decoder"; "prompt" for virtual tokens
+    position: int  # on its side, counted from 0
 
 
 def visible_text(token: str) -> str:

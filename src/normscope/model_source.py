@@ -1,4 +1,4 @@
-"""Models by name, before they are loaded: what is checked without importing torch, and what a Ray worker is sent."""
+"""Models given by name: checked without importing torch, and sent to Ray workers before they are loaded."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from normscope.errors import NormscopeError
 if TYPE_CHECKING:
     from normscope.analyzer import Analyzer
 
-EXPECTED = "Give a hub name or the path of a folder with config.json, model.safetensors and a tokenizer."
+EXPECTED_MODEL = "Pass a hub name or the path of a folder with config.json, model.safetensors and a tokenizer."
 DTYPES = ("float32", "float64")
 
 
-def check_folder(name: str) -> None:
-    """Refuse a name that can only be a path, and where there is nothing."""
+def check_model_folder(name: str) -> None:
+    """Raise if `name` can only be a path and does not exist."""
     if (Path(name).is_absolute() or name.startswith(".")) and not Path(name).exists():
-        raise NormscopeError(f"Cannot load a model from {name!r}: there is no such folder. {EXPECTED}")
+        raise NormscopeError(f"Cannot load a model from {name!r}: there is no such folder. {EXPECTED_MODEL}")
 
 
 @dataclass(frozen=True)
 class ModelSource:
     """A model by name, and how to load it."""
 
-    name: str  # of the hub, or a folder
-    device: str | None = None  # such as "cuda:1"; None: the CPU, or the GPU that Ray gives a worker
+    name: str  # on the hub, or the path of a folder
+    device: str | None = None  # such as "cuda:1"; None: the CPU, or the GPU that Ray assigns to a worker
     dtype: str | None = None  # "float32" or "float64"; None: float32
-    revision: str | None = None  # branch, tag or commit of the hub
+    revision: str | None = None  # branch, tag or commit on the hub
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise NormscopeError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}.")
+            raise NormscopeError(f"dtype must be {' or '.join(DTYPES)}, not {self.dtype!r}.")
 
     @classmethod
     def of(cls, model: str | Path | ModelSource) -> ModelSource:
-        """A name or path as a source."""
+        """A ModelSource from a name or path."""
         return model if isinstance(model, ModelSource) else cls(str(model))
 
     def check(self) -> None:
-        """Refuse what needs no loading to be seen as wrong."""
-        check_folder(self.name)
+        """Raise on errors that can be found without loading the model."""
+        check_model_folder(self.name)
         if self.revision is not None and Path(self.name).is_dir():
             raise NormscopeError(
-                f"revision={self.revision!r} names a version on the Hugging Face hub, but {self.name!r} is a folder: "
-                "leave it out."
+                f"revision={self.revision!r} names a version on the Hugging Face hub, but {self.name!r} is a local "
+                "folder. Leave it out."
             )
 
     def load(self, device: str | None = None) -> Analyzer:
-        """Load the model; `device` is used where the source names none."""
+        """Load the model. `device` is used if the source does not name one."""
         self.check()
         import torch
 
@@ -67,7 +67,7 @@ class ModelSource:
 
 
 def analyzer_of(model: str | Path | ModelSource | Analyzer, engine: Literal["local", "ray"] = "local") -> Analyzer:
-    """The given Analyzer, or that of a source. With Ray, the device is for the workers, not for this process."""
+    """The given Analyzer, or one loaded from a source. With Ray, the device is for the workers, not this process."""
     if isinstance(model, str | Path | ModelSource):
         source = ModelSource.of(model)
         return (replace(source, device=None) if engine == "ray" else source).load()

@@ -41,7 +41,7 @@ def load_entry_points(group: str, check: Callable[[Any], None]) -> list[Any]:
         try:
             loaded = point.load()
             check(loaded)
-        except Exception as error:  # the code of other packages may raise anything
+        except Exception as error:  # third-party code may raise anything
             package = point.dist.name if point.dist is not None else point.value
             warnings.warn(
                 f"The package {package} has an entry point {point.name!r} in {group} that cannot be used "

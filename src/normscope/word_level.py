@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from normscope.analysis import NO_MODEL, Analysis, HeadMaps, Label, Measured
+from normscope.analysis import NO_MODEL, Analysis, HeadMaps, Measured
 from normscope.decompose.gram import mixing_ratio
 from normscope.engine.request import check_integers
 from normscope.errors import NormscopeError
+from normscope.labels import Label
 from normscope.measures.tokens import BEGINS, CONTINUES, number_words
 
 if TYPE_CHECKING:

@@ -537,7 +537,7 @@ def test_check_of_every_kind_of_model(name: str, dtype: torch.dtype) -> None:
 
 
 def test_check_of_long_inputs_looks_at_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "VECTORS", 20)
+    monkeypatch.setattr(checking, "VECTORS_AT_ONCE", 20)
     assert checking.check(Analyzer(tiny("marian", dtype=torch.float32))).ok
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from normscope import Analyzer, cli
-from normscope.analysis import Label
 from normscope.flow.result import Flow, Scores
+from normscope.labels import Label
 from normscope.view.terminal.flow import target_scores
 from tests.helpers.toys import SOURCE, TARGET, masked, named_classifier, speaker, toy_lens, translator
 

@@ -14,7 +14,7 @@ from normscope import cli
 from normscope.cli import completion
 from normscope.corpus.measure_registry import _measures, describe_measures
 from normscope.corpus.readers.formats import FORMATS
-from normscope.engine.request import GATES, SHARED, VALUE_BIASES
+from normscope.engine.request import GATES, LINEAR_GATES, VALUE_BIASES
 from normscope.flow.methods import METHODS
 from normscope.models.registry import FAMILIES
 from normscope.models.scopes import scope_aliases, scope_names
@@ -180,7 +180,7 @@ def test_names_are_completed(line: str, offered: list[str]) -> None:
 def test_names_that_are_completed_are_those_there_are() -> None:
     assert tuple(METHODS) == completion.METHODS
     assert tuple(GATES) == completion.GATES
-    assert tuple(SHARED) == completion.FLOW_GATES
+    assert tuple(LINEAR_GATES) == completion.FLOW_GATES
     assert tuple(VALUE_BIASES) == completion.VALUE_BIASES
     assert set(completion.MEASURES) <= set(describe_measures())
     own = {

@@ -7,7 +7,7 @@ import torch
 
 from normscope import Analyzer
 from normscope.decompose import kernels
-from normscope.decompose.kernels import has_kernel, multiply_packed, pack_matrix
+from normscope.decompose.kernels import has_packed_kernel, multiply_packed, pack_matrix
 from tests.helpers.bert_oracle import oracle
 from tests.helpers.compare import assert_close_to_oracle
 from tests.helpers.tiny import BERT_FAMILIES, inputs, tiny
@@ -17,7 +17,7 @@ from tests.helpers.toys import some_encoding
 @pytest.fixture(params=["kernel", "usual"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every matrix is packed, however small, or none is. Without a kernel both are the same."""
-    monkeypatch.setattr(kernels, "MANY", 0 if request.param == "kernel" else 2**62)
+    monkeypatch.setattr(kernels, "PACKED_ROWS", 0 if request.param == "kernel" else 2**62)
     return str(request.param)
 
 
@@ -28,8 +28,8 @@ def test_products(rows: int, inner: int, width: int, transposed: bool) -> None:
     x, into = torch.randn(rows, inner, generator=make), torch.randn(rows, width, generator=make)
     matrix = torch.randn(width, 2 * inner, generator=make)[:, inner:].t() if transposed else torch.randn(inner, width)
     ready = pack_matrix(matrix, rows)
-    assert ready.is_mkldnn == has_kernel()
-    if not has_kernel():
+    assert ready.is_mkldnn == has_packed_kernel()
+    if not has_packed_kernel():
         pytest.skip("oneDNN brings nothing on this processor")
     plain = x.double() @ matrix.double()
     scale = (x.double().norm(dim=-1, keepdim=True) * matrix.double().norm(dim=0)).clamp_min(1e-3)
@@ -43,7 +43,7 @@ def test_products(rows: int, inner: int, width: int, transposed: bool) -> None:
 def test_what_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     double = torch.randn(4, 4, dtype=torch.float64)
     assert pack_matrix(double, 4) is double
-    monkeypatch.setattr(kernels, "has_kernel", lambda: False)
+    monkeypatch.setattr(kernels, "has_packed_kernel", lambda: False)
     single = torch.randn(4, 4)
     assert pack_matrix(single, 4) is single
 
@@ -56,9 +56,9 @@ def test_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(kernels, "_is_intel", lambda: False)
     monkeypatch.setattr(kernels, "multiply_packed", other)
-    assert not has_kernel.__wrapped__()
+    assert not has_packed_kernel.__wrapped__()
     monkeypatch.setattr(kernels, "multiply_packed", lambda x, matrix, into, add: torch.zeros_like(into))
-    assert not has_kernel.__wrapped__()
+    assert not has_packed_kernel.__wrapped__()
 
 
 @pytest.mark.parametrize("family", BERT_FAMILIES)
@@ -72,7 +72,7 @@ def test_other_feed_forwards(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     model = tiny(name, dtype=torch.float32)
     lens, given = Analyzer(model), inputs(name, model)
     usual = lens.analyze(given)
-    monkeypatch.setattr(kernels, "MANY", 0)
+    monkeypatch.setattr(kernels, "PACKED_ROWS", 0)
     found = lens.analyze(given)
     if name == "marian":
         found, usual = found.decoder, usual.decoder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normscope.decompose import feed_forward, gram
-from normscope.decompose.state import Factored, Rows, Scratch, decompose_attention
+from normscope.decompose.state import Factored, GatedRows, Scratch, decompose_attention
 from normscope.tracing.records import AttentionRecord, FeedForwardRecord, NormRecord, Projection, Unit
 
 
@@ -41,11 +41,11 @@ def found(given: AttentionRecord) -> torch.Tensor:
     scratch = Scratch()
     state = decompose_attention(replace(given, weights=given.weights.clone()), None, "token", scratch)
     reduced = gram.reduce_states(["ATTN-N"], [state], [given.output], scratch)
-    figures = gram.Figures(*reduced.figures)
-    assert float(gram.completeness_error(figures).max()) < 1e-5
+    statistics = gram.RowStatistics(*reduced.statistics)
+    assert float(gram.completeness_error(statistics).max()) < 1e-5
     cells = reduced.maps[0][0].cells[0].t().clone()
     cells.fill_diagonal_(0)
-    cells += torch.diag(figures.own[0, 0])
+    cells += torch.diag(statistics.own[0, 0])
     return cells
 
 
@@ -97,7 +97,7 @@ def normed_error(given: AttentionRecord, both: bool) -> torch.Tensor:
     scratch, gain = Scratch(), torch.rand(given.matrix.shape[2], generator=torch.Generator().manual_seed(3)) + 0.5
     norm = NormRecord("layer", torch.ones(1, given.values.shape[2]), gain, None, given.output)
     state = decompose_attention(replace(given, weights=given.weights.clone()), None, "token", scratch)
-    states = [state, state.normed(norm)] if both else [state.normed(norm)]
+    states = [state, state.after_norm(norm)] if both else [state.after_norm(norm)]
     reduced = gram.reduce_states([str(n) for n in range(len(states))], states, [given.output] * len(states), scratch)
     matrix = given.matrix.double()
     f = torch.einsum("bhje,hed->bhjd", given.values.double(), (matrix - matrix.mean(-1, keepdim=True)) * gain.double())
@@ -177,15 +177,15 @@ def test_feed_forward_blocks(block_bytes: int, sharp: float, gated: bool, monkey
     make = torch.Generator().manual_seed(2)
     gain, shift = torch.randn(2, width, generator=make)
     norm = NormRecord("layer", torch.rand(1, tokens, generator=make) + 0.5, gain, shift, given.output)
-    normed: Factored = state.normed(norm)
+    normed: Factored = state.after_norm(norm)
     ff = feed_forward_record(width, 20, tokens, gated)
     made = feed_forward.decompose_feed_forward(normed, ff, "ig")
-    assert isinstance(made, Rows)
-    rows = made.plus(normed).normed(norm)
-    lifts = feed_forward.term_lifts(rows, normed.terms[0])
+    assert isinstance(made, GatedRows)
+    rows = made.add(normed).after_norm(norm)
+    projections = feed_forward.hidden_projections(rows, normed.terms[0])
     whole = slice(None)
-    taps = feed_forward.stream_contributions(
-        rows, lifts, [0, 1, 2], 0, 0, whole, whole, block_bytes, Scratch(), keep_vectors=True
+    streamed = feed_forward.stream_contributions(
+        rows, projections, [0, 1, 2], 0, 0, whole, whole, block_bytes, Scratch(), keep_vectors=True
     )
 
     vectors = gram.contribution_vectors(normed, None)[0][0].double()
@@ -201,11 +201,11 @@ def test_feed_forward_blocks(block_bytes: int, sharp: float, gated: bool, monkey
     for point, expected in enumerate((after, total, last)):
         lengths = expected.norm(dim=-1)
         seen = off & (lengths > 1e-30)
-        apart = (taps[point].map.t().double() - lengths).abs()
+        apart = (streamed[point].map.t().double() - lengths).abs()
         assert float((apart[seen] / lengths[seen]).max()) < 1e-4
-        vectors_found = taps[point].vectors
+        vectors_found = streamed[point].vectors
         assert vectors_found is not None
         miss = (vectors_found.double() - expected).norm(dim=-1)
         assert float((miss[seen] / lengths[seen]).max()) < 1e-4
         others = (expected * off[..., None]).sum(1)
-        torch.testing.assert_close(taps[point].others.double(), others, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(streamed[point].others.double(), others, rtol=1e-4, atol=1e-3)

@@ -60,8 +60,8 @@ def test_enumerated_of_pairs(players: int) -> None:
 def test_coalitions_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     z = draw(6)
     whole = values.exact_shapley(ACT2FN["gelu"], z)
-    monkeypatch.setattr(values, "COALITIONS", 7)
-    monkeypatch.setattr(values, "WORTHS", 7 * 11)
+    monkeypatch.setattr(values, "COALITION_CHUNK", 7)
+    monkeypatch.setattr(values, "WORTH_CHUNK", 7 * 11)
     torch.testing.assert_close(values.exact_shapley(ACT2FN["gelu"], z), whole, rtol=1e-13, atol=1e-14)
 
 
@@ -74,7 +74,9 @@ def test_by_hand() -> None:
 def test_of_a_linear_game_it_is_the_summand() -> None:
     z = draw(7)
     torch.testing.assert_close(values.exact_shapley(lambda a: 3 * a, z), 3 * z, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(values.gaussian_shapley(lambda m, v: 3 * m, z, apart=2), 3 * z, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(
+        values.gaussian_shapley(lambda m, v: 3 * m, z, large_players=2), 3 * z, rtol=1e-7, atol=1e-8
+    )
 
 
 def test_a_zero_summand_is_not_a_player() -> None:
@@ -155,7 +157,7 @@ def test_gaussian(name: str, limit: float, gated: bool) -> None:
     assert 2 <= values.count_large_players(values._player_shares(z)) <= 4
     apart = (found - exact).norm(dim=1) / exact.norm(dim=1)
     assert float(apart.max()) < limit
-    naive = values.gaussian_shapley(expected, *z, apart=0)
+    naive = values.gaussian_shapley(expected, *z, large_players=0)
     assert float((naive - exact).norm(dim=1).max()) > 3 * float((found - exact).norm(dim=1).max())
     total = game(*(one.sum(0) for one in z))
     assert float((found.sum(0) - total).norm() / total.norm()) < limit
@@ -163,7 +165,7 @@ def test_gaussian(name: str, limit: float, gated: bool) -> None:
 
 def test_gaussian_with_everybody_apart_is_exact() -> None:
     z = draw(4)
-    found = values.gaussian_shapley(gaussian_means.gaussian_mean("gelu", ACT2FN["gelu"]), z, apart=4)
+    found = values.gaussian_shapley(gaussian_means.gaussian_mean("gelu", ACT2FN["gelu"]), z, large_players=4)
     torch.testing.assert_close(found, values.exact_shapley(ACT2FN["gelu"], z), rtol=1e-6, atol=1e-7)
     lone = values.gaussian_shapley(gaussian_means.gaussian_mean("gelu", ACT2FN["gelu"]), z[:1])
     torch.testing.assert_close(lone, ACT2FN["gelu"](z[:1]), rtol=1e-7, atol=1e-8)
@@ -173,7 +175,7 @@ def test_units_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     z = draw(12, 100)
     whole = values.gaussian_shapley(gaussian_means.gaussian_mean("gelu", ACT2FN["gelu"]), z)
     some = values.sampled_shapley(ACT2FN["gelu"], z, permutations=30)
-    monkeypatch.setattr(values, "AT_ONCE", 500)
+    monkeypatch.setattr(values, "CHUNK_NUMBERS", 500)
     torch.testing.assert_close(values.gaussian_shapley(gaussian_means.gaussian_mean("gelu", ACT2FN["gelu"]), z), whole)
     torch.testing.assert_close(values.sampled_shapley(ACT2FN["gelu"], z, permutations=30).values, some.values)
 

@@ -187,7 +187,7 @@ def test_single_precision() -> None:
 def test_experts_are_refused() -> None:
     lens = Analyzer(tiny("mixtral"))
     assert any(isinstance(step.part, Experts) for step in layer_steps(lens.loaded.stacks[0].blocks))
-    with pytest.raises(NormscopeError, match="other experts"):
+    with pytest.raises(NormscopeError, match="mixture of experts"):
         lens.analyze(inputs("mixtral", lens.model, 4), gate="shapley")
     before = lens.analyze(inputs("mixtral", lens.model, 4), gate="shapley", scopes="attention-block")
     assert before.info["gate"] == "shapley"

@@ -131,7 +131,7 @@ def test_gains() -> None:
     for layer, module in enumerate(lens.loaded.base.encoder.layer):  # type: ignore[union-attr, arg-type]
         torch.testing.assert_close(found[layer], module.output.LayerNorm.weight.detach())
     lens, _, _ = opened("llama")
-    with pytest.raises(NormscopeError, match="does not end with a norm"):
+    with pytest.raises(NormscopeError, match="is not the output of a norm"):
         probing.norm_gains(lens.loaded, "layer")
     assert scope_aliases(lens.loaded.stacks[0].blocks)["layer"].endswith("RES-N")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from normscope import Analysis, NormscopeError
-from normscope.analysis import Label
+from normscope.labels import Label
 from tests.helpers.oracle_parts import OracleLayer, maps
 from tests.helpers.tiny import tiny
 

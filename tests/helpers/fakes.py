@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.analysis import Analysis, HeadMaps, Label, Measured
+from normscope.analysis import Analysis, HeadMaps, Measured
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.flow.result import Flow, Scores
+from normscope.labels import Label
 from tests.helpers.toys import SCOPES
 
 ALIASES = {

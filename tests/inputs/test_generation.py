@@ -172,7 +172,7 @@ def test_chat_needs_a_template() -> None:
 
 
 def test_chat_and_a_text() -> None:
-    refused(lambda: speaker().analyze(PROMPT, chat=CHAT), "Give one input")
+    refused(lambda: speaker().analyze(PROMPT, chat=CHAT), "Pass exactly one input")
 
 
 # --- encoder-decoders ------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_a_pooler_that_is_random_at_each_load_does_not_make_another_model(tmp_pa
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./no-such-folder"])
 def test_a_folder_that_is_not_there(name: str) -> None:
-    with pytest.raises(NormscopeError, match=f"{name}.: there is no such folder. Give a hub name"):
+    with pytest.raises(NormscopeError, match=f"{name}.: there is no such folder. Pass a hub name"):
         Analyzer.from_pretrained(name)
 
 

@@ -182,7 +182,7 @@ def test_what_is_installed() -> None:
 def test_another_reason_is_passed_on(tmp_path: Path) -> None:
     folder = llama(tmp_path)
     (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(NormscopeError, match="Give a hub name or the path of a folder") as caught:
+    with pytest.raises(NormscopeError, match="Pass a hub name or the path of a folder") as caught:
         Analyzer.from_pretrained(folder)
     assert "not installed" not in str(caught.value)
 

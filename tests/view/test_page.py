@@ -133,7 +133,7 @@ def test_a_picture_is_in_the_page(tmp_path: Path) -> None:
     image = torch.zeros(20, 30, 3).numpy()
     source = fake_picture().to_html(tmp_path / "x.html", image=image).read_text()
     assert json.loads(Page(source).scripts["normscope-header"])["image"].startswith("data:image/png;base64,")
-    with pytest.raises(NormscopeError, match="no analysis of a picture"):
+    with pytest.raises(NormscopeError, match="not of an image"):
         fake().to_html(tmp_path / "y.html", image=image)
 
 

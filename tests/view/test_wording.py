@@ -17,7 +17,7 @@ from normscope.view.wording import COMMAND_LINE, VIEWER, Wording
         ("Shorten it, or ask for truncation=True.", "Shorten it, or use --truncate."),
         ("Use gate='ig'.", "Use --gate ig."),
         ("Use gate='shapley-gaussian' or 'x'.", "Use --gate shapley-gaussian or 'x'."),
-        ("ask for them with heads=True.", "ask for them with --heads."),
+        ("Request them with heads=True.", "Request them with --heads."),
         ("fewer layers=[...] or scopes=[...], rows=[...] for", "fewer --layer or --scope, --row for"),
         ("Say format=, one of a, b.", "Say --format, one of a, b."),
         ("Load the model with dtype=torch.float64, and", "Use --dtype float64, and"),

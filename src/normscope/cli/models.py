@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from normscope.cli import completion
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 
 if TYPE_CHECKING:
     from normscope.models.spec import Family
@@ -87,7 +87,9 @@ def _families_named(entries: Sequence[dict[str, Any]], name: str) -> list[dict[s
     found = [e for e in entries if wanted in (e["name"].lower(), *(kind.lower() for kind in e["model_types"]))]
     if not found:
         known = [known for e in entries for known in (e["name"], *e["model_types"])]
-        raise NormscopeError(f"Unknown family {name!r}.{nearest(name, known)} `normscope models` lists all families.")
+        raise NormscopeError(
+            f"Unknown family {name!r}.{did_you_mean(name, known)} `normscope models` lists all families."
+        )
     return found
 
 

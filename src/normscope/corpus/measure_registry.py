@@ -24,7 +24,7 @@ from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
 from normscope.corpus.entries import Entry
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 from normscope.inputs.item import Item
 from normscope.measures.correlation import average_ranks, pearson
 from normscope.measures.tokens import CATEGORIES, sum_by_category, token_category
@@ -109,7 +109,9 @@ def find_measures(names: Sequence[str]) -> list[Measure]:
         _load_measure_entry_points()
     for name in names:
         if name not in _measures:
-            raise NormscopeError(f"Unknown measure {name!r}.{nearest(name, _measures)} Known: {', '.join(_measures)}.")
+            raise NormscopeError(
+                f"Unknown measure {name!r}.{did_you_mean(name, _measures)} Known: {', '.join(_measures)}."
+            )
     return [_measures[name] for name in dict.fromkeys(names)]
 
 

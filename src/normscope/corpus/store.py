@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from normscope.engine.files import write_atomically
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 
 if TYPE_CHECKING:
     import polars
@@ -133,7 +133,7 @@ class Run:
         """A table as a lazy polars frame."""
         if table not in self.tables:
             raise NormscopeError(
-                f"This run has no table {table!r}.{nearest(table, self.tables)} Tables: {', '.join(self.tables)}."
+                f"This run has no table {table!r}.{did_you_mean(table, self.tables)} Tables: {', '.join(self.tables)}."
             )
         frame: polars.LazyFrame = _import_polars().scan_parquet(_list_shard_files(self.folder, table, "parquet"))
         return frame

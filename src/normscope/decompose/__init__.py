@@ -1,1 +1,1 @@
-"""From what a layer did to what each input token contributed: tensors in, tensors out."""
+"""Decompose a recorded layer into the contribution of each input token. Tensors in, tensors out."""

@@ -2,11 +2,11 @@
 
 For ``g`` applied to ``a = sum_j a_j``, integrated gradients from zero along the straight path give summand j the share
 ``a_j * c(a)`` with one coefficient for all summands, ``c(a) = integral_0^1 g'(t a) dt = (g(a) - g(0)) / a``. So FF
-contributions are gated by one vector per output token; ``g(0)`` belongs to no summand.
+contributions are gated by one vector per output token; ``g(0)`` is attributed to no summand.
 
 For a gated block ``F = g(a) * u`` (SwiGLU, GeGLU) with ``u = sum_j u_j`` as well, the share of summand j is
-``a_j * on_gate + u_j * on_up`` (`two_sided`), again with the same two coefficients for all summands. The path starts at
-``g(0) * 0``, so these shares sum to all of F even where ``g(0) != 0``.
+``a_j * on_gate + u_j * on_up`` (`gated_coefficients`), again with the same two coefficients for all summands. The path
+starts at ``g(0) * 0``, so these shares sum to all of F even if ``g(0) != 0``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from normscope.errors import NormscopeError
 
 Gate = Literal["ig", "frozen", "tangent"]
 Activation = Callable[[Tensor], Tensor]
-CHUNK = 2**15  # elements at a time, whose float64 copies stay in cache
-Primitive = tuple[Tensor, Tensor, Tensor]  # edges of panels, the integral from 0 to +edge, and from 0 to -edge
+CHUNK = 2**15  # elements per chunk, whose float64 copies fit in cache
+Primitive = tuple[Tensor, Tensor, Tensor]  # panel edges, integrals from 0 to +edge, and from 0 to -edge
 
 
 def _tanh_quotient(a: Tensor) -> Tensor:
-    """tanh(a)/a, by its series where the quotient would be 0/0."""
+    """tanh(a)/a, by its series near zero, where the quotient is 0/0."""
     near = a.abs() < 1e-4
     return torch.where(near, 1 - a.square() / 3, torch.tanh(a) / torch.where(near, torch.ones_like(a), a))
 
@@ -53,11 +53,11 @@ CLOSED_FORMS: dict[str, Activation] = {
 
 
 def gate_coefficient(gate: Gate, name: str | None, activation: Activation, a: Tensor) -> Tensor:
-    """c(a) elementwise: closed form where there is one for `name`, else numerically from `activation`.
+    """c(a) elementwise, in closed form if `name` has one, otherwise numerically from `activation`.
 
-    `gate="frozen"` is the same: a plain FF has no other side, and g(a) = a c(a) (+ g(0)) with the factor c(a) frozen
-    is the integrated-gradients quotient itself. `gate="tangent"` gives the slope g'(a) instead, whose shares do not
-    sum to g(a).
+    `gate="frozen"` gives the same: a plain FF has no second projection, and freezing the factor c(a) in
+    g(a) = a c(a) + g(0) gives the integrated-gradients quotient. `gate="tangent"` gives the slope g'(a) instead, whose
+    shares do not sum to g(a).
     """
     if gate == "tangent":
         return activation_slope(activation, a)
@@ -67,17 +67,17 @@ def gate_coefficient(gate: Gate, name: str | None, activation: Activation, a: Te
 def gated_coefficients(
     gate: Gate, name: str | None, activation: Activation, a: Tensor, u: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The coefficients (on_gate, on_up) of ``F = g(a) * u``, elementwise: summand j has a_j * on_gate + u_j * on_up.
+    """The elementwise coefficients (on_gate, on_up) of ``F = g(a) * u``: summand j gets a_j * on_gate + u_j * on_up.
 
     "ig": ``on_up = S = integral_0^1 g(t a) dt`` and ``on_gate = u integral_0^1 t g'(t a) dt = u (g(a) - S) / a``,
     so ``a on_gate + u on_up = g(a) u``. For g(x) = x s(x) these are ``a K`` and ``u (s(a) - K)`` with
-    ``K(a) = integral_0^1 t s(t a) dt``, which divides nothing by a; any other g goes through `averages`.
-    "frozen": ``on_gate = 0``, ``on_up = g(a)``, which is complete too. "tangent": the gradient, ``u g'(a)`` and
-    ``g(a)``, whose shares do not sum to F.
+    ``K(a) = integral_0^1 t s(t a) dt``, without a division by a; any other g uses `tabulated_averages`.
+    "frozen": ``on_gate = 0``, ``on_up = g(a)``, whose shares also sum to F. "tangent": the gradient, ``u g'(a)`` and
+    ``g(a)``, whose shares do not.
 
-    "ig" computes in float64, some elements at a time, and rounds to `a`'s type at the end. K is within 1e-15 of
-    its own size at every a: towards minus infinity it falls only like 1/a^2, so no digits are lost to a small
-    difference; s(a) - K, which changes sign, is within 1e-15 absolutely.
+    "ig" computes in float64, one chunk of elements at a time, and rounds to the dtype of `a` at the end. K has a
+    relative error of 1e-15 for every a: towards minus infinity it decays only like 1/a^2, so no digits are lost to
+    cancellation. s(a) - K, which changes sign, has an absolute error of 1e-15.
     """
     if gate == "frozen":
         return torch.zeros_like(a), activation(a)
@@ -109,8 +109,8 @@ def _closed_form_averages(name: str, a: Tensor) -> tuple[Tensor, Tensor]:
 def _first_moment(s: Activation, integral: Activation, a: Tensor) -> Tensor:
     """``K(a) = integral_0^1 t s(t a) dt`` where s(-x) = 1 - s(x), from ``integral(b) = integral_0^b y s(-y) dy``.
 
-    With ``N(b) = K(-b) = integral(b) / b^2``, K(a) is N(-a) for negative a and 1/2 - N(a) for positive ones. Below 1,
-    where the integral over b^2 loses digits, N is a Gauss-Legendre rule.
+    With ``N(b) = K(-b) = integral(b) / b^2``, K(a) is N(-a) for negative a and 1/2 - N(a) for positive a. For b < 1,
+    where the quotient loses digits, N is computed by a Gauss-Legendre rule.
     """
     b = a.abs()
     near = b < 1
@@ -134,8 +134,8 @@ def _gelu_integral(b: Tensor) -> Tensor:
 def _silu_integral(b: Tensor) -> Tensor:
     """``integral_0^b y sigmoid(-y) dy = pi^2/12 + Li2(-e^-b) - b l``, where l = log(1 + e^-b).
 
-    The dilogarithm is ``-Li2(-e^-b) = l + l^2/4 + sum_k B_2k l^(2k+1) / (2k+1)!``, whose terms fall by (l / 2 pi)^2:
-    below 1/400 each for b >= 1, so that five are enough.
+    The dilogarithm is ``-Li2(-e^-b) = l + l^2/4 + sum_k B_2k l^(2k+1) / (2k+1)!``, whose terms shrink by
+    (l / 2 pi)^2, a factor below 1/400 for b >= 1, so five terms are enough.
     """
     l = torch.log1p(torch.exp(-b))  # noqa: E741
     square = l.square()
@@ -149,7 +149,7 @@ _DEBYE = (1 / 36, -1 / 3600, 1 / 211680, -1 / 10886400, 1 / 526901760)  # B_2k /
 
 
 def _tanh_gelu_integral(b: Tensor) -> Tensor:
-    """``integral_0^b y s(-y) dy``, s of the tanh GELU, by panels: it has no closed form."""
+    """``integral_0^b y s(-y) dy`` for the tanh GELU, by panels because it has no closed form."""
     return _integrate_from_table(_tanh_gelu_tail, _tanh_gelu_table(b.device), b)
 
 
@@ -184,13 +184,15 @@ MOMENTS: dict[str, Activation] = {  # K(a), float64
 def joint_coefficients(
     gate: Gate, function: Callable[[Tensor, Tensor], Tensor], a: Tensor, u: Tensor, bend: float
 ) -> tuple[Tensor, Tensor]:
-    """The pair of coefficients for any elementwise F(a, u): ``integral_0^1 dF/da(ta, tu) dt`` and the same for u.
+    """The coefficients (on_gate, on_up) for any elementwise F(a, u): ``integral_0^1 dF/da(ta, tu) dt``, and dF/du.
 
-    By Gauss-Legendre rules in float64 on the pieces of the path on which neither |ta| nor |tu| passes `bend`, where F
-    may have kinks. `gate="tangent"` takes the slopes at the end instead; "frozen" would need a factor to freeze.
+    Computed by Gauss-Legendre rules in float64 on pieces of the path. The pieces end where |ta| or |tu| equals `bend`,
+    where F may have kinks. `gate="tangent"` uses the slopes at t = 1 instead; "frozen" needs a factor to freeze.
     """
     if gate == "frozen":
-        raise NormscopeError("gate='frozen' needs a gated product; this model's gate is another function. Use 'ig'.")
+        raise NormscopeError(
+            "gate='frozen' needs a gate of the form g(a) * u, which this model does not have. Use 'ig'."
+        )
     x, y = to_float64(a), to_float64(u)
     if gate == "tangent":
         on_gate, on_up = _joint_slopes(function, x, y)
@@ -215,10 +217,11 @@ def _joint_slopes(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, u: Te
 
 
 def tabulated_averages(activation: Activation, table: Primitive, a: Tensor) -> tuple[Tensor, Tensor]:
-    """``integral_0^1 t g'(t a) dt`` and ``S = integral_0^1 g(t a) dt`` for any elementwise g, `table` its `primitive`.
+    """``integral_0^1 t g'(t a) dt`` and ``S = integral_0^1 g(t a) dt`` for any elementwise g. `table` is that
+    of g from `tabulate_integral`.
 
-    Away from zero from S = (integral_0^a g) / a and (g(a) - S) / a, exact at any kinks that the panels end at; near
-    zero, where the latter loses digits if g(0) != 0, Gauss-Legendre rules over the slope and g.
+    Away from zero, S = (integral_0^a g) / a and (g(a) - S) / a, which are exact if all kinks are at panel edges. Near
+    zero, where the latter loses digits if g(0) != 0, Gauss-Legendre rules over the slope and over g.
     """
     near = a.abs() < 1 / 16
     safe = torch.where(near, torch.ones_like(a), a)
@@ -235,9 +238,9 @@ def tabulated_averages(activation: Activation, table: Primitive, a: Tensor) -> t
 
 
 def tabulate_integral(f: Activation, device: torch.device) -> Primitive:
-    """``integral_0^x f`` at the ends of panels: every half up to |x| = 64 (kinks there cost nothing), then doubling.
+    """``integral_0^x f`` at panel edges: steps of 1/2 up to |x| = 64, then powers of two. Kinks at edges are harmless.
 
-    f must be smooth between them, and from 64 on close to a polynomial or varying on the scale of x itself.
+    f must be smooth inside each panel, and beyond 64 close to a polynomial or vary on the scale of x itself.
     """
     edges = torch.cat([torch.arange(0, 64, 0.5, dtype=torch.float64), 2.0 ** torch.arange(6, 31, dtype=torch.float64)])
     edges = edges.to(device)
@@ -248,7 +251,7 @@ def tabulate_integral(f: Activation, device: torch.device) -> Primitive:
 
 
 def _integrate_from_table(f: Activation, table: Primitive, x: Tensor) -> Tensor:
-    """``integral_0^x f``: the panels passed, and a Gauss-Legendre rule over the one begun."""
+    """``integral_0^x f``: complete panels from the table, and a Gauss-Legendre rule over the last, partial one."""
     edges, above, below = table
     passed = torch.bucketize(x.abs(), edges, right=True) - 1
     start = edges[passed].copysign(x)
@@ -271,14 +274,14 @@ def _panel_rule() -> list[tuple[float, float]]:
 
 
 def to_float64(a: Tensor) -> Tensor:
-    """`a` in float64, on the CPU if its own device (mps) has none."""
+    """`a` in float64, on the CPU if its device (mps) does not support float64."""
     return a.cpu().to(torch.float64) if a.device.type == "mps" else a.to(torch.float64)
 
 
 def activation_quotient(activation: Activation, a: Tensor) -> Tensor:
     """``integral_0^1 g'(t a) dt`` for any elementwise g, in float64.
 
-    Away from zero it is ``(g(a) - g(0)) / a``, exact whatever kinks g has; near zero, where that loses digits, a
+    Away from zero ``(g(a) - g(0)) / a``, which is exact even if g has kinks; near zero, where this loses digits, a
     Gauss-Legendre rule over the slope.
     """
     x = to_float64(a)
@@ -305,6 +308,6 @@ def activation_slope(activation: Activation, a: Tensor) -> Tensor:
 
 
 def _gauss_legendre(points: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [0, 1]."""
+    """Nodes and weights of the Gauss-Legendre rule on [0, 1]."""
     nodes, weights = (torch.as_tensor(x, device=device) for x in np.polynomial.legendre.leggauss(points))
     return (nodes + 1) / 2, weights / 2

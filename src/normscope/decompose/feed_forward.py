@@ -1,9 +1,9 @@
-"""The feed-forward block as contributions (FF paper, eq. 5-8), in blocks of pairs.
+"""Contributions through the feed-forward block (FF paper, eq. 5-8), in blocks of input-output pairs.
 
-With ``p_ij = c_ij W_1`` and one gate ``g_i`` per output token (`gates`), input j's share of the block's output is
-``(g_i * p_ij) W_2``; a gated feed-forward has two such projections, whose shares are added before W_2, and a mixture of
-experts several such units. The attention values go through ``matrix W_1`` once; then a block of columns x rows at a
-time is mixed, gated and multiplied by W_2, and everything that was asked for is reduced while the block is in cache.
+With ``p_ij = c_ij W_1`` and one gate ``g_i`` per output token (`activations`), input j's share of the block's output is
+``(g_i * p_ij) W_2``. A gated feed-forward has two such projections, whose shares are added before W_2, and a mixture of
+experts has several such units. The attention values are multiplied by ``matrix W_1`` once. Then one block of
+columns x rows at a time is mixed, gated and multiplied by W_2, and reduced to norms and sums while it is in cache.
 """
 
 from __future__ import annotations
@@ -17,16 +17,25 @@ from torch import Tensor
 
 from normscope.decompose import kernels
 from normscope.decompose.activations import Gate, gate_coefficient, gated_coefficients, joint_coefficients
-from normscope.decompose.state import Factored, GatedUnit, Rows, Scratch, Term, apply_norm, row_norms, rows_with_weight
+from normscope.decompose.state import (
+    Factored,
+    GatedRows,
+    GatedUnit,
+    Scratch,
+    Term,
+    apply_norm,
+    row_norms,
+    rows_with_weight,
+)
 from normscope.tracing.records import FeedForwardRecord, NormRecord, Projection, Unit
 
 HIDDEN = 1024  # hidden units gated at a time
 HEADROOM = 2.0**60  # float32 squares of cells down to 1e-30 must not underflow
 
 
-def decompose_feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Factored | Rows:
-    """The state after the feed-forward component; g(0) W_2 and all biases go to the remainder. A state without terms
-    keeps its form: the feed-forward of the own token changes the diagonal only."""
+def decompose_feed_forward(state: Factored, record: FeedForwardRecord, gate: Gate) -> Factored | GatedRows:
+    """The state after the feed-forward. g(0) W_2 and all biases are added to the remainder. A state without terms stays
+    factored because only its diagonal changes."""
     units, own, bias = [], torch.zeros_like(record.output), torch.zeros_like(record.output)
     for unit in record.units:
         made = gated_unit(unit, gate)
@@ -35,11 +44,11 @@ def decompose_feed_forward(state: Factored, record: FeedForwardRecord, gate: Gat
         bias = bias + gated_constant(unit, made, state.bias)
     if not state.terms:
         return Factored((), own, None, bias)
-    return Rows(state, tuple(units), own, bias)
+    return GatedRows(state, tuple(units), own, bias)
 
 
 def gated_unit(unit: Unit, gate: Gate) -> GatedUnit:
-    """The activation split into one coefficient per projection and output token (`gates`)."""
+    """The unit with its activation replaced by one coefficient per projection, output token and hidden unit."""
     projections = projections_of(unit)
     weights = tuple(projection.weight for projection in projections)
     if unit.routing is None:
@@ -66,39 +75,39 @@ def _gate_coefficients(unit: Unit, gate: Gate, a: Tensor, u: Tensor | None = Non
 
 
 def _apply_gated_unit(made: GatedUnit, x: Tensor) -> Tensor:
-    """Vectors (g, R, d) of the rows' own, through the unit."""
+    """The unit applied to the vectors (g, R, d) of the rows' own tokens."""
     gated = [c * (x @ weight) for weight, c in zip(made.weights, made.coefficients, strict=True)]
     return sum(gated[1:], gated[0]) @ made.out
 
 
 def gated_constant(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
-    """What the unit puts out whatever the tokens are: the incoming remainder, its own biases, and g(0)."""
+    """The part of the unit's output that is attributed to no token: from the remainder, its biases and g(0)."""
     hidden = torch.zeros_like(made.coefficients[0])
     for projection, c in zip(projections_of(unit), made.coefficients, strict=True):
         entered = bias @ projection.weight
         hidden = hidden + c * (entered if projection.bias is None else entered + projection.bias)
     share = 1 if unit.routing is None else unit.routing[..., None]
-    if unit.up is None:  # gated by a sum that is zero there, g(0) counts for nothing
+    if unit.up is None:  # in a gated product, g(0) is multiplied by zero
         hidden = hidden + share * unit.activation(torch.zeros_like(hidden[..., :1]))
     elif unit.joint is not None:
         nothing = torch.zeros_like(hidden[..., :1])
         hidden = hidden + share * unit.joint(nothing, nothing)
-    put_out = hidden @ made.out
-    return put_out if unit.out_bias is None else put_out + share * unit.out_bias
+    output = hidden @ made.out
+    return output if unit.out_bias is None else output + share * unit.out_bias
 
 
 @dataclass
-class Tap:
-    """What is reduced at one point of the stream, for one item: after `steps[:point]`."""
+class StreamedMap:
+    """The map of one item at one point, that is, after `steps[:point]`."""
 
     map: Tensor  # (j, R)
     others: Tensor  # (R, d): sum_{j != i} c_ij
-    vectors: Tensor | None = None  # (R, j, d), when asked for
+    vectors: Tensor | None = None  # (R, j, d), if requested
 
 
 @dataclass
-class _Point:
-    """Running results of a point, in the stream's unit."""
+class _PointTotals:
+    """Running results at one point, multiplied by `rescale` (see `stream_contributions`)."""
 
     norms: Tensor | None = None
     total: Tensor | None = None
@@ -106,46 +115,48 @@ class _Point:
 
 
 @dataclass(frozen=True)
-class _Basis:
-    """A term's contributions for one item: ``scale_i sum_h weights_jhi (values_jh matrix_h)``."""
+class _TermFactors:
+    """The factors of one term for one item: ``c_ij = scale_i sum_h weights_jhi (values_jh matrix_h)``."""
 
     weights: Tensor  # (j, H, R)
     scale: Tensor | None  # (R,)
-    values: Tensor  # (H, j, d_h), in the stream's unit
+    values: Tensor  # (H, j, d_h), multiplied by `rescale`
     matrix: Tensor  # (H, d_h, D)
 
     def vectors(self, columns: slice, name: str, scratch: Scratch) -> Tensor:
-        """(columns, H, D)"""
+        """(columns, H, D): the vectors f_jh."""
         return _multiply_heads(self.values[:, columns], self.matrix, name, scratch)
 
     def mixing(self, columns: slice, rows: slice) -> Tensor:
-        """(columns, rows, H)"""
+        """(columns, rows, H): the weights, including the scale."""
         weights = self.weights[columns, :, rows]
         return (weights if self.scale is None else weights * self.scale[rows]).transpose(1, 2)
 
 
 @dataclass(frozen=True)
-class Lift:
-    """How a unit projects contributions to its hidden units, by what costs least: the term's matrix times the weight
-    once for all tokens, every vector f_jh times the weight, or, for few rows, every contribution c_ij itself."""
+class HiddenProjection:
+    """How contributions are projected to the hidden units, whichever costs least: multiply the term's matrix by the
+    weight once for all tokens, multiply every vector f_jh by it, or, for few rows, every contribution c_ij."""
 
     way: Literal["matrix", "vectors", "contributions"]
-    parts: tuple[Tensor, ...]  # (H, d_h, d_ff) for "matrix", else the weights (d, d_ff), for each projection
+    matrices: tuple[Tensor, ...]  # one per projection: (H, d_h, d_ff) for "matrix", otherwise the weights (d, d_ff)
 
-    def project(self, basis: _Basis, columns: slice, scratch: Scratch) -> tuple[Tensor, ...]:
-        """What the rows' weights are multiplied with, (columns, H, d_ff) for each projection or (columns, H, d)."""
+    def project(self, factors: _TermFactors, columns: slice, scratch: Scratch) -> tuple[Tensor, ...]:
+        """The vectors to be mixed: (columns, H, d_ff) for each projection, or (columns, H, d) for "contributions"."""
         if self.way == "matrix":
-            values = basis.values[:, columns]
-            return tuple(_multiply_heads(values, part, f"projected {n}", scratch) for n, part in enumerate(self.parts))
-        vectors = basis.vectors(columns, "source", scratch)
+            values = factors.values[:, columns]
+            return tuple(
+                _multiply_heads(values, part, f"projected {n}", scratch) for n, part in enumerate(self.matrices)
+            )
+        vectors = factors.vectors(columns, "source", scratch)
         if self.way == "contributions":
             return (vectors,)
-        return tuple(vectors @ part for part in self.parts)
+        return tuple(vectors @ part for part in self.matrices)
 
 
-def term_lifts(state: Rows, term: Term) -> list[Lift]:
-    """The cheapest way for each unit: products with W for d rows of the matrix and one per token, for H vectors of
-    every token, or for R contributions of every token."""
+def hidden_projections(state: GatedRows, term: Term) -> list[HiddenProjection]:
+    """The cheapest projection for each unit, by the number of vectors that are multiplied by W: d for the matrix and
+    one per token, H per token, or R per token."""
     items, tokens, heads, _ = term.mixture.values.shape
     rows, width = term.mixture.weights.shape[3], term.mixture.matrix.shape[2]
     costs = {
@@ -153,18 +164,20 @@ def term_lifts(state: Rows, term: Term) -> list[Lift]:
         "vectors": items * tokens * heads,
         "contributions": items * tokens * rows,
     }
-    if len(state.units) > 1:  # of many experts, as many matrices would be too much memory
+    if len(state.units) > 1:  # one matrix per expert would take too much memory
         del costs["matrix"]
     way = min(costs, key=lambda name: costs[name])
     if way == "matrix":
         matrix = term.view(term.mixture.matrix)
-        return [Lift("matrix", tuple(torch.matmul(matrix, weight) for weight in u.weights)) for u in state.units]
-    return [Lift(way, unit.weights) for unit in state.units]  # type: ignore[arg-type]
+        return [
+            HiddenProjection("matrix", tuple(torch.matmul(matrix, weight) for weight in u.weights)) for u in state.units
+        ]
+    return [HiddenProjection(way, unit.weights) for unit in state.units]  # type: ignore[arg-type]
 
 
 def stream_contributions(
-    state: Rows,
-    lifts: Sequence[Lift],
+    state: GatedRows,
+    projections: Sequence[HiddenProjection],
     points: Collection[int],
     term: int,
     item: int,
@@ -173,19 +186,20 @@ def stream_contributions(
     block_bytes: int,
     scratch: Scratch,
     keep_vectors: bool = False,
-) -> dict[int, Tap]:
-    """Off-diagonal contributions of one item, over one term's columns, at the wanted points (numbers of `steps`
-    passed). `lifts` are those of the term (`lifts_of`).
+) -> dict[int, StreamedMap]:
+    """Off-diagonal contributions of one item over the columns of one term, by point. A point is the number of `steps`
+    applied; `projections` are those of the term (`hidden_projections`).
 
-    The diagonal of the maps is left at zero: `state.own` has it. Memory is one block, whatever the length.
+    The diagonal of the maps is left at zero because `state.own` holds it. Memory does not grow with the input: only
+    one block of contributions exists at a time. Values are multiplied by `rescale` so that squares do not underflow.
     """
     steps = state.steps[: max(points)]
     hidden, width = state.units[0].out.shape
     source_term = state.source.terms[term]
     added = {n: s.terms[term] for n, s in enumerate(steps) if isinstance(s, Factored)}
-    unit = HEADROOM / _norm_bound(state, source_term, list(added.values()), item)
-    source = _mixing_basis(source_term, item, columns, rows, unit)
-    adds = {n: _mixing_basis(term, item, columns, rows, unit) for n, term in added.items()}
+    rescale = HEADROOM / _norm_bound(state, source_term, list(added.values()), item)
+    source = _term_factors(source_term, item, columns, rows, rescale)
+    adds = {n: _term_factors(term, item, columns, rows, rescale) for n, term in added.items()}
     coefficients = [[c[item][rows] for c in made.coefficients] for made in state.units]
     chosen = [None if made.chosen is None else made.chosen[item][rows] for made in state.units]
 
@@ -195,7 +209,7 @@ def stream_contributions(
     step_j = _even_block_size(n_columns, block_bytes // (3 * size * heads * hidden * paths * len(state.units)))
     most = 2 * block_bytes // (3 * size * (paths * min(HIDDEN, hidden) + 2 * width)) // step_j
 
-    found = [_Point() for _ in range(len(steps) + 1)]
+    found = [_PointTotals() for _ in range(len(steps) + 1)]
     like = source.values
     for n, point in enumerate(found):
         point.total = like.new_zeros(n_rows, width) if n == 0 or n - 1 in adds else None
@@ -204,27 +218,32 @@ def stream_contributions(
 
     outs = [made.out.split(HIDDEN) for made in state.units]
     products = n_columns * n_rows
-    if products >= kernels.MANY and len(outs) == 1:  # with many experts another layout would take too much memory
+    if (
+        products >= kernels.PACKED_ROWS and len(outs) == 1
+    ):  # packing the matrices of many experts would take too much memory
         outs = [tuple(kernels.pack_matrix(part, products) for part in outs[0])]
     for j in range(0, n_columns, step_j):
         js = slice(j, min(j + step_j, n_columns))
         hit = rows_with_weight(source.weights[js])
         if hit.stop == hit.start:
             continue
-        # One expert's projections at a time would be less memory, but each would be made again for every block of rows.
-        projected = [lift.project(source, js, scratch if len(lifts) == 1 else Scratch()) for lift in lifts]
-        vectors = {n: basis.vectors(js, f"added {n}", scratch) for n, basis in adds.items()}
+        # Projecting one expert at a time would take less memory, but repeat the work for every block of rows.
+        projected = [
+            projection.project(source, js, scratch if len(projections) == 1 else Scratch())
+            for projection in projections
+        ]
+        vectors = {n: factors.vectors(js, f"added {n}", scratch) for n, factors in adds.items()}
         step_i = _even_block_size(hit.stop - hit.start, most)
         for i in range(hit.start, hit.stop, step_i):
             i_s = slice(i, min(i + step_i, hit.stop))
             y = scratch.like("block", (js.stop - js.start, i_s.stop - i_s.start, width), like)
             mixing = source.mixing(js, i_s)
-            for n, (lift, made, out) in enumerate(zip(lifts, projected, outs, strict=True)):
+            for n, (projection, made, out) in enumerate(zip(projections, projected, outs, strict=True)):
                 gates, mine = [c[i_s] for c in coefficients[n]], chosen[n]
                 if mine is None:
-                    y = _gated_product(mixing, lift, made, gates, out, y, scratch)
+                    y = _gated_product(mixing, projection, made, gates, out, y, scratch)
                 else:
-                    _add_expert(mixing, lift, made, gates, out, mine[i_s], y, n == 0, scratch)
+                    _add_expert(mixing, projection, made, gates, out, mine[i_s], y, n == 0, scratch)
             _reduce_block(found[0], y, None, js, i_s)
             for n, step in enumerate(steps):
                 factor = None
@@ -237,17 +256,17 @@ def stream_contributions(
                 _reduce_block(found[n + 1], y, factor, js, i_s)
                 if factor is not None and n + 1 < len(steps):
                     y.mul_(factor[..., None])
-    return _collect_taps(found, points, steps, item, rows, 1 / unit)
+    return _collect_streamed_maps(found, points, steps, item, rows, 1 / rescale)
 
 
 def _even_block_size(total: int, most: int) -> int:
-    """The size of blocks of at most `most`, as equal as they can be."""
+    """The block size, at most `most`, that splits `total` most evenly."""
     blocks = -(-total // max(1, most))
     return -(-total // blocks)
 
 
 def _multiply_heads(values: Tensor, matrix: Tensor, name: str, scratch: Scratch) -> Tensor:
-    """(H, j, d_h) by (H, d_h, D): (j, H, D)."""
+    """(H, j, d_h) times (H, d_h, D) for each head, as (j, H, D)."""
     out = scratch.like(name, (values.shape[1], values.shape[0], matrix.shape[2]), values)
     torch.bmm(values, matrix, out=out.transpose(0, 1))
     return out
@@ -255,18 +274,18 @@ def _multiply_heads(values: Tensor, matrix: Tensor, name: str, scratch: Scratch)
 
 def _gated_product(
     mixing: Tensor,
-    lift: Lift,
+    projection: HiddenProjection,
     projected: Sequence[Tensor],
     gates: Sequence[Tensor],
     outs: Sequence[Tensor],
     y: Tensor,
     scratch: Scratch,
 ) -> Tensor:
-    """``y_ji = (sum_k gate_ki * sum_h mixing_jih projected_kjh) W_2``, some hidden units at a time: `outs` are
-    the parts of W_2. Overwrites y and may return it."""
+    """``y_ji = (sum_k gate_ki * sum_h mixing_jih projected_kjh) W_2``, one chunk of hidden units at a time.
+    `outs` are the chunks of W_2. Overwrites y and may return it."""
     flat = y.flatten(0, 1)
     hidden = gates[0].shape[1]
-    mixed = torch.bmm(mixing, projected[0]).flatten(0, 1) if lift.way == "contributions" else None
+    mixed = torch.bmm(mixing, projected[0]).flatten(0, 1) if projection.way == "contributions" else None
     for k, out in zip(range(0, hidden, HIDDEN), outs, strict=True):
         ks = slice(k, min(k + HIDDEN, hidden))
         shape = (*y.shape[:2], ks.stop - k)
@@ -276,7 +295,7 @@ def _gated_product(
             if mixed is None:
                 torch.bmm(mixing, projected[n][:, :, ks], out=into)
             else:
-                torch.mm(mixed, lift.parts[n][:, ks], out=into.flatten(0, 1))
+                torch.mm(mixed, projection.matrices[n][:, ks], out=into.flatten(0, 1))
             if n == 0:
                 e.mul_(gate[:, ks])
             else:
@@ -291,7 +310,7 @@ def _gated_product(
 
 def _add_expert(
     mixing: Tensor,
-    lift: Lift,
+    projection: HiddenProjection,
     projected: Sequence[Tensor],
     gates: Sequence[Tensor],
     outs: Sequence[Tensor],
@@ -300,27 +319,27 @@ def _add_expert(
     first: bool,
     scratch: Scratch,
 ) -> None:
-    """Add to the rows that chose this expert what it makes of them."""
+    """Add the output of one expert to the rows that are routed to it."""
     if first:
         y.zero_()
     where = chosen.nonzero().flatten()
     if len(where) == 0:
         return
     part = scratch.like("expert", (y.shape[0], len(where), y.shape[2]), y)
-    part = _gated_product(mixing[:, where], lift, projected, [gate[where] for gate in gates], outs, part, scratch)
+    part = _gated_product(mixing[:, where], projection, projected, [gate[where] for gate in gates], outs, part, scratch)
     y.index_add_(1, where, part)
 
 
 def _norm_block(norm: NormRecord, y: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """A norm of a block as (vectors, factor (j, i)) whose product is the result."""
+    """A norm applied to a block, as vectors and a factor (j, i) whose product is the result. May overwrite y."""
     if norm.kind == "rms":
         return y.mul_(norm.gain), inverse.expand(y.shape[:2])
-    # One fused pass: layer_norm also divides by each vector's own deviation, which the factor takes back.
+    # A fused kernel. It also divides by each vector's own standard deviation, which the factor undoes.
     normed, _, reciprocal = torch.native_layer_norm(y, [y.shape[-1]], norm.gain, None, 1e-30)
     return normed, inverse / reciprocal[..., 0]
 
 
-def _reduce_block(point: _Point, y: Tensor, factor: Tensor | None, js: slice, i_s: slice) -> None:
+def _reduce_block(point: _PointTotals, y: Tensor, factor: Tensor | None, js: slice, i_s: slice) -> None:
     if point.total is not None:
         point.total[i_s] += y.sum(0)
     if point.norms is not None:
@@ -330,16 +349,16 @@ def _reduce_block(point: _Point, y: Tensor, factor: Tensor | None, js: slice, i_
         point.vectors[i_s, js] = (y if factor is None else y * factor[..., None]).transpose(0, 1)
 
 
-def _collect_taps(
-    found: list[_Point],
+def _collect_streamed_maps(
+    found: list[_PointTotals],
     points: Collection[int],
     steps: tuple[NormRecord | Factored | Tensor, ...],
     item: int,
     rows: slice | Tensor,
-    unit: Tensor,
-) -> dict[int, Tap]:
-    """Back to the model's unit. A norm is the same linear map for every j, so its sum is the norm of the sum."""
-    taps = {}
+    inverse_rescale: Tensor,
+) -> dict[int, StreamedMap]:
+    """Undo the rescaling. A norm is the same linear map for every j, so it can be applied to the sum over j."""
+    streamed = {}
     others = found[0].total
     assert others is not None
     for n, point in enumerate(found):
@@ -354,23 +373,25 @@ def _collect_taps(
                 assert point.total is not None
                 others = point.total
         if n in points and point.norms is not None:
-            vectors = None if point.vectors is None else point.vectors * unit
-            taps[n] = Tap(point.norms * unit, others * unit, vectors)
-    return taps
+            vectors = None if point.vectors is None else point.vectors * inverse_rescale
+            streamed[n] = StreamedMap(point.norms * inverse_rescale, others * inverse_rescale, vectors)
+    return streamed
 
 
-def _mixing_basis(term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor, unit: Tensor) -> _Basis:
+def _term_factors(
+    term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor, rescale: Tensor
+) -> _TermFactors:
     mixture = term.mixture
-    return _Basis(
+    return _TermFactors(
         mixture.weights[item][columns][:, :, rows],
         None if term.scale is None else term.scale[item][rows],
-        mixture.values[item][columns].transpose(0, 1) * unit,
+        mixture.values[item][columns].transpose(0, 1) * rescale,
         term.view(mixture.matrix),
     )
 
 
-def _norm_bound(state: Rows, source: Term, added: list[Term], item: int) -> Tensor:
-    """An upper bound of the norm of any contribution with unit weights."""
+def _norm_bound(state: GatedRows, source: Term, added: list[Term], item: int) -> Tensor:
+    """An upper bound on the norm of any contribution with attention weight 1."""
     longest = row_norms(source.mixture.values[item]).amax()
     through = [_spectral_bound(unit.out) * _spectral_bound(weight) for unit in state.units for weight in unit.weights]
     sizes = [_spectral_bound(source.view(source.mixture.matrix)) * torch.stack(through).sum()]
@@ -379,6 +400,6 @@ def _norm_bound(state: Rows, source: Term, added: list[Term], item: int) -> Tens
 
 
 def _spectral_bound(matrix: Tensor) -> Tensor:
-    """The Frobenius norm, which no gain of the matrix exceeds."""
+    """The Frobenius norm, an upper bound on the spectral norm."""
     size: Tensor = torch.linalg.vector_norm(matrix)
     return size

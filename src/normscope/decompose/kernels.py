@@ -1,7 +1,7 @@
-"""Many products with one matrix, by the faster of PyTorch's two float32 kernels.
+"""Many products with the same matrix, using the faster of PyTorch's two float32 kernels.
 
-By default PyTorch uses MKL, which reserves AVX-512 for Intel processors. oneDNN does not: on a Zen 4 it takes 9/10 of
-the time for thousands of rows, once the matrix is reordered.
+By default PyTorch uses MKL, which uses AVX-512 on Intel processors only. oneDNN uses it everywhere: on a Zen 4, it
+takes 90% of the time for thousands of rows once the matrix is reordered.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MANY = 2**11  # rows that repay the reordering
+PACKED_ROWS = 2**11  # with fewer rows, reordering costs more than it saves
 
 
 def pack_matrix(matrix: Tensor, rows: int) -> Tensor:
-    """A matrix (k, d) for `multiply_packed`, reordered for oneDNN; the matrix itself where that brings nothing."""
-    if matrix.dtype != torch.float32 or matrix.device.type != "cpu" or not has_kernel():
+    """A matrix (k, d) reordered for oneDNN, for `multiply_packed`; the matrix itself if oneDNN is not faster."""
+    if matrix.dtype != torch.float32 or matrix.device.type != "cpu" or not has_packed_kernel():
         return matrix
     return torch.ops.mkldnn._reorder_linear_weight(matrix.t(), rows)  # type: ignore[no-any-return]
 
 
 def multiply_packed(x: Tensor, matrix: Tensor, into: Tensor, add: bool) -> Tensor:
-    """``x matrix``, or ``into + x matrix``, for a matrix that oneDNN has reordered. Returns a new tensor."""
+    """``x matrix``, or ``into + x matrix``, as a new tensor. The matrix must be reordered by `pack_matrix`."""
     if add:
         return torch.ops.mkldnn._linear_pointwise.binary(x, into, matrix, None, "add")  # type: ignore[no-any-return]
     return torch.ops.mkldnn._linear_pointwise(x, matrix, None, "none", [], "")  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=1)
-def has_kernel() -> bool:
-    """Whether oneDNN is available, faster than MKL on this processor, and correct."""
+def has_packed_kernel() -> bool:
+    """Whether oneDNN is available, faster than MKL on this processor, and gives correct products."""
     if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512" or _is_intel():
         return False
     make = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Walk one layer component by component and measure the scopes that were asked for."""
+"""Decompose one layer component by component, and measure the requested scopes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from torch import Tensor
 
 from normscope.decompose import gram
 from normscope.decompose.activations import Gate
-from normscope.decompose.feed_forward import decompose_feed_forward, stream_contributions, term_lifts
-from normscope.decompose.gram import Figures, Piece, Reduced, reduce_states, reduce_weights, stack_figures
+from normscope.decompose.feed_forward import decompose_feed_forward, hidden_projections, stream_contributions
+from normscope.decompose.gram import (
+    RowStatistics,
+    ScopeMaps,
+    TermMap,
+    reduce_states,
+    reduce_weights,
+    stack_row_statistics,
+)
 from normscope.decompose.shapley.gate import Shapley
 from normscope.decompose.shapley.rows import ShapleyRows, row_vectors, shapley_feed_forward
 from normscope.decompose.shapley.rows import reduce_shapley_rows as reduce_shapley
 from normscope.decompose.state import (
     Factored,
+    GatedRows,
     Mixture,
-    Rows,
     Scratch,
     ValueBias,
     decompose_attention,
@@ -50,45 +57,45 @@ class LayerOptions:
 
     @property
     def complete(self) -> bool:
-        """Whether contributions and remainder must sum to the model's own vectors."""
+        """Whether contributions and remainder sum to the model's own vectors with this gate."""
         return not self.gate.approximate if isinstance(self.gate, Shapley) else self.gate != "tangent"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which columns and rows of one padded item are real."""
+class ItemSpan:
+    """The real (unpadded) columns and rows of one item."""
 
     columns: slice | Tensor
     rows: slice | Tensor
-    encoder: slice | Tensor | None = None  # the encoder's columns, for a decoder that reads them
-    lengths: tuple[int, int] = (0, 0)  # all columns of either kind, padding included
+    encoder: slice | Tensor | None = None  # the encoder's columns, for a decoder with cross-attention
+    lengths: tuple[int, int] = (0, 0)  # own and encoder's columns, with padding
 
 
 @dataclass(frozen=True)
-class HeadPieces:
-    """Head-level maps of some items, rows and columns still padded."""
+class HeadFactors:
+    """The factors of head-level maps of some items, with padding."""
 
     weights: Tensor  # (g, j, heads, R), own cells zero
-    own: Tensor  # (g, R, heads): the own cells
+    own: Tensor  # (g, R, heads): the weights of the own cells
     value_norms: Tensor  # (g, j, heads): ||f^h(x_j)||
     cross: bool
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """The contribution vectors of one scope, one layer and one item, with what they must add up to."""
+    """The contribution vectors of one item at one scope and layer, with the vectors that they add up to."""
 
     contributions: Tensor  # (R, j, d)
     bias: Tensor  # (R, d)
-    actual: Tensor  # (R, d) the model's own
+    actual: Tensor  # (R, d): the model's own vectors
 
 
 @dataclass(frozen=True)
 class _Reached:
-    """A state on the way through the layer."""
+    """The state at one scope of the layer."""
 
     step: Step
-    state: Factored | Rows | ShapleyRows
+    state: Factored | GatedRows | ShapleyRows
     actual: Tensor  # (g, R, d)
 
 
@@ -96,19 +103,19 @@ def measure_layer(
     layer: LayerRecord,
     steps: Sequence[Step],
     scopes: Collection[str],
-    items: Sequence[Place],
+    items: Sequence[ItemSpan],
     positions: Tensor | None,
     options: LayerOptions,
     scratch: Scratch,
-) -> tuple[list[Reduced], list[HeadPieces]]:
-    """The wanted scopes (and head-level maps) of a layer. `positions` (g, R): the rows' own columns; None: all rows."""
+) -> tuple[list[ScopeMaps], list[HeadFactors]]:
+    """Maps and head-level maps of some scopes of a layer. `positions` (g, R) are the rows' own columns; None: all."""
     last = max(n for n, step in enumerate(steps) if step.norms in scopes or step.weights in scopes)
     reached = _walk_components(layer, steps[: last + 1], positions, options, scratch)
     mixtures = [_attention_mixture(at) for at in reached if isinstance(at.step.part, Attention)]
     heads = [_measure_heads(mixture, options.heads) for mixture in mixtures if options.heads]
     found = []
     for mixture in mixtures:
-        # The residual connection around this attention; that around a cross-attention is no scope of weights.
+        # Includes the residual connection around self-attention; cross-attention has no such -W scope.
         weighted = [at.step for at in reached if at.step.weights in scopes and _is_same_attention(at.step, mixture)]
         if weighted:
             names = [str(step.weights) for step in weighted]
@@ -118,7 +125,7 @@ def measure_layer(
     if linear:
         names = [str(at.step.norms) for at, _ in linear]
         found.append(reduce_states(names, [state for _, state in linear], [at.actual for at, _ in linear], scratch))
-    gated = [at for at in wanted if isinstance(at.state, Rows)]
+    gated = [at for at in wanted if isinstance(at.state, GatedRows)]
     if gated:
         found.append(_reduce_gated_rows(gated, items, options, scratch))
     valued = [(at, at.state) for at in wanted if isinstance(at.state, ShapleyRows)]
@@ -135,8 +142,8 @@ def _attention_mixture(at: _Reached) -> Mixture:
     return at.state.terms[0].mixture
 
 
-def _term_columns(state: ShapleyRows, item: Place) -> list[slice | Tensor]:
-    """The item's columns, for each term."""
+def _term_columns(state: ShapleyRows, item: ItemSpan) -> list[slice | Tensor]:
+    """The item's real columns, for each term."""
     found = [item.encoder if term.mixture.cross else item.columns for term in state.source.terms]
     return [columns for columns in found if columns is not None]
 
@@ -146,9 +153,14 @@ def _is_same_attention(step: Step, mixture: Mixture) -> bool:
 
 
 def layer_vectors(
-    layer: LayerRecord, steps: Sequence[Step], scope: str, item: Place, positions: Tensor | None, options: LayerOptions
+    layer: LayerRecord,
+    steps: Sequence[Step],
+    scope: str,
+    item: ItemSpan,
+    positions: Tensor | None,
+    options: LayerOptions,
 ) -> Vectors:
-    """The contribution vectors at one scope of the only item of a layer, over all columns: (R, columns, d)."""
+    """The contribution vectors (R, columns, d) at one scope. The layer must be recorded for a single item."""
     scratch = Scratch()
     last = next(n for n, step in enumerate(steps) if step.norms == scope)
     at = _walk_components(layer, steps[: last + 1], positions, options, scratch)[-1]
@@ -170,26 +182,35 @@ def layer_vectors(
         for number, term in enumerate(at.state.source.terms):
             columns = item.encoder if term.mixture.cross else item.columns
             assert columns is not None
-            lifts = term_lifts(at.state, term)
-            taps = stream_contributions(
-                at.state, lifts, [point], number, 0, columns, item.rows, options.block_bytes, scratch, keep_vectors=True
+            projections = hidden_projections(at.state, term)
+            streamed = stream_contributions(
+                at.state,
+                projections,
+                [point],
+                number,
+                0,
+                columns,
+                item.rows,
+                options.block_bytes,
+                scratch,
+                keep_vectors=True,
             )
-            found = taps[point].vectors
+            found = streamed[point].vectors
             assert found is not None
             if not term.mixture.cross:
                 found[_own_cell_index(item, positions, at.actual)] = at.state.own[0][item.rows]
             pieces[term.mixture.cross] = found
         bias = at.state.bias.expand(at.actual.shape)[0][item.rows]
     for cross, columns in ((False, item.columns), (True, item.encoder)):
-        if cross not in pieces and columns is not None:  # nothing reaches these columns here
+        if cross not in pieces and columns is not None:  # no contribution from these columns
             length = len(torch.arange(item.lengths[cross])[columns])
             pieces[cross] = bias.new_zeros(len(bias), length, bias.shape[-1])
     full = torch.cat([pieces[cross] for cross in sorted(pieces)], dim=1)
     return Vectors(full, bias, at.actual[0][item.rows])
 
 
-def _own_cell_index(item: Place, positions: Tensor | None, actual: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the rows' own cells are in (rows, columns)."""
+def _own_cell_index(item: ItemSpan, positions: Tensor | None, actual: Tensor) -> tuple[Tensor, Tensor]:
+    """The index of the rows' own cells in (rows, columns)."""
     device = actual.device
     own = (torch.arange(actual.shape[1], device=device) if positions is None else positions[0])[item.rows]
     columns = torch.arange(item.lengths[0], device=device)[item.columns]
@@ -199,14 +220,14 @@ def _own_cell_index(item: Place, positions: Tensor | None, actual: Tensor) -> tu
 def _walk_components(
     layer: LayerRecord, steps: Sequence[Step], positions: Tensor | None, options: LayerOptions, scratch: Scratch
 ) -> list[_Reached]:
-    """Every state on the way. Each branch of a block starts from what entered the block; the block's sum adds them all
-    to it."""
+    """The state at each scope. Every branch of a block starts from the block's input; the sum at its end adds all
+    branches to that input."""
     reached: list[_Reached] = []
-    entry: Factored | Rows | ShapleyRows = initial_state(
+    entry: Factored | GatedRows | ShapleyRows = initial_state(
         layer.input if positions is None else gather_rows(layer.input, positions)
     )
-    state: Factored | Rows | ShapleyRows = entry
-    done: list[Factored | Rows | ShapleyRows] = []  # the block's finished branches
+    state: Factored | GatedRows | ShapleyRows = entry
+    done: list[Factored | GatedRows | ShapleyRows] = []  # the block's finished branches
     for number, (step, record) in enumerate(zip(steps, layer.parts, strict=False)):
         if step.starts:
             if state is not entry:
@@ -221,15 +242,16 @@ def _walk_components(
             else:
                 state = decompose_feed_forward(state, record, options.gate)
         elif isinstance(record, NormRecord):
-            # A norm before an attention is inside its values: where it is no scope, nobody reads the state after it.
+            # The values of an attention include the norm before it, so the state after that norm is needed only if it
+            # is a scope.
             if step.norms is not None or step.role != "pre" or not isinstance(steps[number + 1].part, Attention):
-                state = state.normed(record)
+                state = state.after_norm(record)
         elif isinstance(record, ScaleRecord):
-            state = state.scaled(record.gain)
+            state = state.after_scale(record.gain)
         else:
             for other in (*done, entry):
                 assert isinstance(other, Factored)
-                state = state.plus(other)
+                state = state.add(other)
             done, entry = [], state
         if step.role == "after":
             entry = state
@@ -240,48 +262,48 @@ def _walk_components(
 
 
 def _reduce_gated_rows(
-    wanted: Sequence[_Reached], items: Sequence[Place], options: LayerOptions, scratch: Scratch
-) -> Reduced:
-    """The scopes after the feed-forward gate, item by item: only real tokens are worth their cost."""
-    states = [at.state for at in wanted if isinstance(at.state, Rows)]
+    wanted: Sequence[_Reached], items: Sequence[ItemSpan], options: LayerOptions, scratch: Scratch
+) -> ScopeMaps:
+    """The scopes after the feed-forward gate. Computed item by item, because computing padding would be costly."""
+    states = [at.state for at in wanted if isinstance(at.state, GatedRows)]
     actual = [at.actual for at in wanted]
     points = [len(state.steps) for state in states]
     last = max(states, key=lambda state: len(state.steps))
     mixed = {point: torch.zeros_like(actual[0]) for point in points}
-    maps: dict[int, list[Piece]] = {point: [] for point in points}
+    maps: dict[int, list[TermMap]] = {point: [] for point in points}
     for number, term in enumerate(last.source.terms):
         weights, cross = term.mixture.weights, term.mixture.cross
         cells = {point: weights.new_zeros(weights.shape[0], weights.shape[1], weights.shape[3]) for point in points}
-        lifts = term_lifts(last, term)
+        projections = hidden_projections(last, term)
         for n, item in enumerate(items):
             columns = item.encoder if cross else item.columns
             assert columns is not None
-            taps = stream_contributions(
-                last, lifts, points, number, n, columns, item.rows, options.block_bytes, scratch
+            streamed = stream_contributions(
+                last, projections, points, number, n, columns, item.rows, options.block_bytes, scratch
             )
-            for point, tap in taps.items():
+            for point, one in streamed.items():
                 if isinstance(columns, slice):
-                    cells[point][n, columns, item.rows] = tap.map
+                    cells[point][n, columns, item.rows] = one.map
                 else:
                     real_rows = torch.arange(weights.shape[3], device=weights.device)[item.rows]
-                    cells[point][n, columns[:, None], real_rows] = tap.map
-                mixed[point][n, item.rows] += tap.others
+                    cells[point][n, columns[:, None], real_rows] = one.map
+                mixed[point][n, item.rows] += one.others
         for point in points:
-            maps[point].append(Piece(cells[point], None, cross))
-    figures = []
+            maps[point].append(TermMap(cells[point], None, cross))
+    statistics = []
     for point, state, y in zip(points, states, actual, strict=True):
         missing = mixed[point] + state.own + state.bias - y
         own, others, missed, length, remainder = (
             row_norms(one) for one in (state.own, mixed[point], missing, y, state.bias.expand_as(y))
         )
         peak = torch.stack([piece.cells.amax(1) for piece in maps[point]]).amax(0)
-        figures.append(Figures(own, others, missed, length, remainder, peak))
+        statistics.append(RowStatistics(own, others, missed, length, remainder, peak))
     names = tuple(str(at.step.norms) for at in wanted)
-    return Reduced(names, tuple(tuple(maps[point]) for point in points), stack_figures(figures))
+    return ScopeMaps(names, tuple(tuple(maps[point]) for point in points), stack_row_statistics(statistics))
 
 
-def _measure_heads(mixture: Mixture, heads: tuple[int, ...]) -> HeadPieces:
-    """``alpha^h_ij`` and ``||f^h(x_j)||`` (EMNLP 2020): of one head alone the norm is their product."""
+def _measure_heads(mixture: Mixture, heads: tuple[int, ...]) -> HeadFactors:
+    """``alpha^h_ij`` and ``||f^h(x_j)||`` (EMNLP 2020), whose product is the norm for one head."""
     chosen = torch.tensor(heads, device=mixture.weights.device)
     norms = row_norms(mixture.vectors()[:, :, chosen])
-    return HeadPieces(mixture.weights[:, :, chosen], mixture.own_weights[:, :, chosen], norms, mixture.cross)
+    return HeadFactors(mixture.weights[:, :, chosen], mixture.own_weights[:, :, chosen], norms, mixture.cross)

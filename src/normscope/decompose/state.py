@@ -1,14 +1,16 @@
-"""The state that walks through a layer: contributions c_ij of input j to output i, and the bias remainder b_i.
+"""The state of a decomposition inside a layer: contributions c_ij of input j to output i, and the remainder b_i.
 
-At every point ``sum_j c_ij + b_i`` is the vector that the model itself computed. The diagonal ``c_ii`` and the sum of
-the others are kept as vectors; the off-diagonal contributions are kept in one of two forms:
+At every point ``sum_j c_ij + b_i`` is the vector that the model itself computes. The diagonal ``c_ii`` and the sum of
+the others are stored as vectors. The off-diagonal contributions are stored in one of two forms:
 
 - `Factored`: ``c_ij = scale_i * view(sum_h weights_ijh f_jh)`` for j != i, where ``f_jh = values_jh matrix_h`` and
-  `view` is what norms have done since (subtract the mean, multiply by a gain): a term. A decoder has two, one over its
-  own tokens and one over the encoder's; a layer starts with none. Nothing of size n x n x d exists.
-- `Rows`: after a feed-forward gate, a recipe that produces contributions block by block (`feed_forward.stream`).
+  `view` is the linear map of the norms since then (subtract the mean, multiply by a gain). This is a term. A decoder
+  with cross-attention has two, over its own and over the encoder's tokens; a layer starts with none. No tensor of size
+  n x n x d is needed.
+- `GatedRows`: after a feed-forward gate, a recipe from which `feed_forward.stream_contributions` computes the
+  contributions block by block.
 
-g items, j columns, R rows (output positions), H heads.
+Shapes: g items, j columns, R rows (output positions), H heads.
 """
 
 from __future__ import annotations
@@ -26,24 +28,23 @@ from normscope.tracing.records import AttentionRecord, NormRecord, gather_rows
 
 ValueBias = Literal["token", "remainder"]
 
-VECTOR_LIMIT = 2**23  # numbers in the vectors f that are made at a time
-EXTRA_VECTORS = 4  # vectors beside those of the heads, see `probed`
-
+VECTOR_LIMIT = 2**23  # numbers in the vectors f that are computed at a time
+EXTRA_VECTORS = 4  # vectors besides those of the heads, see `head_vectors`
 
 SCRATCH_BLOCK = 31 * 2**20  # bytes
 
 
 class Scratch:
-    """Working memory that is reused layer after layer: named buffers, each overwritten by the next user of its name.
+    """Working memory reused by all layers: named buffers, each overwritten by the next user of its name.
 
-    Fresh large tensors cost a page fault for every 4 kB, more than many of the passes over them.
+    A new large tensor costs a page fault per 4 kB, which is often more than the computation on it.
     """
 
     def __init__(self) -> None:
         # Freeing one block of this size raises glibc's mmap threshold (to 32 MB at most), so later blocks are reused.
         torch.empty(SCRATCH_BLOCK, dtype=torch.uint8)
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-        self._taken: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}  # in the last shape asked for
+        self._taken: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}  # in the last requested shape
 
     def take(
         self,
@@ -53,8 +54,8 @@ class Scratch:
         device: torch.device,
         begin: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
-        """A tensor of this shape. As long as the name is taken in one shape it holds what was last written there; at
-        first it is not initialised, but by `begin`."""
+        """A tensor of this shape. It keeps its contents as long as the name is requested with the same shape; a new one
+        is uninitialised unless `begin` fills it."""
         key = (name, dtype, device)
         taken = self._taken.get(key)
         if taken is None or taken.shape != shape:
@@ -69,11 +70,11 @@ class Scratch:
     def like(
         self, name: str, shape: tuple[int, ...], tensor: Tensor, begin: Callable[[Tensor], None] | None = None
     ) -> Tensor:
-        """The same, of the dtype and device of `tensor`."""
+        """`take` with the dtype and device of `tensor`."""
         return self.take(name, shape, tensor.dtype, tensor.device, begin)
 
     def trim(self, limit: int) -> None:
-        """Let go of everything if it is more than `limit` bytes."""
+        """Free all buffers if they take more than `limit` bytes."""
         if sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values()) > limit:
             self._buffers.clear()
             self._taken.clear()
@@ -81,20 +82,22 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The output of an attention: ``sum_h weights_jhi values_jh matrix_h``, without the diagonal j = i."""
+    """The output of an attention, ``sum_j sum_h weights_jhi values_jh matrix_h``, without the diagonal j = i."""
 
     weights: Tensor  # (g, j, H, R), zero at j = the row's own position; any strides
-    own_weights: Tensor  # (g, R, H): what stood there; zeros where the columns are the encoder's
+    own_weights: Tensor  # (g, R, H): the weights at the row's own position; zeros for cross-attention
     values: Tensor  # (g, j, H, d_h)
     matrix: Tensor  # (H, d_h, d)
-    whole: Tensor | None  # (H + 4, g, j, d): all of `probed`, where that is not too much; overwritten by `reduce`
+    all_vectors: (
+        Tensor | None
+    )  # (H + 4, g, j, d): `head_vectors` of all columns, if small enough; `reduce_states` overwrites it
     cross: bool = False
     sinks: bool = False
 
     def blocks(self, scratch: Scratch) -> Iterator[tuple[slice, Tensor]]:
-        """Some columns at a time, with their `probed` vectors."""
-        if self.whole is not None:
-            yield slice(0, self.values.shape[1]), self.whole
+        """Blocks of columns, with their `head_vectors`."""
+        if self.all_vectors is not None:
+            yield slice(0, self.values.shape[1]), self.all_vectors
             return
         items, columns, heads, _ = self.values.shape
         step = max(1, VECTOR_LIMIT // (items * (heads + EXTRA_VECTORS) * self.matrix.shape[2]))
@@ -104,14 +107,14 @@ class Mixture:
 
     def vectors(self) -> Tensor:
         """(g, j, H, d): f_jh."""
-        if self.whole is not None:
-            return self.whole[:-EXTRA_VECTORS].permute(1, 2, 0, 3)
+        if self.all_vectors is not None:
+            return self.all_vectors[:-EXTRA_VECTORS].permute(1, 2, 0, 3)
         return torch.einsum("gjhk,hkd->gjhd", self.values, self.matrix)
 
 
 def head_vectors(values: Tensor, matrix: Tensor, cross: bool, scratch: Scratch) -> Tensor:
-    """``f_jh = values_jh matrix_h`` as (H + 4, g, j, d), followed by the `probe`, 1/d, a free place, and zeros,
-    which make the number of vectors even: products with 12 and 16 of them take half the time of those with 15."""
+    """``f_jh = values_jh matrix_h`` as (H + 4, g, j, d), followed by the probe direction, 1/d, one free vector, and
+    zeros, which make the number of vectors even: products of 12 or 16 vectors take half the time of those of 15."""
     items, columns, heads, _ = values.shape
     width = matrix.shape[2]
 
@@ -128,7 +131,7 @@ def head_vectors(values: Tensor, matrix: Tensor, cross: bool, scratch: Scratch) 
 
 @dataclass(frozen=True)
 class Term:
-    """A mixture seen through the norms it has passed since."""
+    """A mixture, and the linear map of the norms applied to it since."""
 
     mixture: Mixture
     scale: Tensor | None = None  # (g, R)
@@ -136,69 +139,69 @@ class Term:
     gain: Tensor | None = None  # (d,)
 
     def view(self, x: Tensor) -> Tensor:
-        """The linear map of the norms passed, without the row scale: (..., d) -> (..., d)."""
+        """The linear map of the norms, without the row scale: (..., d) -> (..., d)."""
         if self.centered:
             x = x - x.mean(-1, keepdim=True)
         return x if self.gain is None else x * self.gain
 
-    def normed(self, norm: NormRecord) -> Term:
-        """Behind a norm."""
+    def after_norm(self, norm: NormRecord) -> Term:
+        """After applying a norm."""
         term = self
         if norm.kind == "layer" and self.gain is not None:  # a second norm: fold the first into the matrix
             matrix = self.view(self.mixture.matrix)
-            whole = self.mixture.whole
-            if whole is not None:
-                whole = torch.cat([self.view(whole[:-EXTRA_VECTORS]), whole[-EXTRA_VECTORS:]])
-            term = Term(replace(self.mixture, matrix=matrix, whole=whole), self.scale)
+            all_vectors = self.mixture.all_vectors
+            if all_vectors is not None:
+                all_vectors = torch.cat([self.view(all_vectors[:-EXTRA_VECTORS]), all_vectors[-EXTRA_VECTORS:]])
+            term = Term(replace(self.mixture, matrix=matrix, all_vectors=all_vectors), self.scale)
         scale = norm.inverse if term.scale is None else term.scale * norm.inverse
-        return replace(term.scaled(norm.gain), scale=scale, centered=term.centered or norm.kind == "layer")
+        return replace(term.after_scale(norm.gain), scale=scale, centered=term.centered or norm.kind == "layer")
 
-    def scaled(self, gain: Tensor) -> Term:
-        """Multiplied by a gain (d,)."""
+    def after_scale(self, gain: Tensor) -> Term:
+        """After multiplying by a gain (d,)."""
         return replace(self, gain=gain if self.gain is None else self.gain * gain)
 
 
 @dataclass(frozen=True)
 class Factored:
-    """Contributions as terms over columns, the own part and the remainder."""
+    """Contributions as terms over columns, the diagonal and the remainder."""
 
     terms: tuple[Term, ...]
     own: Tensor  # (g, R, d): c_ii
-    others: Tensor | None  # (g, R, d): the sum of the c_ij with j != i; None without terms
-    bias: Tensor  # (g, R, d): b_i, or (1, 1, d) while it is the same for all
+    others: Tensor | None  # (g, R, d): sum_{j != i} c_ij; None without terms
+    bias: Tensor  # (g, R, d): b_i, or (1, 1, d) if it is the same for all rows
 
-    def normed(self, norm: NormRecord) -> Factored:
-        """Behind a norm."""
+    def after_norm(self, norm: NormRecord) -> Factored:
+        """After applying a norm."""
         others = None if self.others is None else apply_norm(norm, self.others)
         bias = add_shift(norm, apply_norm(norm, self.bias))
-        return Factored(tuple(term.normed(norm) for term in self.terms), apply_norm(norm, self.own), others, bias)
+        return Factored(tuple(term.after_norm(norm) for term in self.terms), apply_norm(norm, self.own), others, bias)
 
-    def scaled(self, gain: Tensor) -> Factored:
-        """Multiplied by a gain (d,)."""
+    def after_scale(self, gain: Tensor) -> Factored:
+        """After multiplying by a gain (d,)."""
         others = None if self.others is None else self.others * gain
-        return Factored(tuple(term.scaled(gain) for term in self.terms), self.own * gain, others, self.bias * gain)
+        return Factored(tuple(term.after_scale(gain) for term in self.terms), self.own * gain, others, self.bias * gain)
 
-    def plus(self, state: Factored) -> Factored:
-        """The sum of two states whose terms are over different columns."""
+    def add(self, state: Factored) -> Factored:
+        """The sum of two states. Their terms must be over different columns."""
         both = [one.others for one in (self, state) if one.others is not None]
         others = both[0] + both[1] if len(both) == 2 else both[0] if both else None
         return Factored(self.terms + state.terms, self.own + state.own, others, self.bias + state.bias)
 
 
 def initial_state(x: Tensor) -> Factored:
-    """The state at the start of a layer: every vector is its own token's, nothing has mixed."""
+    """The state at the start of a layer: every vector is attributed to its own token."""
     return Factored((), x, None, x.new_zeros(1, 1, x.shape[-1]))
 
 
 def decompose_attention(
     record: AttentionRecord, positions: Tensor | None, value_bias: ValueBias, scratch: Scratch
 ) -> Factored:
-    """A fresh state: what came in, its remainder included, is inside the values. b_O goes to the remainder. The
-    record's weights may be overwritten.
+    """The state after an attention, whose values already include the attention's input and its remainder. b_O is added
+    to the remainder. The record's weights may be overwritten.
 
-    `positions` (g, R) are the columns that the rows of the record stand for; None: all, in order. With
-    `value_bias="token"` the value bias (and the shift of a norm before it) is part of f, as in the papers (attention
-    rows sum to one, so it is spread over j); with "remainder" it goes to b_i.
+    `positions` (g, R) are the columns of the record's rows; None: all, in order. With `value_bias="token"` the value
+    bias (and the shift of a norm before the attention) is part of f, as in the papers: attention rows sum to one, so it
+    is distributed over j. With "remainder" it is added to b_i.
     """
     weights = record.weights.permute(0, 3, 1, 2)  # (g, j, H, R)
     items, columns, heads, rows = weights.shape
@@ -220,14 +223,14 @@ def decompose_attention(
         own_weights = own_weights.clone(memory_format=torch.contiguous_format)  # (g, R, H)
         set_own_cells(weights.transpose(1, 2), positions, 0)
     few = items * columns * (heads + EXTRA_VECTORS) * width <= VECTOR_LIMIT
-    whole = head_vectors(values, record.matrix, record.cross, scratch) if few else None
-    mixture = Mixture(weights, own_weights, values, record.matrix, whole, record.cross, record.sinks)
+    all_vectors = head_vectors(values, record.matrix, record.cross, scratch) if few else None
+    mixture = Mixture(weights, own_weights, values, record.matrix, all_vectors, record.cross, record.sinks)
 
     own = torch.empty_like(record.output)
     if record.cross:
         own.zero_()
-    elif whole is not None and positions is None:
-        own_vectors = whole[:heads, :, :rows].flatten(1, 2).transpose(0, 1)  # (g*R, H, d)
+    elif all_vectors is not None and positions is None:
+        own_vectors = all_vectors[:heads, :, :rows].flatten(1, 2).transpose(0, 1)  # (g*R, H, d)
         torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors, out=own.view(items * rows, 1, width))
     else:
         mixed = (own_weights[..., None] * gather_rows(values, positions)[:, :rows]).flatten(2)
@@ -236,7 +239,7 @@ def decompose_attention(
 
 
 def own_cells(cells: Tensor, positions: Tensor | None) -> Tensor:
-    """(..., j, R) -> (..., R): every row's own column. `positions` None: row and column indices agree."""
+    """(..., j, R) -> (..., R): the cell of every row at its own column. `positions` None: row i is column i."""
     if positions is None:
         return cells.diagonal(dim1=-2, dim2=-1)
     return cells.gather(-2, _own_column_index(cells, positions))[..., 0, :]
@@ -260,26 +263,26 @@ def _own_column_index(cells: Tensor, positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GatedUnit:
-    """``sum_k coefficient_ki * (c_ij weight_k)``, then W_2: one feed-forward with its activation split."""
+    """``(sum_k coefficient_ki * (c_ij weight_k)) W_2``: one feed-forward with coefficients for its activation."""
 
-    weights: tuple[Tensor, ...]  # (d, d_ff), one for a plain and two for a gated feed-forward
+    weights: tuple[Tensor, ...]  # (d, d_ff): one, or two for a gated feed-forward
     coefficients: tuple[Tensor, ...]  # (g, R, d_ff)
     out: Tensor  # (d_ff, d)
-    chosen: Tensor | None = None  # (g, R): the rows that an expert serves
+    chosen: Tensor | None = None  # (g, R): the rows that are routed to an expert
 
 
 @dataclass(frozen=True)
-class Rows:
-    """``c_ij = steps(sum of units(source c_ij))``, produced block by block by `feed_forward.stream`."""
+class GatedRows:
+    """``c_ij = steps(sum of units(source c_ij))``, computed block by block by `stream_contributions`."""
 
     source: Factored
     units: tuple[GatedUnit, ...]
     own: Tensor  # (g, R, d)
     bias: Tensor  # (g, R, d)
-    steps: tuple[NormRecord | Factored | Tensor, ...] = ()  # a norm to pass, a state to add, a gain to multiply with
+    steps: tuple[NormRecord | Factored | Tensor, ...] = ()  # a norm to apply, a state to add, or a gain to multiply by
 
-    def normed(self, norm: NormRecord) -> Rows:
-        """Behind a norm."""
+    def after_norm(self, norm: NormRecord) -> GatedRows:
+        """After applying a norm."""
         return replace(
             self,
             own=apply_norm(norm, self.own),
@@ -287,12 +290,12 @@ class Rows:
             steps=(*self.steps, norm),
         )
 
-    def scaled(self, gain: Tensor) -> Rows:
-        """Multiplied by a gain (d,)."""
+    def after_scale(self, gain: Tensor) -> GatedRows:
+        """After multiplying by a gain (d,)."""
         return replace(self, own=self.own * gain, bias=self.bias * gain, steps=(*self.steps, gain))
 
-    def plus(self, state: Factored) -> Rows:
-        """The residual connection around the feed-forward block."""
+    def add(self, state: Factored) -> GatedRows:
+        """The sum with a state before the feed-forward, as in a residual connection."""
         return replace(self, own=self.own + state.own, bias=self.bias + state.bias, steps=(*self.steps, state))
 
 
@@ -300,25 +303,25 @@ def apply_norm(norm: NormRecord, x: Tensor) -> Tensor:
     """The norm with its statistic frozen, without its shift: ``gain * (x - mean x) / s_i`` (EMNLP 2021, eq. 6)."""
     if norm.kind == "rms":
         return (x * norm.gain) * norm.inverse[..., None]
-    # One fused pass: layer_norm also divides by each vector's own deviation, which is taken back.
+    # A fused kernel. It also divides by each vector's own standard deviation, which the factor undoes.
     normed, _, reciprocal = torch.native_layer_norm(x, [x.shape[-1]], norm.gain, None, 1e-30)
     factor = norm.inverse[..., None] / reciprocal
     return normed.mul_(factor) if factor.shape[:-1] == normed.shape[:-1] else normed * factor
 
 
 def add_shift(norm: NormRecord, x: Tensor) -> Tensor:
-    """The shift of a norm, which goes to the remainder, added in place."""
+    """Add the shift of a norm to the remainder, in place."""
     return x if norm.shift is None else x.add_(norm.shift)
 
 
 def rows_with_weight(weights: Tensor) -> slice:
-    """The rows of (tokens, H, R) that have any weight: a causal or local attention leaves many out."""
+    """The range of rows of (tokens, H, R) with any weight. Causal and local attention exclude many."""
     touched = weights.amax((0, 1)).nonzero()
     return slice(int(touched[0]), int(touched[-1]) + 1) if len(touched) else slice(0, 0)
 
 
 def row_norms(x: Tensor) -> Tensor:
-    """L2 norm over the last dimension; where float32 squares would underflow, through float64."""
+    """L2 norm over the last dimension, in float64 where float32 squares would underflow."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
     if x.dtype == torch.float32 and x.device.type != "mps":
         tiny = norms < 1e-15
@@ -329,5 +332,5 @@ def row_norms(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def probe_direction(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(d,) a fixed Gaussian direction: the size of an error e along it estimates ``||e||``."""
+    """(d,): a fixed Gaussian direction. The component of an error e along it estimates ``||e||``."""
     return torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device, dtype)

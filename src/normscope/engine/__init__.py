@@ -1,1 +1,1 @@
-"""A request on its way: what was asked for, what it costs, and the results of a batch."""
+"""From a request to results: checking it, estimating its cost, running a batch, saving."""

@@ -1,4 +1,4 @@
-"""One batch on its way through a stack: each layer decomposed as soon as it is recorded, its maps collected."""
+"""One batch in one stack: each layer is decomposed as soon as it is recorded, and its maps are collected."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from math import nan
 import torch
 from torch import Tensor, nn
 
-from normscope.analysis import Label, Measured
-from normscope.decompose.gram import Figures, Reduced, completeness_error, mixing_ratio
-from normscope.decompose.layer import HeadPieces, Place, measure_layer
+from normscope.analysis import Measured
+from normscope.decompose.gram import RowStatistics, ScopeMaps, completeness_error, mixing_ratio
+from normscope.decompose.layer import HeadFactors, ItemSpan, measure_layer
 from normscope.decompose.state import Scratch, set_own_cells
 from normscope.engine.request import (
     GROUP_TOKENS,
@@ -26,47 +26,52 @@ from normscope.tracing.build import RecordRequest
 from normscope.tracing.records import AttentionRecord, LayerRecord, select_items, select_rows
 
 
-class Collected:
-    """The results of a batch, rows and columns padded: (items, scopes, layers, ...), or (items, layers, heads, ...)."""
+class BatchResults:
+    """The padded results of a batch: (items, scopes, layers, ...), or (items, layers, heads, ...)."""
 
     def __init__(
         self, request: Request, items: int, length: int, encoder: int, dtype: torch.dtype, virtual: int = 0
     ) -> None:
-        """`length` rows and own columns, with `virtual` columns behind them that have no rows, and `encoder` more of
-        the encoder's where the layers read them."""
+        """Columns are `length` own tokens, which are also the rows, then `virtual` ones without rows, then `encoder`
+        ones if the layers have cross-attention."""
         rows = length if request.rows is None else len(request.rows)
         length += virtual
         self.length = length
-        self.kinds = 2 if encoder else 1  # of columns: own and the encoder's
+        self.kinds = 2 if encoder else 1  # of columns: own, encoder's
         layers, heads = len(request.layers), len(request.options.heads)
         self.attention = next(str(step.norms) for step in request.steps if step.alias == "attention")
         self.scopes = request.scopes
-        # Scopes that are found together stand together: weights (cross ones last), then norms in the layer's order.
+        # Scopes that are reduced together are adjacent: weights (cross-attention last), then norms in layer order.
         order = sorted(request.scopes, key=lambda scope: (not scope.endswith("-W"), scope == "XATTN-W"))
         self.place = {scope: n for n, scope in enumerate(order)}
 
         def space(*shape: int) -> Tensor:
-            """Not a number until it is written: what nothing wrote must never pass for a result."""
+            """Filled with NaN, so that a cell that is never written cannot pass for a result."""
             return torch.full((items, *shape), nan, dtype=dtype)
 
         scopes = len(order)
         self.maps = space(scopes, layers, rows, length + encoder)
-        self.figures = space(6, scopes, layers, rows)
+        self.statistics = space(6, scopes, layers, rows)
         kinds = ("ATTN-W", self.attention, "XATTN-W", "XATTN-N") if encoder else ("ATTN-W", self.attention)
         self.heads = {kind: space(layers, heads, rows, length + encoder) for kind in kinds if heads}
         self.value_norms = space(layers, heads, length + encoder) if heads else None
 
-    def put(
-        self, layer: int, items: slice, found: Sequence[Reduced], heads: Sequence[HeadPieces], positions: Tensor | None
+    def add_layer(
+        self,
+        layer: int,
+        items: slice,
+        found: Sequence[ScopeMaps],
+        heads: Sequence[HeadFactors],
+        positions: Tensor | None,
     ) -> None:
-        """One layer of some items."""
+        """Store one layer of some items."""
         positions = None if positions is None else positions.cpu()
         for reduced in found:
             first = self.place[reduced.scopes[0]]
             scopes = slice(first, first + len(reduced.scopes))
-            self.figures[items, :, scopes, layer].copy_(reduced.figures.permute(2, 0, 1, 3))
+            self.statistics[items, :, scopes, layer].copy_(reduced.statistics.permute(2, 0, 1, 3))
             for n, pieces in enumerate(reduced.maps, first):
-                if len({piece.cross for piece in pieces}) < self.kinds:  # nothing reaches the other columns
+                if len({piece.cross for piece in pieces}) < self.kinds:  # no contribution from the other columns
                     self.maps[items, n, layer] = 0
                 for piece in pieces:
                     columns = slice(self.length, None) if piece.cross else slice(0, self.length)
@@ -94,22 +99,23 @@ class Collected:
             norms = self.value_norms[items, layer][..., columns].copy_(found_heads.value_norms.transpose(1, 2))
             torch.mul(weights, norms[:, :, None], out=self.heads[by_norm][items, layer][..., columns])
 
-    def settle(self, layers: slice, positions: Tensor | None) -> Tensor:
-        """Some layers of all items: their own cells into the maps; mixing ratio, remainder and completeness of every
+    def finish_layers(self, layers: slice, positions: Tensor | None) -> Tensor:
+        """Write the own cells of some layers into the maps. Returns mixing ratio, remainder and completeness of every
         row, (items, 3, scopes, layers, rows)."""
-        figures = Figures(*self.figures[:, :, :, layers].unbind(1))
+        statistics = RowStatistics(*self.statistics[:, :, :, layers].unbind(1))
         positions = None if positions is None else positions.cpu()
-        set_own_cells(self.maps[:, :, layers, :, : self.length].transpose(3, 4), positions, figures.own)
+        set_own_cells(self.maps[:, :, layers, :, : self.length].transpose(3, 4), positions, statistics.own)
         return torch.stack(
-            [mixing_ratio(figures.others, figures.own), figures.remainder, completeness_error(figures)], dim=1
+            [mixing_ratio(statistics.others, statistics.own), statistics.remainder, completeness_error(statistics)],
+            dim=1,
         )
 
-    def item(
-        self, number: int, settled: Tensor, rows: slice | Tensor, columns: slice | Tensor, layers: slice
+    def item_results(
+        self, number: int, finished: Tensor, rows: slice | Tensor, columns: slice | Tensor, layers: slice
     ) -> tuple[dict[str, Measured], dict[str, Tensor], Tensor | None]:
-        """Some layers of one item without its padding, as they were settled: scopes, head-level maps, ||f||."""
+        """Some layers of one item without padding: measured scopes, head-level maps, value norms."""
         maps = self.maps[number, :, layers][:, :, rows][..., columns].contiguous()
-        mixing, remainder, error = settled[number][..., rows].contiguous()
+        mixing, remainder, error = finished[number][..., rows].contiguous()
         worst = error.amax(-1).to(torch.float64)
         kept = (
             ratio if scope_keeps_own_token(scope) else None for scope, ratio in zip(self.place, mixing, strict=True)
@@ -122,7 +128,7 @@ class Collected:
 
 
 class BatchRun:
-    """One stack's share of a run over a batch."""
+    """The run of one request on a batch: what to record, and the results of its stack."""
 
     def __init__(
         self,
@@ -137,16 +143,16 @@ class BatchRun:
         self.request, self.items = request, items
         side = request.stack.side
         self.longest = max(len(item.sides[side].names) for item in items)
-        self.geometry = [item_geometry(item, side, request.rows, self.longest) for item in items]
+        self.real_positions = [real_positions(item, side, request.rows, self.longest) for item in items]
         self.positions = None
         if request.rows is not None:
-            self.positions = torch.stack([geometry.positions for geometry in self.geometry]).to(device)
+            self.positions = torch.stack([real.positions for real in self.real_positions]).to(device)
         encoder = max(len(item.sides["encoder"].names) for item in items) if request.crosses else 0
         virtual = len(items[0].virtual)
-        self.collected = Collected(request, len(items), self.longest, encoder, dtype, virtual)
-        self.places = [item_place(item, request, g) for item, g in zip(items, self.geometry, strict=True)]
+        self.results = BatchResults(request, len(items), self.longest, encoder, dtype, virtual)
+        self.spans = [item_span(item, request, g) for item, g in zip(items, self.real_positions, strict=True)]
         self.scratch, self.tick = scratch, tick
-        self.warnings: list[str] = []  # of results
+        self.warnings: list[str] = []  # of all results
         self.records = RecordRequest(
             request.stack,
             request.steps,
@@ -163,32 +169,30 @@ class BatchRun:
         layer = request.layers.index(record.index)
         attention = next(part for part in record.parts if isinstance(part, AttentionRecord))
         if request.options.heads and max(request.options.heads) >= attention.weights.shape[1]:
-            raise NormscopeError(f"Layer {record.index} (counted from 0) has {attention.weights.shape[1]} heads only.")
-        with torch.inference_mode():  # cheaper than no_grad, which holds already, for many small operations
+            raise NormscopeError(f"Layer {record.index} (counted from 0) has only {attention.weights.shape[1]} heads.")
+        with torch.inference_mode():  # for many small operations cheaper than no_grad, which is already active
             for start in range(0, len(self.items), group):
                 some = slice(start, start + group)
                 rows = None if self.positions is None else self.positions[some]
                 part = record if len(self.items) <= group else select_items(record, some)
                 part = part if rows is None else select_rows(part, rows)
                 found, heads = measure_layer(
-                    part, request.steps, request.scopes, self.places[some], rows, request.options, self.scratch
+                    part, request.steps, request.scopes, self.spans[some], rows, request.options, self.scratch
                 )
-                self.collected.put(layer, some, found, heads, rows)
+                self.results.add_layer(layer, some, found, heads, rows)
         self.tick()
 
     def columns(self, number: int) -> slice | Tensor:
-        """The real columns of an item among those of the batch, the encoder's after the own."""
-        own = self.geometry[number].columns
+        """The real columns of an item within the padded columns of the batch, own columns before the encoder's."""
+        own = self.real_positions[number]
         if not self.request.crosses:
-            return own
-        return torch.cat(
-            [self.geometry[number].real, self.longest + self.items[number].sides["encoder"].real.nonzero().flatten()]
-        )
+            return own.columns
+        return torch.cat([own.real, self.longest + self.items[number].sides["encoder"].real.nonzero().flatten()])
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """Where the real tokens of an item are."""
+class RealPositions:
+    """The positions of the real tokens of an item in a padded batch."""
 
     real: Tensor  # positions that are not masked
     columns: slice | Tensor
@@ -196,31 +200,28 @@ class Geometry:
     positions: Tensor  # of the rows
 
 
-def item_geometry(item: Item, side: str, rows: Sequence[int] | None, longest: int) -> Geometry:
-    """`longest`: the tokens of the longest item of the batch, behind which the virtual columns stand."""
+def real_positions(item: Item, side: str, rows: Sequence[int] | None, longest: int) -> RealPositions:
+    """The real positions of an item on one side. `longest` is the length of the longest item of the batch; virtual
+    columns follow after it."""
     tokens = item.sides[side]
     real = tokens.real.nonzero().flatten()
     span = columns = _real_span(tokens)
     if item.virtual:
         columns = torch.cat([real, longest + torch.arange(len(item.virtual))])
     if rows is None:
-        return Geometry(real, columns, span, real)
+        return RealPositions(real, columns, span, real)
     chosen = check_indices("row", rows, len(real))
-    return Geometry(real, columns, slice(None), real[torch.tensor(chosen)])
+    return RealPositions(real, columns, slice(None), real[torch.tensor(chosen)])
 
 
 def _real_span(tokens: Tokens) -> slice | Tensor:
     return slice(0, len(tokens.names)) if bool(tokens.real.all()) else tokens.real.nonzero().flatten()
 
 
-def item_place(item: Item, request: Request, geometry: Geometry) -> Place:
+def item_span(item: Item, request: Request, real: RealPositions) -> ItemSpan:
     lengths = (
         len(item.sides[request.stack.side].names) + len(item.virtual),
         len(item.sides["encoder"].names) if request.crosses else 0,
     )
     encoder = _real_span(item.sides["encoder"]) if request.crosses else None
-    return Place(geometry.columns, geometry.rows, encoder, lengths)
-
-
-def token_labels(item: Item, side: str) -> list[Label]:
-    return [Label(token, side, n) for n, token in enumerate(item.sides[side].names)]
+    return ItemSpan(real.columns, real.rows, encoder, lengths)

@@ -1,5 +1,5 @@
-"""What one input does inside a model, beyond its maps: the model's own vectors, maps over some dimensions only, and the
-parameters that the papers look at. Pure functions of a loaded model and an item."""
+"""Quantities that the papers need besides maps: the model's own vectors, maps over a subset of dimensions, and
+parameters. Pure functions of a loaded model and an item."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.decompose.gram import Figures
-from normscope.decompose.layer import Place, measure_layer
+from normscope.decompose.gram import RowStatistics
+from normscope.decompose.layer import ItemSpan, measure_layer
 from normscope.decompose.state import Scratch
 from normscope.engine.request import Options, side_requests, steps_until
 from normscope.errors import NormscopeError
@@ -27,9 +27,9 @@ from normscope.tracing.trace import trace
 
 
 def scope_outputs(loaded: LoadedModel, item: Item, scopes: Sequence[str]) -> dict[str, Tensor]:
-    """scope -> (layers, n, d): the model's own vectors at each scope, by the names or aliases they were asked for.
+    """scope -> (layers, n, d): the model's own vectors at each scope, keyed by the given names or aliases.
 
-    At "attention-block" of a post-LN layer that is the feed-forward's input, at "ff" its output, biases included.
+    In a post-LN layer, "attention-block" is the feed-forward's input and "ff" its output, including biases.
     """
     stack = loaded.stacks[0]
     names = {scope: resolve_scopes([scope], stack.blocks)[0][0] for scope in scopes}
@@ -47,17 +47,17 @@ def scope_outputs(loaded: LoadedModel, item: Item, scopes: Sequence[str]) -> dic
 
 
 def map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> Tensor:
-    """(layers, n, n): the map at "ff" with ``||y_ij||`` over these dimensions of the model only, for each layer.
+    """(layers, n, n): the map at "ff" with ``||y_ij||`` restricted to the dimensions `dims` of each layer.
 
-    W_2 keeps only its columns of those dimensions, so that every number is exact (FF paper, section 6.2).
+    Only the columns of W_2 for these dimensions are used, so every number is exact (FF paper, section 6.2).
     """
     stack = loaded.stacks[0]
     scope = scope_aliases(stack.blocks)["ff"]
     (request,) = side_requests(loaded, [stack], Options(scopes=[scope]))
     real = item.sides[stack.side].real.nonzero().flatten()
     whole = len(real) == len(item.sides[stack.side].names)
-    place = Place(slice(None), slice(None)) if whole else Place(real, real)
-    scratch = Scratch()  # one for all layers: fresh memory costs as much as the work
+    place = ItemSpan(slice(None), slice(None)) if whole else ItemSpan(real, real)
+    scratch = Scratch()  # shared by all layers: fresh memory would cost as much as the work
     found: list[Tensor] = []
 
     def on_layer(record: LayerRecord) -> None:
@@ -70,7 +70,7 @@ def map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> T
         )
         ((piece,),) = reduced.maps
         full = piece.cells[0].t().clone()  # (i, j)
-        full.diagonal().copy_(Figures(*reduced.figures).own[0, 0])
+        full.diagonal().copy_(RowStatistics(*reduced.statistics).own[0, 0])
         found.append(full[real][:, real].cpu())
 
     _trace_stack(loaded, item, stack, request.steps, on_layer)
@@ -86,12 +86,12 @@ def _restrict_hidden(record: FeedForwardRecord, dims: Tensor) -> FeedForwardReco
 
 
 def norm_gains(loaded: LoadedModel, scope: str) -> Tensor:
-    """(layers, d): gamma of the norm that ends at a scope, by name or alias; "layer" is LN2 of a post-LN layer."""
+    """(layers, d): gamma of the norm whose output is a scope (name or alias). In a post-LN layer, "layer" is LN2."""
     stack = loaded.stacks[0]
     name = resolve_scopes([scope], stack.blocks)[0][0]
     part = next(step.part for step in layer_steps(stack.blocks) if step.norms == name)
     if not isinstance(part, Norm):
-        raise NormscopeError(f"{name} does not end with a norm in {loaded.family.name}: there is no gain to look at.")
+        raise NormscopeError(f"{name} is not the output of a norm in {loaded.family.name}, so it has no gain.")
     found = []
     for layer in loaded.calls.modules[loaded.stacks[0].side]:
         module: Any = layer.get_submodule(part.path)
@@ -102,7 +102,7 @@ def norm_gains(loaded: LoadedModel, scope: str) -> Tensor:
 def attention_maps(loaded: LoadedModel, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_V (d, H d_h), b_V, W_O (H d_h, d), b_O of the self-attention of a layer, for row vectors ``x W_V + b_V``.
 
-    Values that several heads share are repeated for each; a bias that is not there is zero. Float64.
+    Values shared by several heads are repeated for each head; a missing bias is zero. In float64.
     """
     stack = loaded.stacks[0]
     part = next(

@@ -1,4 +1,4 @@
-"""What is asked of a model, checked, and what it will cost."""
+"""Requests to a model: checking the options and estimating the cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from normscope.decompose.activations import Gate
 from normscope.decompose.layer import LayerOptions
-from normscope.decompose.shapley.gate import EXPERTS, Shapley, parse_shapley_gate
+from normscope.decompose.shapley.gate import NO_EXPERTS, Shapley, parse_shapley_gate
 from normscope.decompose.state import EXTRA_VECTORS, VECTOR_LIMIT
 from normscope.errors import NormscopeError
 from normscope.models.loaded import LoadedModel
@@ -24,14 +24,14 @@ from normscope.models.spec import Experts, FeedForward, Stack
 from normscope.tracing.proof import prove
 from normscope.tracing.trace import SCORES
 
-SHARED: tuple[Gate, ...] = ("ig", "frozen", "tangent")  # one coefficient for all inputs of an output token
-GATES = (*SHARED, "shapley", "shapley-exact", "shapley-sampled", "shapley-gaussian")
+LINEAR_GATES: tuple[Gate, ...] = ("ig", "frozen", "tangent")  # the same coefficient for all inputs of an output token
+GATES = (*LINEAR_GATES, "shapley", "shapley-exact", "shapley-sampled", "shapley-gaussian")
 VALUE_BIASES = ("token", "remainder")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What may be asked of an analysis, as its user gives it; see `Analyzer.analyze`."""
+    """The options of an analysis as the user passes them. See `Analyzer.analyze`."""
 
     scopes: Iterable[str] | str | None = None
     layers: Iterable[int] | int | None = None
@@ -43,31 +43,31 @@ class Options:
 
 @dataclass(frozen=True)
 class Request:
-    """The scopes of one stack, and how to compute them."""
+    """The scopes to compute in one stack, and how."""
 
     stack: Stack
     scopes: tuple[str, ...]
     layers: tuple[int, ...]
     rows: tuple[int, ...] | None
     options: LayerOptions
-    steps: tuple[Step, ...]  # as far as the scopes reach
-    crosses: bool  # the maps have columns for the encoder's tokens
+    steps: tuple[Step, ...]  # up to the last requested scope
+    crosses: bool  # whether the maps have columns for the encoder's tokens
 
 
 def requests_for(loaded: LoadedModel, options: Options) -> list[Request]:
-    """One request for every side of the model that has a scope of those asked for. Of an encoder-decoder, `rows` are
-    the decoder's, and `layers` and `heads` may lie beyond the last of the side that has fewer."""
+    """One request for each side of the model that has any of the requested scopes. For an encoder-decoder, `rows` apply
+    to the decoder, and `layers` and `heads` that only one side has are ignored for the other."""
     prove(loaded)
     return side_requests(loaded, loaded.stacks, options)
 
 
 def side_requests(loaded: LoadedModel, stacks: Sequence[Stack], options: Options) -> list[Request]:
-    """The requests for some sides of a model that was proved."""
+    """The requests for the given stacks, for a model that `prove` has accepted."""
     places = [loaded.stacks.index(stack) for stack in stacks]
     depths, counts = [loaded.depths[n] for n in places], [loaded.head_counts[n] for n in places]
     heads = options.heads
     if heads is not False and any(len(set(some)) > 1 for some in loaded.calls.heads.values()):
-        raise NormscopeError("The layers of this model have different numbers of heads: leave heads out.")
+        raise NormscopeError("The layers of this model have different numbers of heads. Leave heads out.")
     gate = parse_gate(options.gate)
     if options.value_bias not in VALUE_BIASES:
         raise NormscopeError(f"Unknown value_bias {options.value_bias!r}. Known: {', '.join(VALUE_BIASES)}.")
@@ -89,16 +89,18 @@ def side_requests(loaded: LoadedModel, stacks: Sequence[Stack], options: Options
             crosses = any(step.alias == "cross-attention" for step in steps)
             reached = steps_until(steps, found)
             if isinstance(gate, Shapley) and any(isinstance(step.part, Experts) for step in reached):
-                raise NormscopeError(EXPERTS)
+                raise NormscopeError(NO_EXPERTS)
             made.append(Request(stack, found, present, asked, how, reached, crosses))
     if not made:
-        raise NormscopeError("None of these layers has any of these scopes: the side that has the scopes is shallower.")
+        raise NormscopeError(
+            "No requested layer has any of the requested scopes: the side with these scopes has fewer layers."
+        )
     return made
 
 
 def parse_gate(name: Any) -> Gate | Shapley:
-    """A gate by its name, checked."""
-    shared = next((gate for gate in SHARED if gate == name), None)
+    """The gate with this name. Raises if there is none."""
+    shared = next((gate for gate in LINEAR_GATES if gate == name), None)
     found = shared or (parse_shapley_gate(name) if isinstance(name, str) else None)
     if found is None:
         raise NormscopeError(f"Unknown gate {name!r}. Known: {', '.join(GATES)}.")
@@ -106,27 +108,27 @@ def parse_gate(name: Any) -> Gate | Shapley:
 
 
 def steps_until(steps: Sequence[Step], scopes: Iterable[str]) -> tuple[Step, ...]:
-    """The steps up to the last wanted scope."""
+    """The steps up to the last of these scopes."""
     wanted = set(scopes)
     last = max(n for n, step in enumerate(steps) if {step.norms, step.weights} & wanted)
     return tuple(steps[: last + 1])
 
 
 def check_integers(what: str, given: Any) -> list[int]:
-    """A list of integers, given as one, as any iterable of them, or as an array of NumPy or PyTorch."""
+    """A list of integers from an integer, an iterable of integers, or a NumPy or PyTorch array."""
     values = given.tolist() if hasattr(given, "tolist") else given
     listed: list[Any] = list(values) if hasattr(values, "__iter__") else [values]
     if not listed:
-        raise NormscopeError(f"No {what} was asked for: {what}s=[] is empty.")
+        raise NormscopeError(f"{what}s=[] is empty. Pass at least one {what}, or leave it out.")
     listed = [entry.tolist() if hasattr(entry, "tolist") else entry for entry in listed]
     for entry in listed:
         if isinstance(entry, bool) or not isinstance(entry, int):
-            raise NormscopeError(f"A {what} is an integer, not {type(entry).__name__} {entry!r}.")
+            raise NormscopeError(f"A {what} must be an integer, not {type(entry).__name__} {entry!r}.")
     return listed
 
 
 def check_indices(what: str, given: Iterable[int] | int, size: int) -> list[int]:
-    """Indices counted from 0 (negative: from the end), checked."""
+    """Indices counted from 0, from indices that may be negative (from the end). Raises if one is out of range."""
     listed = check_integers(what, given)
     for entry in listed:
         if not -size <= entry < size:
@@ -138,13 +140,13 @@ def chosen_indices(what: str, given: Iterable[int] | int | None, size: int) -> t
     return tuple(range(size)) if given is None else tuple(check_indices(what, given, size))
 
 
-# Items are decomposed together up to this many tokens: enough work for each call, not too much for the cache.
+# Items are decomposed together up to this many tokens: enough work per call while still fitting in cache.
 GROUP_TOKENS = 512
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The sizes that decide the cost of a layer."""
+    """The sizes that determine the cost of a layer."""
 
     width: int
     heads: int
@@ -153,7 +155,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Memory beyond the model's own, and time, of an analysis."""
+    """Memory (in addition to the model) and time of an analysis."""
 
     tokens: int
     memory: int  # bytes
@@ -169,20 +171,20 @@ def layer_shape(layer: nn.Module, config: Any, heads: int) -> LayerShape:
     widths += [module.nf for module in layer.modules() if isinstance(module, Conv1D)]
     width = getattr(config, "hidden_size", None)
     if not isinstance(width, int):
-        raise NormscopeError(f"The config {type(config).__name__} has no hidden_size, the width of its vectors.")
+        raise NormscopeError(f"{type(config).__name__} has no hidden_size, which is needed to estimate memory.")
     return LayerShape(width=width, heads=heads, hidden=max(widths))
 
 
 def estimate_cost(lengths: Sequence[int], request: Request, shape: LayerShape, dtype: torch.dtype) -> Estimate:
-    """The cost of one batch of inputs of the given lengths."""
+    """The cost of one batch of inputs with the given lengths."""
     size = 8 if dtype == torch.float64 else 4
     n, items = max(lengths), len(lengths)
     out = n if request.rows is None else min(len(request.rows), n)
     layers, scopes, heads = len(request.layers), len(request.scopes), len(request.options.heads)
     has_ff = any(isinstance(step.part, FeedForward | Experts) for step in request.steps)
     maps = size * layers * sum(min(out, m) * m for m in lengths) * (scopes + 2 * heads)
-    # Attention of the whole batch, with some scores; then, for a group of items, the vectors f (as they are and after a
-    # norm) and a few maps at a time.
+    # Attention weights of the whole batch and a few scores; then, for each group of items, the vectors f (before and
+    # after a norm) and a few maps.
     group = min(items, max(1, GROUP_TOKENS // n))
     attention = size * (items * shape.heads * n * n + 4 * SCORES)
     vectors = (
@@ -192,27 +194,29 @@ def estimate_cost(lengths: Sequence[int], request: Request, shape: LayerShape, d
     )
     products = size * group * n * (2 * shape.heads * min(out, 2**20 // n + 1) + 8 * out)
     activations = size * items * n * (8 * shape.width + 2 * shape.hidden)
-    # Blocks of contributions and the holes that they leave; W_O W_1, twice where gated, and W_2 in another layout.
+    # Blocks of contributions, with fragmentation; W_O W_1 (two if gated), and W_2 in another layout.
     blocks = 4 * request.options.block_bytes + 3 * size * shape.width * shape.hidden if has_ff else 0
     memory = maps + attention + vectors + products + activations + blocks
 
     seconds = 0.0
     if has_ff and isinstance(request.options.gate, Shapley):
-        players = n + 2  # of a row, with the own token and the biases
+        players = n + 2  # per row, including the own token and the biases
         memory += 64 * players * shape.hidden
         pairs = sum(min(out, m) * (m + 2) for m in lengths)
         seconds = 1e-9 * layers * pairs * shape.hidden * request.options.gate.nanoseconds(players)
 
     tokens = items * n
     layer = 2 * tokens * shape.width * (4 * shape.width + 2 * shape.hidden) + 4 * tokens * n * shape.width
-    flops = float((max(request.layers) + 1) * layer + layers * 0.5 * layer)  # a pass ends after the last wanted layer
+    flops = float(
+        (max(request.layers) + 1) * layer + layers * 0.5 * layer
+    )  # the pass stops after the last requested layer
     if has_ff:
         flops += layers * sum(2 * min(out, m) * m * shape.width * shape.hidden for m in lengths) * 1.15
     return Estimate(n, memory, seconds + flops / matmul_rate(dtype, torch.get_num_threads()))
 
 
 def refuse_over_budget(cost: Estimate, budget: int) -> None:
-    """Refuse an analysis that would not fit, with the numbers and the ways out."""
+    """Raise if an analysis would exceed the memory budget, with ways to reduce it."""
     if cost.memory > budget:
         raise NormscopeError(
             f"This analysis would take {cost}, over the memory budget of {format_bytes(budget)}. "
@@ -222,7 +226,7 @@ def refuse_over_budget(cost: Estimate, budget: int) -> None:
 
 
 def default_budget() -> int:
-    """Nine tenths of the memory that is free now, where the system tells; else half of all there is; else 8 GB."""
+    """90% of the available memory if the system reports it, otherwise half of the total memory, otherwise 8 GB."""
     try:
         with open("/proc/meminfo") as file:
             for line in file:
@@ -249,7 +253,7 @@ def matmul_rate(dtype: torch.dtype, threads: int) -> float:
 
 
 def format_bytes(size: float) -> str:
-    """Bytes for people."""
+    """A number of bytes with a unit, such as "3.2 GB"."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"

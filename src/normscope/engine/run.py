@@ -1,4 +1,4 @@
-"""Run requests on a batch of items: one forward pass, then the results that people get, each checked to be complete."""
+"""Run requests on a batch of items: one forward pass, then results, each checked for completeness."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import transformers
 from torch import Tensor
 
 from normscope._version import __version__
-from normscope.analysis import NO_HEADS, Analysis, HeadMaps, Label, Measured, Receive
+from normscope.analysis import NO_HEADS, Analysis, HeadMaps, Measured, Receive
 from normscope.decompose.layer import layer_vectors
 from normscope.decompose.state import Scratch
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.engine.batch import BatchRun, item_geometry, item_place, token_labels
+from normscope.engine.batch import BatchRun, item_span, real_positions
 from normscope.engine.request import (
     Estimate,
     Request,
@@ -32,6 +32,7 @@ from normscope.engine.request import (
 from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item
+from normscope.labels import Label
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import is_modified, layer_modules
 from normscope.models.scopes import layer_steps, scope_aliases
@@ -41,22 +42,22 @@ from normscope.tracing.records import LayerRecord, select_rows
 from normscope.tracing.trace import trace
 
 Result = Analysis | EncoderDecoderAnalysis
-INEXACT = 1e-4  # contributions that miss the model's vector by this much are warned of
-INCOMPLETE = 1e-2  # by this much they are no decomposition of it
+INEXACT = 1e-4  # relative error of the sum of contributions that causes a warning
+INCOMPLETE = 1e-2  # relative error that causes an exception
 Progress = Callable[[int, int], None]
-KEPT_SCRATCH = 64 * 2**20  # working memory kept between runs at the most
+MAX_KEPT_SCRATCH = 64 * 2**20  # bytes of working memory kept between runs
 
 
 @dataclass
 class Workspace:
-    """The memory that runs may take: a budget in bytes (None: most of what is free), and what finished runs left."""
+    """The memory budget of runs in bytes (None: most of the free memory), and working memory left by finished runs."""
 
     budget: int | None = None
     free: list[Scratch] = field(default_factory=list)
 
 
 def batch_cost(loaded: LoadedModel, items: Sequence[Item], requests: Sequence[Request]) -> Estimate:
-    """Memory and time of one batch."""
+    """The estimated memory and time of one batch."""
     costs = []
     for request in requests:
         stack = request.stack
@@ -74,9 +75,9 @@ def run_batch(
     progress: Progress | None = None,
     first: Callable[[list[Result]], None] | None = None,
 ) -> list[Result]:
-    """The results of a batch. `first` is told those of the first layer as soon as they are there, unless the model has
-    two sides."""
-    if len(items) > 1 and is_modified(loaded.base):  # what others put there may count tokens or items
+    """The results of a batch. `first` is called with the results of the first layer as soon as they are available,
+    unless the model is an encoder-decoder."""
+    if len(items) > 1 and is_modified(loaded.base):  # third-party hooks may depend on the batch
         return [result for item in items for result in run_batch(loaded, [item], requests, workspace, progress)]
     refuse_over_budget(
         batch_cost(loaded, items, requests), default_budget() if workspace.budget is None else workspace.budget
@@ -104,19 +105,19 @@ def run_batch(
     try:
         trace(loaded, items, [one.records for one in runs])
     finally:
-        scratch.trim(KEPT_SCRATCH)
+        scratch.trim(MAX_KEPT_SCRATCH)
         workspace.free.append(scratch)
     found = assemble_results(loaded, items, runs, slice(None))
     for text in dict.fromkeys(text for one in runs for text in one.warnings):
-        warnings.warn(text, NormscopeWarning, stacklevel=3)  # where analyze() is called
+        warnings.warn(text, NormscopeWarning, stacklevel=3)  # the caller of analyze()
     return found
 
 
 def run_stream(
     loaded: LoadedModel, items: Iterable[Item], requests: Sequence[Request], workspace: Workspace, batch_size: int
 ) -> Iterator[Result]:
-    """The results of many items in their order. A window of several batches is sorted by length, so that little is
-    padded and little is held back."""
+    """The results of many items, in order. Items are sorted by length within a window of several batches, which limits
+    both padding and latency."""
     coming = iter(items)
     while window := list(islice(coming, 8 * batch_size)):
         kinds: dict[Any, list[int]] = {}
@@ -135,13 +136,13 @@ def run_stream(
 def assemble_results(
     loaded: LoadedModel, items: Sequence[Item], runs: Sequence[BatchRun], layers: slice
 ) -> list[Result]:
-    """The results of a batch, as far as those layers of the requests go."""
+    """The results of a batch, for a slice of the requested layers."""
     results: list[Result] = []
-    settled = [run.collected.settle(layers, run.positions) for run in runs]
+    finished = [run.results.finish_layers(layers, run.positions) for run in runs]
     for n, item in enumerate(items):
         found = {
             run.request.stack.side: _assemble_analysis(loaded, item, run, n, one, layers)
-            for run, one in zip(runs, settled, strict=True)
+            for run, one in zip(runs, finished, strict=True)
         }
         if loaded.two_sided:
             results.append(EncoderDecoderAnalysis(found.get("encoder"), found.get("decoder")))
@@ -151,23 +152,23 @@ def assemble_results(
 
 
 def _assemble_analysis(
-    loaded: LoadedModel, item: Item, run: BatchRun, number: int, settled: Tensor, layers: slice
+    loaded: LoadedModel, item: Item, run: BatchRun, number: int, finished: Tensor, layers: slice
 ) -> Analysis:
-    request, geometry = run.request, run.geometry[number]
-    labels = token_labels(item, request.stack.side)
-    columns = tuple(labels[n] for n in geometry.real.tolist())
-    rows = columns if request.rows is None else tuple(labels[n] for n in geometry.positions.tolist())
+    request, where = run.request, run.real_positions[number]
+    labels = _token_labels(item, request.stack.side)
+    columns = tuple(labels[n] for n in where.real.tolist())
+    rows = columns if request.rows is None else tuple(labels[n] for n in where.positions.tolist())
     words = item.sides[request.stack.side].word_ids
     word_ids = None if words is None else tuple(words[label.position] for label in columns)
     if item.virtual:
         columns += tuple(Label(name, "prompt", n) for n, name in enumerate(item.virtual))
         word_ids = None if word_ids is None else word_ids + (None,) * len(item.virtual)
     if request.crosses:
-        sources = token_labels(item, "encoder")
+        sources = _token_labels(item, "encoder")
         encoder = tuple(sources[n] for n in item.sides["encoder"].real.nonzero().flatten().tolist())
         columns += encoder
         word_ids = None if word_ids is None else word_ids + (None,) * len(encoder)
-    measured, heads, value_norms = run.collected.item(number, settled, geometry.rows, run.columns(number), layers)
+    measured, heads, value_norms = run.results.item_results(number, finished, where.rows, run.columns(number), layers)
     sure = {scope: one for scope, one in measured.items() if request.options.complete or "FF" not in scope}
     found = [*item.warnings, *_check_complete(loaded, sure, request)]
     run.warnings += found
@@ -212,7 +213,7 @@ def _assemble_analysis(
 
 
 def _check_complete(loaded: LoadedModel, found: Mapping[str, Measured], request: Request) -> list[str]:
-    """Refuse contributions that do not add up to the model's own vectors; a warning of those that almost do."""
+    """Raise if contributions do not add up to the model's own vectors; return a warning if they almost do."""
     if not found or bool((torch.stack([one.completeness for one in found.values()]) <= INEXACT).all()):
         return []
     scope, measured = max(found.items(), key=lambda one: float(one[1].completeness.nan_to_num(inf).amax()))
@@ -220,11 +221,11 @@ def _check_complete(loaded: LoadedModel, found: Mapping[str, Measured], request:
     worst = int(errors.argmax())
     what = (
         f"The contributions at {scope}, layer {request.layers[worst]} (counted from 0), miss the model's own vector by "
-        f"{float(errors[worst]):.1e} of its length"
+        f"{float(errors[worst]):.1e} of its norm"
     )
     if float(errors[worst]) > INCOMPLETE:
         raise NormscopeError(
-            f"{what}: this model does not compute what the family {loaded.family.name} says, so its maps would be "
+            f"{what}: this model does not compute what the family {loaded.family.name} describes, so its maps would be "
             f"wrong. Is {type(loaded.model).__name__} a modified {loaded.family.name}?"
         )
     return [
@@ -242,12 +243,12 @@ def _recompute_vectors(
     blocks: Sequence[Sequence[int]],
     receive: Receive,
 ) -> None:
-    """Run the model again and hand over the contribution vectors of some scopes and layers, a block of positions at a
-    time."""
+    """Run the model again and pass the contribution vectors of the given scopes and layers to `receive`, one block of
+    positions at a time."""
     prove(loaded)
     side = request.stack.side
     place = replace(
-        item_place(item, request, item_geometry(item, side, None, len(item.sides[side].names))), rows=slice(None)
+        item_span(item, request, real_positions(item, side, None, len(item.sides[side].names))), rows=slice(None)
     )
     steps = steps_until(layer_steps(request.stack.blocks), scopes)
     tables = [torch.tensor([list(block)], device=loaded.base.device) for block in blocks]
@@ -266,3 +267,7 @@ def _recompute_vectors(
         [item],
         [RecordRequest(request.stack, steps, list(layers), on_layer, real, constants, calls, virtual=virtual)],
     )
+
+
+def _token_labels(item: Item, side: str) -> list[Label]:
+    return [Label(token, side, n) for n, token in enumerate(item.sides[side].names)]

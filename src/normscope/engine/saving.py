@@ -1,5 +1,4 @@
-"""Results as safetensors files: their tensors, and in the metadata tokens, provenance and a checksum of it all. Never a
-pickle."""
+"""Results as safetensors files, never pickles: the tensors, with tokens, provenance and a checksum in the metadata."""
 
 from __future__ import annotations
 
@@ -16,18 +15,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from normscope.analysis import Analysis, HeadMaps, Label, Measured
+from normscope.analysis import Analysis, HeadMaps, Measured
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.files import check_suffix, write_atomically
 from normscope.errors import NormscopeError, NormscopeWarning
+from normscope.labels import Label
 from normscope.models.scopes import scope_keeps_own_token
 
 FORMAT = "normscope-analysis-2"
-UNCHECKED = "normscope-analysis-1"  # as it was before there was a checksum
+FORMAT_WITHOUT_CHECKSUM = "normscope-analysis-1"  # the older format, without a checksum
 
 
 def save_analysis(path: str | os.PathLike[str], result: Analysis | EncoderDecoderAnalysis) -> Path:
-    """Write everything but the model; of an encoder-decoder both sides."""
+    """Write everything except the model; for an encoder-decoder, both sides."""
     if isinstance(result, Analysis):
         return write_tensors(path, _analysis_tensors(result), {"format": FORMAT, **_analysis_metadata(result)})
     tensors = {f"{side}/{name}": t for side, one in result.sides.items() for name, t in _analysis_tensors(one).items()}
@@ -39,7 +39,7 @@ def save_analysis(path: str | os.PathLike[str], result: Analysis | EncoderDecode
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
-    """Write tensors and a description, which JSON can say, with a checksum of both."""
+    """Write tensors and a JSON-serializable description, with a checksum of both."""
     check_suffix(path, ".safetensors")
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     description = json.dumps(meta)
@@ -54,8 +54,8 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], m
 
 
 def load_analysis(path: str | os.PathLike[str]) -> Analysis | EncoderDecoderAnalysis:
-    """Read what `save` wrote; a damaged or foreign file is refused."""
-    tensors, meta = read_tensors(path, "Analysis.save", FORMAT, UNCHECKED)
+    """Read a file written by `save_analysis`. Raise if it is damaged or was written by another program."""
+    tensors, meta = read_tensors(path, "Analysis.save", FORMAT, FORMAT_WITHOUT_CHECKSUM)
     try:
         if "sides" not in meta:
             return _rebuild_analysis(tensors, meta, path)
@@ -66,7 +66,9 @@ def load_analysis(path: str | os.PathLike[str]) -> Analysis | EncoderDecoderAnal
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, NormscopeError):
             raise
-        raise NormscopeError(f"{path} lacks a part of an analysis: {error}.") from error
+        raise NormscopeError(
+            f"{path} is incomplete: {error} is missing or invalid. Save the analysis again."
+        ) from error
 
 
 def tensor_checksum(tensors: Mapping[str, Tensor], description: str) -> str:
@@ -112,10 +114,10 @@ def _analysis_metadata(analysis: Analysis) -> dict[str, Any]:
 def read_tensors(
     path: str | os.PathLike[str], writer: str, current: str, unchecked: str | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the description that `write` wrote, of the format `current`, or of an older one that had no
-    checksum. `writer` is the method that writes such files."""
+    """Read the tensors and the description that `write_tensors` wrote, in the format `current` or in the older format
+    `unchecked`, which has no checksum. `writer` names the method that writes these files, for error messages."""
     if not Path(path).is_file():
-        raise NormscopeError(f"There is no file {path}.")
+        raise NormscopeError(f"{path} does not exist or is not a file.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -123,25 +125,25 @@ def read_tensors(
         description = metadata.get("normscope", "null")
         meta = json.loads(description)
     except (SafetensorError, OSError, ValueError) as error:
-        raise NormscopeError(f"{path} is not a whole safetensors file: {error}.") from error
+        raise NormscopeError(f"{path} is not a valid safetensors file: {error}.") from error
     if not isinstance(meta, dict) or meta.get("format") not in (current, unchecked) or meta.get("format") is None:
-        raise NormscopeError(f"{path} is a safetensors file, but not one that {writer} wrote ({current}).")
+        raise NormscopeError(f"{path} is a safetensors file, but was not written by {writer} (format {current}).")
     if meta["format"] == unchecked and "sha256" not in metadata:
         warnings.warn(
-            f"{path} is of an older format and carries no checksum: whether it is damaged cannot be told. Save the "
-            "analysis again to have one.",
+            f"{path} has an older format without a checksum, so damage cannot be detected. Save the analysis again to "
+            "add one.",
             category=NormscopeWarning,
-            stacklevel=4,  # where Analysis.load is called
+            stacklevel=4,  # the caller of Analysis.load
         )
     elif metadata.get("sha256") != tensor_checksum(tensors, description):
         raise NormscopeError(
-            f"{path} is damaged: its contents do not fit its checksum. Take another copy, or run the analysis again."
+            f"{path} is damaged: its contents do not match its checksum. Use another copy or run the analysis again."
         )
     return tensors, meta
 
 
 def _rebuild_analysis(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Analysis:
-    """The analysis of what `_tensors` and `_meta` gave."""
+    """The inverse of `_analysis_tensors` and `_analysis_metadata`."""
     word_ids = meta["word_ids"]
     found = Analysis(
         measured={
@@ -163,13 +165,13 @@ def _rebuild_analysis(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], pa
         word_ids=None if word_ids is None else tuple(word_ids),
         info=dict(meta["info"]),
     )
-    if not _shapes_fit(found):
-        raise NormscopeError(f"{path} is damaged: its labels do not fit its maps.")
+    if not _labels_match_tensors(found):
+        raise NormscopeError(f"{path} is damaged: the shapes of its tensors do not match its labels.")
     return found
 
 
-def _shapes_fit(found: Analysis) -> bool:
-    """Whether labels and tensors belong together."""
+def _labels_match_tensors(found: Analysis) -> bool:
+    """Whether the shapes of all tensors match the labels."""
     layers, heads, rows, columns = map(len, (found.layers, found.head_indices, found.rows, found.columns))
     fits = all(tuple(maps.shape) == (layers, heads, rows, columns) for maps in found.heads.values())
     fits &= bool(found.heads) == bool(heads) and (found.word_ids is None or len(found.word_ids) == columns)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from normscope.analysis import Label
 from normscope.errors import NormscopeError
+from normscope.labels import Label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,11 +6,10 @@ import warnings
 from dataclasses import replace
 from typing import Any, get_args
 
-from normscope.analysis import Label
 from normscope.decompose.activations import Gate
 from normscope.engine.request import parse_gate
 from normscope.engine.run import INCOMPLETE, INEXACT, Workspace
-from normscope.errors import NormscopeError, NormscopeWarning, nearest
+from normscope.errors import NormscopeError, NormscopeWarning, did_you_mean
 from normscope.flow.freeze import freeze_model
 from normscope.flow.interface import FlowMaps, Method, MethodRun
 from normscope.flow.methods import METHODS
@@ -18,6 +17,7 @@ from normscope.flow.output_head import freeze_with_output_head
 from normscope.flow.result import Flow, Scores
 from normscope.flow.targets import build_scores, resolve_target, target_row_of_map
 from normscope.inputs.item import Item
+from normscope.labels import Label
 from normscope.models.loaded import LoadedModel
 
 NO_PROMPT = ("value_zeroing", "gradient_x_input", "integrated_gradients")  # would leave a soft prompt out
@@ -60,7 +60,7 @@ def find_method(loaded: LoadedModel, method: Any) -> tuple[Method, str]:
     """The method and option for "name" or "name:option", checked against the model."""
     name, _, option = str(method).partition(":")
     if name not in METHODS:
-        raise NormscopeError(f"Unknown method {method!r}.{nearest(name, METHODS)} Known: {', '.join(METHODS)}.")
+        raise NormscopeError(f"Unknown method {method!r}.{did_you_mean(name, METHODS)} Known: {', '.join(METHODS)}.")
     found = METHODS[name]
     option = option.strip().lower() or found.options[0]
     if option not in found.options and not found.free_option:

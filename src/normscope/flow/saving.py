@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from normscope.analysis import Label
 from normscope.engine.saving import read_tensors, tensors_under, write_tensors
 from normscope.errors import NormscopeError
 from normscope.flow.result import Flow, Scores, return_maps
+from normscope.labels import Label
 
 FORMAT = "normscope-flow-tensors-1"
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 from normscope.flow.maps import FrozenModel, FrozenPool
 from normscope.flow.result import Scores
 from normscope.models.loaded import LoadedModel
@@ -120,7 +120,9 @@ def _index_of_name(loaded: LoadedModel, size: int, target: str) -> int:
         if target.lower() not in labels and target.isdecimal() and int(target) < size:
             return int(target)
         if target.lower() not in labels:
-            raise NormscopeError(f"There is no class {target!r}.{nearest(target, labels)} Known: {', '.join(labels)}.")
+            raise NormscopeError(
+                f"There is no class {target!r}.{did_you_mean(target, labels)} Known: {', '.join(labels)}."
+            )
         return labels[target.lower()]
     if loaded.tokenizer is None:
         raise NormscopeError("This model has no tokenizer: pass the target as a token id.")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from normscope.errors import NormscopeError, NormscopeWarning
-from normscope.model_source import EXPECTED, check_folder
+from normscope.model_source import EXPECTED_MODEL, check_model_folder
 from normscope.models import packages
 from normscope.models.registry import families
 
@@ -48,7 +48,7 @@ def load_pretrained(
     shared = {key: value for key, value in options.items() if key in SHARED}
     own = {key: value for key, value in options.items() if key not in SHARED | TOKENIZERS}
     readers = {key: value for key, value in options.items() if key in TOKENIZERS}
-    check_folder(name)
+    check_model_folder(name)
     if "gguf_file" not in options:
         _refuse_gguf(Path(name))
     with _explain_loading_errors(name):
@@ -92,7 +92,7 @@ def _explain_loading_errors(name: str, config: Any = None) -> Iterator[None]:
                 f"{packages.install_command(package)}"
             ) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise NormscopeError(f"{start} {reason} {EXPECTED}") from error
+        raise NormscopeError(f"{start} {reason} {EXPECTED_MODEL}") from error
 
 
 def _refuse_options(options: dict[str, Any]) -> None:

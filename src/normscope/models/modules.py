@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 from normscope.models.scopes import Step
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
 
@@ -276,7 +276,7 @@ def layer_submodule(layer: nn.Module, path: str) -> nn.Module:
 
 def _no_such_part(layer: nn.Module, path: str) -> str:
     """Explain a path that does not exist in a layer, with similar names."""
-    near = nearest(path, [name for name, _ in layer.named_modules() if name])
+    near = did_you_mean(path, [name for name, _ in layer.named_modules() if name])
     return f"the model was modified, or its family is described incorrectly.{near}"
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, TypeGuard
 
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm
 
 Role = Literal["pre", "op", "post", "scale", "sum", "after"]
@@ -158,7 +158,7 @@ def resolve_scopes(wanted: Iterable[str] | str | None, *stacks: tuple[Block, ...
             chosen[n].add(meant[n])
         if not found:
             raise NormscopeError(
-                f"Unknown scope {entry!r}.{nearest(entry, [*known, *short])} "
+                f"Unknown scope {entry!r}.{did_you_mean(entry, [*known, *short])} "
                 f"This model has: {', '.join(known)}; aliases: {', '.join(sorted(short))}."
             )
     return [tuple(name for name in names[n] if name in chosen[n]) for n in range(len(stacks))]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import Field, field, fields
 from typing import Any, TypeVar
 
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 
 Readings = TypeVar("Readings")
 TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -39,7 +39,9 @@ def parse_readings(cls: type[Readings], given: Sequence[str]) -> Readings:
         if not equals or not name:
             raise NormscopeError(f"A reading must have the form KEY=VALUE, not {entry!r}.")
         if name not in known:
-            raise NormscopeError(f"Unknown reading {key!r}.{nearest(name, known)} Known: {', '.join(known) or 'none'}.")
+            raise NormscopeError(
+                f"Unknown reading {key!r}.{did_you_mean(name, known)} Known: {', '.join(known) or 'none'}."
+            )
         values[name] = _parse_reading(known[name], value.strip())
     return cls(**values)
 

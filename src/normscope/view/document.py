@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normscope.analysis import Analysis, Label
+from normscope.analysis import Analysis
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
-from normscope.labels import visible_text
+from normscope.labels import Label, visible_text
 from normscope.view import log16
 from normscope.view.components import layer_components
 from normscope.view.images import image_data_url, patch_grid

@@ -32,10 +32,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.analysis import Label
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.files import write_atomically
 from normscope.flow.result import Flow
+from normscope.labels import Label
 from normscope.view.document import Result
 from normscope.view.figure.maps import figure_of
 from normscope.view.figure.style import save_figure

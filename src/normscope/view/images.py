@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.analysis import Analysis, Label
+from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
 from normscope.inputs.media import open_image
+from normscope.labels import Label
 from normscope.view.figure.style import PLAIN, Look
 from normscope.view.scales import Scale, Values, colour_scale
 

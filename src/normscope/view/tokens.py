@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from normscope.analysis import Analysis, Label
+from normscope.analysis import Analysis
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.flow.result import Flow
-from normscope.labels import shorten_label, visible_text
+from normscope.labels import Label, shorten_label, visible_text
 
 
 class Labelled(Protocol):

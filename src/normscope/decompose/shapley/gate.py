@@ -1,4 +1,4 @@
-"""Which Shapley values: `gate="shapley"` and its variants, as an option and as a function of one unit's players."""
+"""The option `gate="shapley"` and its variants, and the Shapley values that each computes for a unit."""
 
 from __future__ import annotations
 
@@ -15,42 +15,44 @@ from normscope.decompose.shapley import gaussian_means, values
 from normscope.errors import NormscopeError
 from normscope.tracing.records import Unit
 
-FEW = 10  # players that are enumerated where nothing else is said: as cheap as the Gaussian form
+DEFAULT_EXACT_PLAYERS = 10  # with at most this many players, exact values are the default: as cheap as Gaussian ones
 PERMUTATIONS = 128
-EXPERTS = (
-    "Shapley values leave tokens out, and without them a mixture of experts would choose other experts. Use gate='ig'."
+NO_EXPERTS = (
+    "Shapley values are not available for a mixture of experts: they leave tokens out, which would change the routing. "
+    "Use gate='ig'."
 )
 
 
 @dataclass(frozen=True)
 class Shapley:
-    """`way` "": enumerated for outputs of at most FEW players, Gaussian for the others."""
+    """A way to compute Shapley values. The method "" is exact for rows with at most DEFAULT_EXACT_PLAYERS players, and
+    Gaussian for others."""
 
-    way: Literal["", "exact", "sampled", "gaussian"] = ""
+    method: Literal["", "exact", "sampled", "gaussian"] = ""
     permutations: int = PERMUTATIONS
     seed: int = 0
 
     @property
     def approximate(self) -> bool:
-        """Whether the values need not sum to the activation: the completeness tells how far they are from it."""
-        return self.way in ("", "gaussian")
+        """Whether values may not sum exactly to the activation. The completeness error shows by how much."""
+        return self.method in ("", "gaussian")
 
     def __str__(self) -> str:
-        name = f"shapley-{self.way}" if self.way else "shapley"
-        return f"{name}:{self.permutations}:{self.seed}" if self.way == "sampled" else name
+        name = f"shapley-{self.method}" if self.method else "shapley"
+        return f"{name}:{self.permutations}:{self.seed}" if self.method == "sampled" else name
 
     def nanoseconds(self, players: int) -> float:
-        """About what a player's value of one hidden unit takes."""
-        if self.way == "exact" or (self.way == "" and players <= FEW):
-            return 20 * 2.0 ** min(players, values.MOST) / players
-        return 15 * self.permutations if self.way == "sampled" else 5000
+        """The approximate time for one value, that is, for one player and one hidden unit."""
+        if self.method == "exact" or (self.method == "" and players <= DEFAULT_EXACT_PLAYERS):
+            return 20 * 2.0 ** min(players, values.MAX_EXACT_PLAYERS) / players
+        return 15 * self.permutations if self.method == "sampled" else 5000
 
     def values(self, unit: Unit, z: Sequence[Tensor]) -> Tensor:
-        """(players, units) of each projection -> (players, units), in float64; the players' z W_1 before g."""
+        """The values (players, units), in float64, of players z: (players, units) before g, for each projection."""
         players = [to_float64(one) for one in z]
-        if self.way == "exact" or (self.way == "" and _player_count(players) <= FEW):
+        if self.method == "exact" or (self.method == "" and _player_count(players) <= DEFAULT_EXACT_PLAYERS):
             return values.exact_shapley(_activation_game(unit), *players)
-        if self.way == "sampled":
+        if self.method == "sampled":
             return values.sampled_shapley(
                 _activation_game(unit), *players, permutations=self.permutations, seed=self.seed
             ).values
@@ -58,14 +60,14 @@ class Shapley:
 
 
 def parse_shapley_gate(gate: str) -> Shapley | None:
-    """The variant that a gate's name stands for: "shapley", "shapley-exact", "shapley-gaussian", or "shapley-sampled"
-    with the number of permutations and a seed behind it where wanted: "shapley-sampled:512:1". None: another gate."""
+    """The variant that a gate name selects: "shapley", "shapley-exact", "shapley-gaussian", or "shapley-sampled",
+    optionally with the number of permutations and a seed ("shapley-sampled:512:1"). None for other gates."""
     given = re.fullmatch(r"shapley(?:-(exact|gaussian|sampled(?::(\d+))?(?::(\d+))?))?", gate)
     if given is None:
         return None
-    way, permutations, seed = given[1] or "", given[2], given[3]
+    method, permutations, seed = given[1] or "", given[2], given[3]
     found = Shapley(
-        way.partition(":")[0],  # type: ignore[arg-type]  # the pattern has no others
+        method.partition(":")[0],  # type: ignore[arg-type]  # the pattern allows no others
         PERMUTATIONS if permutations is None else int(permutations),
         int(seed or 0),
     )
@@ -75,7 +77,7 @@ def parse_shapley_gate(gate: str) -> Shapley | None:
 
 
 def activation_at_zero(unit: Unit) -> Tensor:
-    """(units,): the game of nobody, g(0), which belongs to no player; zero where a zero gates it."""
+    """(units,): g(0), the worth of the empty coalition, which is attributed to no player; 0 for a gated product."""
     nothing = torch.zeros(unit.out.shape[0], dtype=unit.out.dtype, device=unit.out.device)
     return _activation_game(unit)(*[nothing] * (1 if unit.up is None else 2))
 
@@ -93,7 +95,7 @@ def _activation_mean(unit: Unit) -> gaussian_means.Mean:
         return gaussian_means.gaussian_mean(unit.activation_name, unit.activation)
     if unit.joint is not None:
         raise NormscopeError(
-            "gate='shapley-gaussian' needs a gated product; this model's gate is another function. Use "
+            "gate='shapley-gaussian' needs a gate of the form g(a) * u, which this model does not have. Use "
             "'shapley-sampled' or 'ig'."
         )
     return gaussian_means.gated_gaussian_mean(unit.activation_name, unit.activation)

@@ -1,10 +1,10 @@
-"""The mean of an activation over a normal distribution: what the Gaussian form of Shapley values needs (`shapley`).
+"""The mean of an activation over a normal distribution, needed by Gaussian Shapley values (`values`).
 
-Plain: ``E[g(A)]`` for A ~ N(m, v). Gated: ``E[g(A) U]`` for A and U that are normal together, U of mean u and
-``c = Cov(A, U)``; by Stein's lemma that is ``u E[g(A)] + c E[g'(A)]``. There are closed forms for ReLU and for
-``x Phi(x / l)``: the erf GELU is that with l = 1, SiLU is a mixture of four of them to 2e-5 (a logistic distribution is
-a mixture of normal ones), and the tanh GELU is so close to the erf GELU that a Gauss-Hermite rule does for the
-difference. Any other g goes by the rule alone, which is coarse for a wide distribution. Elementwise, in float64.
+Plain: ``E[g(A)]`` for A ~ N(m, v). Gated: ``E[g(A) U]`` for jointly normal A and U, where U has mean u and
+``c = Cov(A, U)``; by Stein's lemma this is ``u E[g(A)] + c E[g'(A)]``. There are closed forms for ReLU and for
+``x Phi(x / l)``. The erf GELU is the latter with l = 1; SiLU is a mixture of four of these to within 2e-5 (a logistic
+distribution is a mixture of normal ones); the tanh GELU is so close to the erf GELU that a Gauss-Hermite rule is enough
+for the difference. Any other g uses the rule alone, which is coarse for a wide distribution. Elementwise, in float64.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Mean = Callable[..., Tensor]  # of (m, v), or of (m, u, v, c)
 POINTS = 16  # of the Gauss-Hermite rule
 TINY = 1e-300
 DENSITY = 1 / math.sqrt(2 * math.pi)
-# g(x) = sum of share * x Phi(x / l), as (share, l). Those of SiLU were fitted by least squares of x times the
-# difference, then weighted towards its largest.
+# g(x) = sum of share * x Phi(x / l), as (share, l). The mixture for SiLU was fitted by least squares to x times the
+# difference, reweighted towards its largest values.
 LOGISTIC = (
     (0.15597308381303676, 1.0309905144272515),
     (0.4881427659360341, 1.5202301996259822),
@@ -43,7 +43,7 @@ NEAR_GELU = ("gelu_new", "gelu_pytorch_tanh")
 
 
 def gaussian_mean(name: str | None, activation: Activation) -> Mean:
-    """(m, v) -> ``E[g(A)]``; `name` tells g where something is known of it."""
+    """The function (m, v) -> ``E[g(A)]``. `name` selects a closed form if g has one."""
     if name == "relu":
         return _mean_of_relu
     if name in MIXTURES:
@@ -55,7 +55,7 @@ def gaussian_mean(name: str | None, activation: Activation) -> Mean:
 
 
 def gated_gaussian_mean(name: str | None, activation: Activation) -> Mean:
-    """(m, u, v, c) -> ``E[g(A) U]``."""
+    """The function (m, u, v, c) -> ``E[g(A) U]``."""
     if name == "relu":
         return _gated_mean_of_relu
     if name in MIXTURES:
@@ -77,7 +77,7 @@ def _mean_of_mixture(mixture: Mixture, m: Tensor, v: Tensor) -> Tensor:
 
 
 def _gated_mean_of_mixture(mixture: Mixture, m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
-    """``u E[g(A)] + c E[g'(A)]``, where ``E[g'(A)] = Phi(q) + m l^2 phi(q) / w^3``, gathered by Phi and phi"""
+    """``u E[g(A)] + c E[g'(A)]``, where ``E[g'(A)] = Phi(q) + m l^2 phi(q) / w^3``, by terms in Phi and phi"""
     total, straight = torch.zeros_like(m), torch.addcmul(c, u, m)
     for share, width in mixture:
         w = (v + width**2).sqrt_()
@@ -117,9 +117,9 @@ def _mean_by_quadrature(activation: Activation, m: Tensor, v: Tensor) -> Tensor:
 
 
 def _gated_mean_by_quadrature(activation: Activation, m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
-    """Given A, the mean of U is ``u + c / v (A - m)``: one rule over A is enough, and no slope of g."""
+    """Given A, the mean of U is ``u + c / v (A - m)``, so one rule over A is enough and g' is not needed."""
     s = v.sqrt()
-    along = torch.where(s > 0, c / s.clamp_min(TINY), 0.0)  # at most the deviation of U
+    along = torch.where(s > 0, c / s.clamp_min(TINY), 0.0)  # at most the standard deviation of U
     total = torch.zeros_like(m)
     for x, weight in _hermite_rule():
         total.add_(activation(torch.add(m, s, alpha=x)).mul_(torch.add(u, along, alpha=x)), alpha=weight)
@@ -139,6 +139,6 @@ def _normal_pdf(x: Tensor) -> Tensor:
 
 @cache
 def _hermite_rule() -> tuple[tuple[float, float], ...]:
-    """Points and weights of ``E[f(X)]``, X standard normal."""
+    """Points and weights for ``E[f(X)]``, X standard normal."""
     x, weight = np.polynomial.hermite_e.hermegauss(POINTS)
     return tuple(zip(x.tolist(), (weight / weight.sum()).tolist(), strict=True))

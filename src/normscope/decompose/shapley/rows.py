@@ -1,9 +1,9 @@
-"""The feed-forward block with Shapley values in the place of integrated gradients, one output token at a time.
+"""The feed-forward block with Shapley values instead of integrated gradients, one output token at a time.
 
-The players of output i are its contributions ``z_ij = c_ij W_1`` and, as one more, what comes from biases: the
-remainder through W_1 with b_1. Their values phi_ij (`shapley`) go through W_2, ``y_ij = phi_ij W_2``; g(0) W_2 and b_2
-go to the remainder. Since every pair has values of its own, there is no gate to share: each row is worked out by
-itself, and everything that follows is done to its vectors as they are. Memory is n x d_ff for one row.
+The players of output i are its contributions ``z_ij = c_ij W_1``, and one more for the biases: the remainder times W_1
+plus b_1. Their values phi_ij (`values`) are multiplied by W_2, ``y_ij = phi_ij W_2``; g(0) W_2 and b_2 are added to the
+remainder. Every pair has its own values, so no gate is shared: each row is computed separately, and all later
+components are applied to its vectors. Memory is n x d_ff for one row.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from normscope.decompose.feed_forward import projections_of
-from normscope.decompose.gram import Piece, Reduced
-from normscope.decompose.shapley.gate import EXPERTS, Shapley, activation_at_zero
+from normscope.decompose.gram import ScopeMaps, TermMap
+from normscope.decompose.shapley.gate import NO_EXPERTS, Shapley, activation_at_zero
 from normscope.decompose.state import Factored, add_shift, apply_norm, row_norms
 from normscope.errors import NormscopeError
 from normscope.tracing.records import FeedForwardRecord, NormRecord, Unit
@@ -26,35 +26,35 @@ Columns = Sequence[slice | Tensor]  # the real columns of each term
 
 @dataclass(frozen=True)
 class ShapleyRows:
-    """``c_ij = steps(phi_ij W_2)``: a recipe, carried out by `reduce` and `vectors`."""
+    """``c_ij = steps(phi_ij W_2)``: a recipe, evaluated by `reduce_shapley_rows` and `row_vectors`."""
 
     source: Factored
     unit: Unit
-    how: Shapley
-    steps: tuple[NormRecord | Factored | Tensor, ...] = ()  # a norm to pass, a state to add, a gain to multiply with
+    gate: Shapley
+    steps: tuple[NormRecord | Factored | Tensor, ...] = ()  # a norm to apply, a state to add, or a gain to multiply by
 
-    def normed(self, norm: NormRecord) -> ShapleyRows:
+    def after_norm(self, norm: NormRecord) -> ShapleyRows:
         return replace(self, steps=(*self.steps, norm))
 
-    def scaled(self, gain: Tensor) -> ShapleyRows:
+    def after_scale(self, gain: Tensor) -> ShapleyRows:
         return replace(self, steps=(*self.steps, gain))
 
-    def plus(self, state: Factored) -> ShapleyRows:
+    def add(self, state: Factored) -> ShapleyRows:
         return replace(self, steps=(*self.steps, state))
 
 
-def shapley_feed_forward(state: Factored, record: FeedForwardRecord, how: Shapley) -> Factored | ShapleyRows:
-    """The state after the feed-forward component. One without terms has two players, the own token and the biases, and
-    keeps its form."""
+def shapley_feed_forward(state: Factored, record: FeedForwardRecord, gate: Shapley) -> Factored | ShapleyRows:
+    """The state after the feed-forward. A state without terms has two players, the own token and the biases, and stays
+    factored."""
     if len(record.units) != 1 or record.units[0].routing is not None:
-        raise NormscopeError(EXPERTS)
+        raise NormscopeError(NO_EXPERTS)
     (unit,) = record.units
     if state.terms:
-        return ShapleyRows(state, unit, how)
+        return ShapleyRows(state, unit, gate)
     shape = record.output.shape[:-1]
     both = torch.stack([state.own, state.bias.expand_as(state.own)])  # (2, g, R, d)
     z = [one.flatten(1) for one in _project_players(unit, both)]
-    values = how.values(unit, z).to(both).unflatten(1, (*shape, -1)) @ unit.out
+    values = gate.values(unit, z).to(both).unflatten(1, (*shape, -1)) @ unit.out
     return Factored((), values[0], None, values[1] + _shapley_constant(unit))
 
 
@@ -63,9 +63,9 @@ def reduce_shapley_rows(
     states: Sequence[ShapleyRows],
     actual: Sequence[Tensor],
     items: Sequence[tuple[Columns, slice | Tensor]],
-) -> Reduced:
-    """Maps and figures of states of one feed-forward block; `actual` (g, R, d) are the
-    model's own vectors there, `items` the real columns of each term and the real rows."""
+) -> ScopeMaps:
+    """The maps and row statistics of states after one feed-forward block. `actual` (g, R, d) are the model's own
+    vectors; `items` are the real columns of each term and the real rows."""
     last = max(states, key=lambda state: len(state.steps))
     points = [len(state.steps) for state in states]
     terms = last.source.terms
@@ -89,21 +89,21 @@ def reduce_shapley_rows(
                 others[place] = row_norms(total)
                 missing[place] = row_norms(total + at.own + at.bias - actual[s][n, row])
     length = torch.stack([row_norms(one) for one in actual])
-    return Reduced(
+    return ScopeMaps(
         scopes=tuple(scopes),
         maps=tuple(
-            tuple(Piece(map_[s], None, term.mixture.cross) for map_, term in zip(cells, terms, strict=True))
+            tuple(TermMap(map_[s], None, term.mixture.cross) for map_, term in zip(cells, terms, strict=True))
             for s in range(len(states))
         ),
-        figures=torch.stack([own, others, missing, length, remainder, highest]),
+        statistics=torch.stack([own, others, missing, length, remainder, highest]),
     )
 
 
 @dataclass(frozen=True)
 class RowVectors:
-    """The vectors of one output token at one point."""
+    """The contribution vectors of one output token at one point."""
 
-    contributions: tuple[Tensor, ...]  # (columns, d) of each term, zero at the own column
+    contributions: tuple[Tensor, ...]  # (columns, d) for each term, zero at the own column
     own: Tensor  # (d,)
     bias: Tensor  # (d,)
 
@@ -117,9 +117,9 @@ def row_vectors(state: ShapleyRows, item: int, row: int, columns: Columns) -> Ro
 def _shapley_row(
     state: ShapleyRows, item: int, row: int, columns: Columns, points: Collection[int]
 ) -> dict[int, RowVectors]:
-    """One output token at the wanted points: numbers of `steps` passed."""
+    """The vectors of one output token by point. A point is the number of `steps` applied."""
     players = _player_vectors(state.source, item, row, columns)
-    values = state.how.values(state.unit, _project_players(state.unit, players))
+    values = state.gate.values(state.unit, _project_players(state.unit, players))
     vectors = values.to(players) @ state.unit.out
     vectors[-1] += _shapley_constant(state.unit)
     found = {0: vectors} if 0 in points else {}
@@ -139,7 +139,7 @@ def _shapley_row(
 
 
 def _player_vectors(state: Factored, item: int, row: int, columns: Columns) -> Tensor:
-    """(columns of all terms, then own and bias, d): the vectors of one output token."""
+    """(players, d): the vectors of one output token for the columns of all terms, then own and bias."""
     found = []
     for term, js in zip(state.terms, columns, strict=True):
         mixture = term.mixture
@@ -151,7 +151,7 @@ def _player_vectors(state: Factored, item: int, row: int, columns: Columns) -> T
 
 
 def _project_players(unit: Unit, players: Tensor) -> list[Tensor]:
-    """(players, ..., d_ff) for each projection, where the last player is that of the biases."""
+    """(players, ..., d_ff) for each projection. The last player is the biases."""
     found = []
     for projection in projections_of(unit):
         z = players @ projection.weight

@@ -1,20 +1,22 @@
 """Shapley values of an elementwise function of a sum (named as future work by the FF paper, section 3).
 
-The players are the summands z_j of ``a = sum_j z_j``, the game is ``v(S) = g(sum of S)``, for every hidden unit by
-itself; of a gated feed-forward the players are pairs (a_j, u_j) and the game is g(a) u. The value of j is its mean gain
-over all orders in which the players may join,
+The players are the summands z_j of ``a = sum_j z_j``, and the game is ``v(S) = g(sum of S)``, separately for every
+hidden unit. In a gated feed-forward the players are pairs (a_j, u_j) and the game is g(a) u. The value of j is its mean
+gain over all orders in which the players may join,
 
     phi_j = sum over S without j of |S|! (n - |S| - 1)! / n! (g(S + j) - g(S))
           = integral_0^1 E[g(S_t + z_j) - g(S_t)] dt
 
-where S_t holds each other player with probability t. Values sum to ``g(a) - g(0)`` (efficiency). Unlike integrated
-gradients there is no one coefficient that all summands share.
+where S_t contains each other player with probability t. Values sum to ``g(a) - g(0)`` (efficiency). Unlike with
+integrated gradients, the summands share no common coefficient.
 
-Three ways: `enumerated` over all coalitions, `sampled` over random orders, and `gaussian`, where S_t is a few large
-players, of which all coalitions are taken, and a normal distribution of the mean and variance of all the others. The
-first two are efficient; how far the third is from it is seen in its completeness.
+There are three methods: `exact_shapley` over all coalitions, `sampled_shapley` over random orders, and
+`gaussian_shapley`, which takes all coalitions of a few large players and approximates the sum of the others by a normal
+distribution with their mean and variance. The first two are efficient; the completeness error shows how far the third
+is from efficiency.
 
-z: (players, units), one tensor or for a gated feed-forward two; all in float64, as small players are differences.
+z: (players, units), one tensor, or two for a gated feed-forward. In float64, because values of small players are
+differences of large numbers.
 """
 
 from __future__ import annotations
@@ -31,41 +33,41 @@ from torch import Tensor
 from normscope.decompose.shapley.gaussian_means import Mean
 from normscope.errors import NormscopeError
 
-Game = Callable[..., Tensor]  # elementwise, of one sum or of two
+Game = Callable[..., Tensor]  # elementwise, of one sum or two
 
-MOST = 20  # players that are enumerated: a million coalitions
-COALITIONS = 2**12  # at a time,
-WORTHS = 2**20  # and their worths for so many units
+MAX_EXACT_PLAYERS = 20  # a million coalitions
+COALITION_CHUNK = 2**12  # coalitions per chunk
+WORTH_CHUNK = 2**20  # worths (coalitions x units) per chunk
 NODES = 8  # of the Gauss-Legendre rule over t
-LARGE = 0.05  # players of more than this share of all squares are no part of the normal distribution,
-APART = 4  # up to so many of them
-AT_ONCE = 2**15  # numbers, so that all that is made of them stays in cache
+LARGE_SHARE = 0.05  # players with a larger share of the sum of squares are kept out of the normal distribution,
+MAX_LARGE_PLAYERS = 4  # up to this many
+CHUNK_NUMBERS = 2**15  # numbers per chunk, so that intermediate results stay in cache
 
 
 class Sampled(NamedTuple):
-    """Values from random orders, with their standard errors."""
+    """Values estimated from random orders, with standard errors."""
 
     values: Tensor  # (players, units)
     error: Tensor  # (players, units)
 
 
 def exact_shapley(game: Game, *z: Tensor) -> Tensor:
-    """Exact values, from all ``2^players`` coalitions. Who adds nothing is no player, and has the value 0."""
+    """Exact values from all ``2^players`` coalitions. Players that are zero are not counted and have the value 0."""
     active, some = _drop_idle_players(z)
     players = len(some[0])
-    if players > MOST:
+    if players > MAX_EXACT_PLAYERS:
         raise NormscopeError(
-            f"Exact Shapley values of {players} tokens take 2^{players} coalitions for every hidden unit; the most is "
-            f"{MOST} tokens. Use gate='shapley-gaussian' or 'shapley-sampled'."
+            f"Exact Shapley values of {players} tokens need 2^{players} coalitions for every hidden unit; the limit is "
+            f"{MAX_EXACT_PLAYERS} tokens. Use gate='shapley-gaussian' or 'shapley-sampled'."
         )
-    # What it weighs to join a coalition of a size; nobody joins that of all.
+    # The weight of joining a coalition of each size. No player can join the coalition of all.
     joining = [1 / (players * math.comb(players - 1, size)) for size in range(players)]
     weight = some[0].new_tensor([*joining, 0.0])
     places = torch.arange(players, device=some[0].device)
     values = torch.zeros_like(some[0])
-    step = max(1, WORTHS // min(COALITIONS, 2**players))
-    for first in range(0, 2**players, COALITIONS):
-        numbers = torch.arange(first, min(first + COALITIONS, 2**players), device=some[0].device)
+    step = max(1, WORTH_CHUNK // min(COALITION_CHUNK, 2**players))
+    for first in range(0, 2**players, COALITION_CHUNK):
+        numbers = torch.arange(first, min(first + COALITION_CHUNK, 2**players), device=some[0].device)
         inside = (numbers[:, None] >> places) & 1  # (coalitions, players)
         size = inside.sum(1, keepdim=True)
         gain = torch.where(inside == 1, weight[(size - 1).clamp_min(0)], -weight[size])
@@ -76,9 +78,9 @@ def exact_shapley(game: Game, *z: Tensor) -> Tensor:
 
 
 def sampled_shapley(game: Game, *z: Tensor, permutations: int, seed: int = 0) -> Sampled:
-    """Mean gains over random orders, each taken forwards and backwards (antithetic pairs); efficient in every order.
+    """Mean gains over random orders, each used forwards and backwards (antithetic pairs). Efficient for every order.
 
-    The orders depend on the seed and the number of players alone. The standard error is that of the mean of the pairs.
+    The orders depend only on the seed and the number of players. The standard error is that of the mean over pairs.
     """
     active, some = _drop_idle_players(z)
     players = len(some[0])
@@ -88,7 +90,7 @@ def sampled_shapley(game: Game, *z: Tensor, permutations: int, seed: int = 0) ->
     generator = np.random.default_rng([seed, players])
     total, squares = torch.zeros_like(some[0]), torch.zeros_like(some[0])
     orders = torch.from_numpy(generator.permuted(np.tile(np.arange(players), (pairs, 1)), axis=1)).to(total.device)
-    for order in orders.split(max(1, AT_ONCE // max(1, some[0].numel()))):
+    for order in orders.split(max(1, CHUNK_NUMBERS // max(1, some[0].numel()))):
         both = (_gains_along_orders(game, some, order) + _gains_along_orders(game, some, order.flip(1))) / 2
         total += both.sum(0)
         squares += both.square().sum(0)
@@ -97,26 +99,26 @@ def sampled_shapley(game: Game, *z: Tensor, permutations: int, seed: int = 0) ->
     return Sampled(_restore_idle_players(active, mean), _restore_idle_players(active, variance.sqrt_()))
 
 
-def gaussian_shapley(expected: Mean, *z: Tensor, apart: int | None = None) -> Tensor:
-    """Values with S_t normal, but for the `apart` largest players of each unit, all of whose coalitions count.
+def gaussian_shapley(expected: Mean, *z: Tensor, large_players: int | None = None) -> Tensor:
+    """Values with S_t normal, except for the `large_players` largest players of each unit, whose coalitions are exact.
 
-    ``S_t ~ N(t sum z_k, t (1 - t) sum z_k^2)`` over the others k; `expected` is the mean of the game over that
-    (`gaussian_means`). The integral over t is a Gauss-Legendre rule in s, ``t = sin^2(pi s / 2)``: the deviation of
-    S_t is then smooth at both ends.
+    ``S_t ~ N(t sum z_k, t (1 - t) sum z_k^2)`` over the others k; `expected` gives the mean of the game over this
+    distribution (`gaussian_means`). The integral over t is a Gauss-Legendre rule in s with ``t = sin^2(pi s / 2)``,
+    which makes the standard deviation of S_t smooth at both ends.
     """
     active, z = _drop_idle_players(z)
     shares = _player_shares(z)
-    count = count_large_players(shares) if apart is None else apart
-    large = shares.topk(count, 0).indices  # (apart, units)
-    inside = _coalitions(count).to(z[0])  # (coalitions, apart)
+    count = count_large_players(shares) if large_players is None else large_players
+    large = shares.topk(count, 0).indices  # (large players, units)
+    inside = _coalitions(count).to(z[0])  # (coalitions, large players)
     size = inside.sum(1)
     values = torch.empty_like(z[0])
-    step = max(1, AT_ONCE // (len(inside) * len(z[0])))
+    step = max(1, CHUNK_NUMBERS // (len(inside) * len(z[0])))
     for first in range(0, z[0].shape[1], step):
         units = slice(first, first + step)
         places = large[:, units]
         big = [one[:, units].gather(0, places) for one in z]
-        others = [one[:, units].scatter(0, places, 0.0) for one in z]  # the large ones are nobody here
+        others = [one[:, units].scatter(0, places, 0.0) for one in z]  # large players set to zero
         sums = [one.sum(0) for one in others]
         products = [others[0] * one for one in others]  # a_k^2, and a_k u_k
         spreads = [one.sum(0) for one in products]
@@ -137,14 +139,14 @@ def gaussian_shapley(expected: Mean, *z: Tensor, apart: int | None = None) -> Te
 
 
 def count_large_players(shares: Tensor) -> int:
-    """How many players of a unit a normal distribution would not do justice to: on the average over units, the next
-    one has at most LARGE of all squares (players, units), or there are APART of them."""
-    ordered = shares.topk(min(APART, len(shares)), 0).values.mean(1)
-    return int((ordered > LARGE).long().cumprod(0).sum())
+    """The number of players to keep out of the normal distribution, from the shares of squares (players, units): those
+    with a mean share over units above LARGE_SHARE, at most MAX_LARGE_PLAYERS."""
+    ordered = shares.topk(min(MAX_LARGE_PLAYERS, len(shares)), 0).values.mean(1)
+    return int((ordered > LARGE_SHARE).long().cumprod(0).sum())
 
 
 def _player_shares(z: Sequence[Tensor]) -> Tensor:
-    """(players, units): each player's share of the squares of all; of a gate, the mean of both sides."""
+    """(players, units): each player's share of the sum of squares; for a gated product, the mean over both factors."""
     squares = [one.square() for one in z]
     return torch.stack([one / one.sum(0).clamp_min(1e-300) for one in squares]).mean(0)
 
@@ -152,21 +154,21 @@ def _player_shares(z: Sequence[Tensor]) -> Tensor:
 def _expected_gain(
     expected: Mean, means: Sequence[Tensor], spreads: Sequence[Tensor], joined: Sequence[Tensor]
 ) -> Tensor:
-    """``E[g(S + z_j) - g(S)]``; of a player that is zero, exactly zero."""
+    """``E[g(S + z_j) - g(S)]``; exactly zero for z_j = 0."""
     moved = [mean + one for mean, one in zip(means, joined, strict=True)]
     return expected(*moved, *spreads) - expected(*means, *spreads)
 
 
 def _gains_along_orders(game: Game, z: Sequence[Tensor], orders: Tensor) -> Tensor:
-    """(orders, players, units): what each player adds when they join in each order (orders, players)."""
+    """(orders, players, units): the gain of each player when all join in each order (orders, players)."""
     sums = [torch.nn.functional.pad(one[orders].cumsum(1), (0, 0, 1, 0)) for one in z]
-    gains = game(*sums).diff(dim=1)  # by place in the order
+    gains = game(*sums).diff(dim=1)  # by position in the order
     places = orders.argsort(1)
     return gains.gather(1, places[..., None].expand(gains.shape))
 
 
 def _drop_idle_players(z: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Which players there are that add anything, and those alone."""
+    """A mask of the players that are not zero in every unit, and z of those."""
     active = torch.stack([(one != 0).any(1) for one in z]).any(0)
     return active, tuple(one[active] for one in z)
 
@@ -179,13 +181,13 @@ def _restore_idle_players(active: Tensor, values: Tensor) -> Tensor:
 
 @cache
 def _coalitions(players: int) -> Tensor:
-    """(2^players, players): who is in each."""
+    """(2^players, players): the members of every coalition, as 0 and 1."""
     return (torch.arange(2**players)[:, None] >> torch.arange(players)) & 1
 
 
 @cache
 def _unit_interval_rule() -> tuple[tuple[float, float], ...]:
-    """t and its weight."""
+    """Values of t and their weights, for the integral over t from 0 to 1."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     s = (nodes + 1) / 2
     t, slope = np.sin(np.pi * s / 2) ** 2, np.pi / 2 * np.sin(np.pi * s)

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.analysis import Label
 from normscope.corpus.measure_registry import Columns, Sample, reachable_cells
 from normscope.corpus.measure_registry import register_measure as register
 from normscope.errors import NormscopeError
 from normscope.flow.result import Flow
 from normscope.flow.run import find_method, run_flow
+from normscope.labels import Label
 from normscope.measures.correlation import average_ranks, pearson
 from normscope.measures.tokens import token_category
 

@@ -11,7 +11,7 @@ from typing import Any
 from normscope.analyzer import Analyzer
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
-from normscope.errors import NormscopeError, nearest
+from normscope.errors import NormscopeError, did_you_mean
 from normscope.flow.result import Flow
 from normscope.flow.run import run_flow as flow_of
 from normscope.flow.targets import class_names
@@ -111,7 +111,9 @@ def find_served_model(models: Mapping[str, Analyzer], request: AnalysisRequest) 
     lens = models.get(request.model)
     if lens is None:
         known = ", ".join(models)
-        raise NormscopeError(f"No model {request.model!r} is served.{nearest(request.model, models)} Served: {known}.")
+        raise NormscopeError(
+            f"No model {request.model!r} is served.{did_you_mean(request.model, models)} Served: {known}."
+        )
     _check_request_fits(model_kind(lens), request)
     if request.flow is not None and target_kind(lens) == "none":
         raise NormscopeError("This model has no head, so it has no logits to explain. Leave out the flow.")

@@ -11,9 +11,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from normscope.analysis import Label
 from normscope.flow.result import Flow
-from normscope.labels import shorten_label, visible_text
+from normscope.labels import Label, shorten_label, visible_text
 from normscope.view.scales import BLUE, ORANGE, Values
 from normscope.view.terminal.cells import render_map_cells
 from normscope.view.tokens import completeness_note, side_spans, target_equation

@@ -17,7 +17,8 @@ import torch
 from benchmarks.measures import Row
 from benchmarks.timing import Neighbours, best
 from normscope import Analyzer, NormscopeError, default_model
-from normscope.analysis import Analysis, HeadMaps, Measured
+from normscope.analysis import Analysis
+from normscope.result_base import HeadMaps, Measured
 from normscope.labels import Label
 
 NAME = "MiniLM"

@@ -18,9 +18,9 @@ from normscope import Analysis, NormscopeError
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
-from normscope.engine.saving import FORMAT, FORMAT_WITHOUT_CHECKSUM, tensor_checksum
 from normscope.inputs.encode import encode
 from normscope.labels import Label
+from normscope.saving import FORMAT, FORMAT_WITHOUT_CHECKSUM, tensor_checksum
 from tests.helpers.compare import assert_close, assert_equal
 from tests.helpers.toys import SCOPES, TEXT, some_ids, toy_analysis, toy_lens, toy_translation
 
@@ -110,7 +110,7 @@ def test_failed_save_leaves_no_part_and_the_old_file(
         Path(path).write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr("normscope.engine.saving.save_file", broken)
+    monkeypatch.setattr("normscope.saving.save_file", broken)
     expected = NormscopeError if isinstance(error, OSError | SafetensorError) else type(error)
     for target in (saved, saved.with_name("new.safetensors")):
         with pytest.raises(expected):

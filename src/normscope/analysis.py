@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from math import inf
@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from normscope.errors import NormscopeError, did_you_mean
+from normscope.frames import to_xarray
 from normscope.labels import Label
 from normscope.measures import first_token
-from normscope.result_base import ResultBase
+from normscope.result_base import NO_MODEL, HeadMaps, Measured, Recompute, ResultBase
+from normscope.saving import load_analysis, save_analysis
+from normscope.word_level import word_level_analysis
 
 if TYPE_CHECKING:
     import xarray
@@ -25,52 +28,6 @@ if TYPE_CHECKING:
     from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
     from normscope.flow.result import Flow
     from normscope.view.figure.axes import AxesGrid
-
-Receive = Callable[[str, int, int, "Vectors"], None]  # scope, layer, index of the block, vectors
-# Reruns the model and passes the vectors of the given scopes, layers and blocks of rows to `receive`.
-Recompute = Callable[[Sequence[str], Sequence[int], Sequence[Sequence[int]], Receive], None]
-NO_MODEL = (
-    "Contribution vectors are computed on demand and need the model, but this analysis has none: it was loaded from "
-    "a file, unpickled or returned by words(). Run Analyzer.analyze(...) on the input again."
-)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The map and measures of one scope, for all requested layers."""
-
-    map: Tensor  # (layers, rows, columns): norm of the contribution of column j to row i, or attention weight
-    mixing: Tensor | None  # (layers, rows); None for cross-attention alone, where no token attends to itself
-    remainder: Tensor  # (layers, rows): norm of the bias part, which is attributed to no token
-    completeness: Tensor  # (layers,)
-
-
-class HeadMaps(dict[str, Tensor]):
-    """Head-level maps by scope: `"ATTN-W"` and the attention scope, case-insensitive, or their aliases."""
-
-    def __init__(self, maps: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
-        super().__init__(maps)
-        self.aliases = aliases
-
-    def __contains__(self, scope: object) -> bool:
-        return isinstance(scope, str) and super().__contains__(self._name(scope))
-
-    def __missing__(self, scope: str) -> Tensor:
-        if scope in self:
-            return self[self._name(scope)]
-        if not self:
-            raise NormscopeError("This analysis has no head-level maps. Request them with heads=True.")
-        raise NormscopeError(f"No head-level map of {scope!r}. Available: {', '.join(self)}.")
-
-    def get(self, scope: str, default: Any = None) -> Any:
-        """The map of a scope (case-insensitive, or an alias), or `default` if there is none."""
-        return super().get(self._name(scope), default)
-
-    def _name(self, scope: str) -> str:
-        return self.aliases.get(str(scope).strip().lower(), str(scope).strip().upper())
-
-
-NO_HEADS = HeadMaps({}, {})
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # identity comparison: tensor == is elementwise
@@ -226,8 +183,6 @@ class Analysis(ResultBase):
         Raises:
             NormscopeError: If there are no word ids (slow tokenizers, encodings) or no model.
         """
-        from normscope.word_level import word_level_analysis
-
         return word_level_analysis(self, scopes, layers, word_ids)
 
     def resolve(self, scope: str) -> str:
@@ -266,9 +221,14 @@ class Analysis(ResultBase):
         Raises:
             NormscopeError: If the file is damaged (its checksum does not match) or was not written by `save`.
         """
-        from normscope.engine.saving import load_analysis
+        # The two classes refer to each other: that one holds analyses.
+        from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 
-        return load_analysis(path)
+        found = load_analysis(path, Analysis)
+        return EncoderDecoderAnalysis(**found) if isinstance(found, dict) else found
+
+    def _write(self, path: str | os.PathLike[str]) -> Path:
+        return save_analysis(path, self)
 
     def plot(
         self,
@@ -327,8 +287,6 @@ class Analysis(ResultBase):
         Raises:
             NormscopeError: If xarray is not installed (``pip install 'normscope[frames]'``).
         """
-        from normscope.frames import to_xarray
-
         return to_xarray(self)
 
     def to_html(self, path: str | os.PathLike[str], *, image: Any = None, flow: Flow | None = None) -> Path:

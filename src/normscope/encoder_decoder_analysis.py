@@ -13,6 +13,7 @@ from torch import Tensor
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError, did_you_mean
 from normscope.result_base import ResultBase
+from normscope.saving import save_both_sides
 
 if TYPE_CHECKING:
     import xarray
@@ -120,6 +121,9 @@ class EncoderDecoderAnalysis(ResultBase):
         """(layers, rows, encoder tokens): the encoder's columns of a decoder map."""
         decoder = self.side("decoder")
         return decoder[scope][..., [label.side == "encoder" for label in decoder.columns]]
+
+    def _write(self, path: str | os.PathLike[str]) -> Path:
+        return save_both_sides(path, self.sides)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> EncoderDecoderAnalysis:

@@ -6,17 +6,68 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+from normscope.errors import NormscopeError
+from normscope.frames import to_pandas, to_polars
 
 if TYPE_CHECKING:
     import pandas
     import polars
 
     from normscope.analysis import Analysis
+    from normscope.decompose.layer import Vectors
+
+Receive = Callable[[str, int, int, "Vectors"], None]  # scope, layer, index of the block, vectors
+# Reruns the model and passes the vectors of the given scopes, layers and blocks of rows to `receive`.
+Recompute = Callable[[Sequence[str], Sequence[int], Sequence[Sequence[int]], Receive], None]
+NO_MODEL = (
+    "Contribution vectors are computed on demand and need the model, but this analysis has none: it was loaded from "
+    "a file, unpickled or returned by words(). Run Analyzer.analyze(...) on the input again."
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The map and measures of one scope, for all requested layers."""
+
+    map: Tensor  # (layers, rows, columns): norm of the contribution of column j to row i, or attention weight
+    mixing: Tensor | None  # (layers, rows); None for cross-attention alone, where no token attends to itself
+    remainder: Tensor  # (layers, rows): norm of the bias part, which is attributed to no token
+    completeness: Tensor  # (layers,)
+
+
+class HeadMaps(dict[str, Tensor]):
+    """Head-level maps by scope: `"ATTN-W"` and the attention scope, case-insensitive, or their aliases."""
+
+    def __init__(self, maps: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
+        super().__init__(maps)
+        self.aliases = aliases
+
+    def __contains__(self, scope: object) -> bool:
+        return isinstance(scope, str) and super().__contains__(self._name(scope))
+
+    def __missing__(self, scope: str) -> Tensor:
+        if scope in self:
+            return self[self._name(scope)]
+        if not self:
+            raise NormscopeError("This analysis has no head-level maps. Request them with heads=True.")
+        raise NormscopeError(f"No head-level map of {scope!r}. Available: {', '.join(self)}.")
+
+    def get(self, scope: str, default: Any = None) -> Any:
+        """The map of a scope (case-insensitive, or an alias), or `default` if there is none."""
+        return super().get(self._name(scope), default)
+
+    def _name(self, scope: str) -> str:
+        return self.aliases.get(str(scope).strip().lower(), str(scope).strip().upper())
+
+
+NO_HEADS = HeadMaps({}, {})
 
 
 class ResultBase(ABC):
@@ -31,6 +82,10 @@ class ResultBase(ABC):
     @abstractmethod
     def _by_side(self) -> Mapping[str, Analysis]:
         """The analyses by side, "encoder" or "decoder"."""
+
+    @abstractmethod
+    def _write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the file of `save`."""
 
     @abstractmethod
     def has(self, scope: str) -> bool:
@@ -64,9 +119,7 @@ class ResultBase(ABC):
         Raises:
             NormscopeError: If the file cannot be written or has another suffix.
         """
-        from normscope.engine.saving import save_analysis
-
-        return save_analysis(path, self)  # type: ignore[arg-type]  # one of the two
+        return self._write(path)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Every cell of every map as a row of a pandas DataFrame.
@@ -79,8 +132,6 @@ class ResultBase(ABC):
         Raises:
             NormscopeError: If pandas is not installed (``pip install 'normscope[frames]'``).
         """
-        from normscope.frames import to_pandas
-
         return to_pandas(self._by_side)
 
     def to_polars(self) -> polars.DataFrame:
@@ -92,8 +143,6 @@ class ResultBase(ABC):
         Raises:
             NormscopeError: If polars is not installed (``pip install 'normscope[frames]'``).
         """
-        from normscope.frames import to_polars
-
         return to_polars(self._by_side)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:

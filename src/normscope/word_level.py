@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from normscope.analysis import NO_MODEL, Analysis, HeadMaps, Measured
+from normscope.arguments import check_integers
 from normscope.decompose.gram import mixing_ratio
-from normscope.engine.request import check_integers
 from normscope.errors import NormscopeError
 from normscope.labels import Label
 from normscope.measures.tokens import BEGINS, CONTINUES, number_words
+from normscope.result_base import NO_MODEL, HeadMaps, Measured
 
 if TYPE_CHECKING:
+    from normscope.analysis import Analysis
     from normscope.decompose.layer import Vectors
 
 BLOCK = 2**13  # vectors in memory at a time

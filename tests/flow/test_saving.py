@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from normscope import Flow, NormscopeError
-from normscope.engine.saving import tensor_checksum
+from normscope.saving import tensor_checksum
 from tests.helpers.toys import speaker, toy_lens, translator
 
 KINDS: dict[str, Any] = {

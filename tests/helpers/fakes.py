@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.analysis import Analysis, HeadMaps, Measured
+from normscope.analysis import Analysis
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.flow.result import Flow, Scores
 from normscope.labels import Label
+from normscope.result_base import HeadMaps, Measured
 from tests.helpers.toys import SCOPES
 
 ALIASES = {

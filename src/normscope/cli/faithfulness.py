@@ -14,7 +14,7 @@ from rich.text import Text
 from normscope.cli import completion, loading, options
 from normscope.cli.progress import exit_when_stopped, progress_bars, silence_libraries
 from normscope.corpus.readers import formats
-from normscope.engine.files import check_output_folder
+from normscope.files import check_output_folder
 
 if TYPE_CHECKING:
     from normscope.reports.report import Report

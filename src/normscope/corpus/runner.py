@@ -21,13 +21,13 @@ import transformers
 
 from normscope._version import __version__
 from normscope.analyzer import Analyzer
+from normscope.arguments import check_integers
 from normscope.corpus import engines
 from normscope.corpus.entries import Entry, Fault
 from normscope.corpus.plan import Plan, check_plan, check_positive_counts, tuple_of_names
 from normscope.corpus.readers.formats import read
 from normscope.corpus.shards import split_into_shards
 from normscope.corpus.store import FORMAT, ShardFiles, Store, fingerprint
-from normscope.engine.request import check_integers
 from normscope.errors import NormscopeError
 from normscope.model_source import ModelSource, analyzer_of
 from normscope.models.scopes import scope_aliases

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from normscope.engine.files import write_atomically
 from normscope.errors import NormscopeError, did_you_mean
+from normscope.files import write_atomically
 
 if TYPE_CHECKING:
     import polars

@@ -9,19 +9,19 @@ from math import nan
 import torch
 from torch import Tensor, nn
 
-from normscope.analysis import Measured
+from normscope.arguments import check_indices
 from normscope.decompose.gram import RowStatistics, ScopeMaps, completeness_error, mixing_ratio
 from normscope.decompose.layer import HeadFactors, ItemSpan, measure_layer
 from normscope.decompose.state import Scratch, set_own_cells
 from normscope.engine.request import (
     GROUP_TOKENS,
     Request,
-    check_indices,
 )
 from normscope.errors import NormscopeError
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item, Tokens
 from normscope.models.scopes import scope_keeps_own_token
+from normscope.result_base import Measured
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.records import AttentionRecord, LayerRecord, select_items, select_rows
 

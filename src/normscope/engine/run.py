@@ -14,7 +14,8 @@ import transformers
 from torch import Tensor
 
 from normscope._version import __version__
-from normscope.analysis import NO_HEADS, Analysis, HeadMaps, Measured, Receive
+from normscope.analysis import Analysis
+from normscope.arguments import check_indices
 from normscope.decompose.layer import layer_vectors
 from normscope.decompose.state import Scratch
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
@@ -22,7 +23,6 @@ from normscope.engine.batch import BatchRun, item_span, real_positions
 from normscope.engine.request import (
     Estimate,
     Request,
-    check_indices,
     default_budget,
     estimate_cost,
     layer_shape,
@@ -36,6 +36,7 @@ from normscope.labels import Label
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import is_modified, layer_modules
 from normscope.models.scopes import layer_steps, scope_aliases
+from normscope.result_base import NO_HEADS, HeadMaps, Measured, Receive
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.proof import prove
 from normscope.tracing.records import LayerRecord, select_rows

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from normscope.errors import NormscopeError
+from normscope.flow.saving import load_flow, return_maps, save_flow
 from normscope.labels import Label
 
 if TYPE_CHECKING:
@@ -137,8 +138,6 @@ class Flow:
         Raises:
             NormscopeError: If the file cannot be written or has another suffix.
         """
-        from normscope.flow.saving import save_flow
-
         return save_flow(path, self)
 
     @staticmethod
@@ -154,9 +153,7 @@ class Flow:
         Raises:
             NormscopeError: If the file is damaged (its checksum does not match) or was not written by `save`.
         """
-        from normscope.flow.saving import load_flow
-
-        return load_flow(path)
+        return load_flow(path, Flow, Scores)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write a self-contained page without scripts: the tokens coloured by their scores, with a table; without a
@@ -208,8 +205,3 @@ class Flow:
         if self.to is None:
             raise NormscopeError("This flow has no target. Pass one, such as flow(text, target='top').")
         return self.to
-
-
-def return_maps(maps: Tensor, completeness: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The maps as they are: the `_maps` of a flow that was loaded, copied or unpickled."""
-    return maps, completeness

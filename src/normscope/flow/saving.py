@@ -1,20 +1,22 @@
-"""Flows as safetensors files, with the format and checksum of `normscope.engine.saving`."""
+"""Flows as safetensors files, with the format and checksum of `normscope.saving`."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from normscope.engine.saving import read_tensors, tensors_under, write_tensors
 from normscope.errors import NormscopeError
-from normscope.flow.result import Flow, Scores, return_maps
 from normscope.labels import Label
+from normscope.saving import read_tensors, tensors_under, write_tensors
+
+if TYPE_CHECKING:
+    from normscope.flow.result import Flow, Scores
 
 FORMAT = "normscope-flow-tensors-1"
 
@@ -44,11 +46,11 @@ def save_flow(path: str | os.PathLike[str], flow: Flow) -> Path:
     return write_tensors(path, tensors, meta)
 
 
-def load_flow(path: str | os.PathLike[str]) -> Flow:
-    """Read a file written by `save_flow`; refuse a damaged or foreign one."""
+def load_flow(path: str | os.PathLike[str], make_flow: Callable[..., Flow], make_scores: Callable[..., Scores]) -> Flow:
+    """Read a file written by `save_flow`; refuse a damaged or foreign one. Pass the classes Flow and Scores."""
     tensors, meta = read_tensors(path, "Flow.save", FORMAT)
     try:
-        flow = _build_flow(tensors, meta)
+        flow = _build_flow(tensors, meta, make_flow, make_scores)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NormscopeError(f"{path} lacks a part of a flow: {error}.") from error
     if not _flow_labels_fit(flow):
@@ -56,12 +58,17 @@ def load_flow(path: str | os.PathLike[str]) -> Flow:
     return flow
 
 
-def _build_flow(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Flow:
+def _build_flow(
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    make_flow: Callable[..., Flow],
+    make_scores: Callable[..., Scores],
+) -> Flow:
     to, maps = meta["to"], tensors.get("maps")
     if to is not None:
         layers, remainders = (tensors_under(tensors, name) for name in ("layers", "remainders"))
-        to = Scores(**to, scores=tensors["scores"], layers=layers, remainders=remainders)
-    return Flow(
+        to = make_scores(**to, scores=tensors["scores"], layers=layers, remainders=remainders)
+    return make_flow(
         method=meta["method"],
         rows=tuple(Label(*label) for label in meta["rows"]),
         columns=tuple(Label(*label) for label in meta["columns"]),
@@ -83,3 +90,8 @@ def _flow_labels_fit(flow: Flow) -> bool:
             fits &= table.shape[-1] == sum(label.side == side for label in flow.columns)
             fits &= side not in flow.to.remainders or len(flow.to.remainders[side]) == len(table)
     return fits
+
+
+def return_maps(maps: Tensor, completeness: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The maps as they are: the `_maps` of a flow that was loaded, copied or unpickled."""
+    return maps, completeness

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from normscope.engine.files import write_atomically
 from normscope.errors import NormscopeError
+from normscope.files import write_atomically
 from normscope.reports import charts, html, markdown
 from normscope.reports.report import Cell, Picture, Report, Table, cell_to_python
 

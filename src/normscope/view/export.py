@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.engine.files import write_atomically
+from normscope.files import write_atomically
 from normscope.flow.result import Flow
 from normscope.labels import Label
 from normscope.view.document import Result

@@ -19,8 +19,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from normscope.engine.files import check_suffix, write_atomically
 from normscope.errors import NormscopeError
+from normscope.files import check_suffix, write_atomically
 from normscope.flow.result import Flow
 from normscope.labels import Label, visible_text
 from normscope.view.document import Result, header_to_json, pack_document, result_title, sides_of

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from normscope.analysis import Analysis
-from normscope.engine.files import write_atomically
 from normscope.errors import NormscopeError
 from normscope.figure_style import GREY, figure_style
+from normscope.files import write_atomically
 from normscope.view.formats import FIGURES
 from normscope.view.scales import BEYOND, Scale, Values, map_values, quantity_name
 

@@ -6,36 +6,38 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from normscope.analysis import Analysis, HeadMaps, Measured
-from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.engine.files import check_suffix, write_atomically
 from normscope.errors import NormscopeError, NormscopeWarning
+from normscope.files import check_suffix, write_atomically
 from normscope.labels import Label
 from normscope.models.scopes import scope_keeps_own_token
+from normscope.result_base import HeadMaps, Measured
+
+if TYPE_CHECKING:
+    from normscope.analysis import Analysis
 
 FORMAT = "normscope-analysis-2"
 FORMAT_WITHOUT_CHECKSUM = "normscope-analysis-1"  # the older format, without a checksum
 
 
-def save_analysis(path: str | os.PathLike[str], result: Analysis | EncoderDecoderAnalysis) -> Path:
-    """Write everything except the model; for an encoder-decoder, both sides."""
-    if isinstance(result, Analysis):
-        return write_tensors(path, _analysis_tensors(result), {"format": FORMAT, **_analysis_metadata(result)})
-    tensors = {f"{side}/{name}": t for side, one in result.sides.items() for name, t in _analysis_tensors(one).items()}
-    return write_tensors(
-        path,
-        tensors,
-        {"format": FORMAT, "sides": {side: _analysis_metadata(one) for side, one in result.sides.items()}},
-    )
+def save_analysis(path: str | os.PathLike[str], analysis: Analysis) -> Path:
+    """Write everything except the model."""
+    return write_tensors(path, _analysis_tensors(analysis), {"format": FORMAT, **_analysis_metadata(analysis)})
+
+
+def save_both_sides(path: str | os.PathLike[str], sides: Mapping[str, Analysis]) -> Path:
+    """Write the analyses of an encoder-decoder to one file."""
+    tensors = {f"{side}/{name}": t for side, one in sides.items() for name, t in _analysis_tensors(one).items()}
+    described = {side: _analysis_metadata(one) for side, one in sides.items()}
+    return write_tensors(path, tensors, {"format": FORMAT, "sides": described})
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
@@ -53,16 +55,21 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], m
     return Path(path)
 
 
-def load_analysis(path: str | os.PathLike[str]) -> Analysis | EncoderDecoderAnalysis:
-    """Read a file written by `save_analysis`. Raise if it is damaged or was written by another program."""
+def load_analysis(
+    path: str | os.PathLike[str], make: Callable[..., Analysis]
+) -> Analysis | dict[Literal["encoder", "decoder"], Analysis]:
+    """Read a file written by `save_analysis`, or by `save_both_sides`. Raise if it is damaged or was written by another
+    program. `make` is the class Analysis."""
     tensors, meta = read_tensors(path, "Analysis.save", FORMAT, FORMAT_WITHOUT_CHECKSUM)
     try:
         if "sides" not in meta:
-            return _rebuild_analysis(tensors, meta, path)
-        sides = {
-            side: _rebuild_analysis(tensors_under(tensors, side), one, path) for side, one in meta["sides"].items()
+            return _rebuild_analysis(tensors, meta, path, make)
+        if not set(meta["sides"]) <= {"encoder", "decoder"}:
+            raise ValueError("a side")
+        return {
+            side: _rebuild_analysis(tensors_under(tensors, side), one, path, make)
+            for side, one in meta["sides"].items()
         }
-        return EncoderDecoderAnalysis(**sides)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, NormscopeError):
             raise
@@ -142,10 +149,15 @@ def read_tensors(
     return tensors, meta
 
 
-def _rebuild_analysis(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Analysis:
+def _rebuild_analysis(
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    make: Callable[..., Analysis],
+) -> Analysis:
     """The inverse of `_analysis_tensors` and `_analysis_metadata`."""
     word_ids = meta["word_ids"]
-    found = Analysis(
+    found = make(
         measured={
             scope: Measured(
                 tensors[f"map/{scope}"],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from normscope import default_model
 from normscope.cli.options import DEFAULT, Precision
-from normscope.model_source import ModelSource
+from normscope.models.source import ModelSource
 
 if TYPE_CHECKING:
     from normscope import Analyzer
@@ -24,4 +24,6 @@ def find_model_source(
 
 def load_analyzer(source: ModelSource) -> Analyzer:
     """Load the model of a source."""
-    return source.load()
+    from normscope.model_loading import load_source
+
+    return load_source(source)

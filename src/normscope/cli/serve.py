@@ -15,7 +15,7 @@ from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
     from normscope import Analyzer
-    from normscope.model_source import ModelSource
+    from normscope.models.source import ModelSource
 
 PORT = 8642
 MISSING = "`normscope serve` needs FastAPI and uvicorn: pip install 'normscope[serve]'."

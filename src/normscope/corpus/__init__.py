@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from normscope.corpus.entries import Entity, Entry, Fault, TokenSpan, strict, subword_spans
 from normscope.corpus.masking import mask, masked_positions, papers_masking
 from normscope.corpus.readers.formats import FORMATS, read
-from normscope.model_source import ModelSource
+from normscope.models.source import ModelSource
 
 if TYPE_CHECKING:
     from normscope.corpus.measure_registry import describe_measures as measures

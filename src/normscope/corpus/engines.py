@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
+
 from normscope.corpus.entries import Entry, Fault
 from normscope.corpus.plan import Plan
 from normscope.corpus.shards import EncodedShard, compute_shard, encode_shard
@@ -85,7 +87,6 @@ class _RayWorker:
 
     def __init__(self, load: LoadAnalyzer, plan: Plan, threads: int) -> None:
         import ray
-        import torch
 
         torch.set_num_threads(threads)
         self.lens, self.plan = load(device="cuda" if ray.get_gpu_ids() else None), plan

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -29,8 +30,9 @@ from normscope.corpus.readers.formats import read
 from normscope.corpus.shards import split_into_shards
 from normscope.corpus.store import FORMAT, ShardFiles, Store, fingerprint
 from normscope.errors import NormscopeError
-from normscope.model_source import ModelSource, analyzer_of
+from normscope.model_loading import as_analyzer, load_source
 from normscope.models.scopes import scope_aliases
+from normscope.models.source import ModelSource
 
 Progress = Callable[[int, int], None]  # called with the number of finished entries and of all entries
 
@@ -148,20 +150,13 @@ def run(
         raise NormscopeError("The engine 'ray' loads the model in each worker: give its name or path.")
     counts = {"batch_size": batch_size, "shard_size": shard_size, "workers": workers, "threads": threads}
     check_positive_counts(**counts, limit=1 if limit is None else limit)
-    plan = Plan(
-        tuple(dict.fromkeys(tuple_of_names("measures", measures))),
-        tuple_of_names("maps", maps),
-        None if scopes is None else tuple_of_names("scopes", scopes),
-        None if layers is None else tuple(check_integers("layer", layers)),
-        gate,
-        value_bias,
-        truncation,
-        mask_seed,
-        batch_size,
-        shard_size,
-        dict(settings or {}),
-    )
-    lens = analyzer_of(model, engine)
+    tables = tuple(dict.fromkeys(tuple_of_names("measures", measures)))
+    kept = tuple_of_names("maps", maps)
+    wanted = None if scopes is None else tuple_of_names("scopes", scopes)
+    chosen = None if layers is None else tuple(check_integers("layer", layers))
+    how = (gate, value_bias, truncation, mask_seed, batch_size, shard_size, dict(settings or {}))
+    plan = Plan(tables, kept, wanted, chosen, *how)
+    lens = as_analyzer(model, engine)
     check_plan(plan, lens)
     source = _Source(data, format, dict(reader or {}), limit)
     total = _count_entries(source.read_entries(lens.tokenizer))
@@ -173,7 +168,9 @@ def run(
     if engine == "local" or isinstance(model, Analyzer):
         results = engines.compute_locally(lens, plan, missing)
     else:
-        results = engines.compute_with_ray(ModelSource.of(model).load, plan, missing, workers, threads, address)
+        results = engines.compute_with_ray(
+            partial(load_source, ModelSource.of(model)), plan, missing, workers, threads, address
+        )
     finished, faults, computed = _write_shards(store, done, results, total, strict, progress)
     return Summary(total, finished, faults, computed, time.perf_counter() - begin, store.folder)
 

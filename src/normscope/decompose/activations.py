@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope.decompose.state import GatedUnit
 from normscope.errors import NormscopeError
+from normscope.tracing.records import Projection, Unit
 
 Gate = Literal["ig", "frozen", "tangent"]
 Activation = Callable[[Tensor], Tensor]
@@ -311,3 +313,52 @@ def _gauss_legendre(points: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Nodes and weights of the Gauss-Legendre rule on [0, 1]."""
     nodes, weights = (torch.as_tensor(x, device=device) for x in np.polynomial.legendre.leggauss(points))
     return (nodes + 1) / 2, weights / 2
+
+
+def gated_unit(unit: Unit, gate: Gate) -> GatedUnit:
+    """The unit with its activation replaced by one coefficient per projection, output token and hidden unit."""
+    projections = projections_of(unit)
+    weights = tuple(projection.weight for projection in projections)
+    if unit.routing is None:
+        return GatedUnit(weights, _gate_coefficients(unit, gate, *(p.hidden for p in projections)), unit.out)
+    chosen = unit.routing != 0
+    found = _gate_coefficients(unit, gate, *(p.hidden[chosen] for p in projections))
+    coefficients = tuple(torch.zeros_like(p.hidden) for p in projections)
+    for c, some in zip(coefficients, found, strict=True):
+        c[chosen] = some * unit.routing[chosen][:, None]
+    return GatedUnit(weights, coefficients, unit.out, chosen)
+
+
+def projections_of(unit: Unit) -> tuple[Projection, ...]:
+    """The projections into the hidden units: one, or two if gated."""
+    return (unit.into,) if unit.up is None else (unit.into, unit.up)
+
+
+def _gate_coefficients(unit: Unit, gate: Gate, a: Tensor, u: Tensor | None = None) -> tuple[Tensor, ...]:
+    if u is None:
+        return (gate_coefficient(gate, unit.activation_name, unit.activation, a),)
+    if unit.joint is not None:
+        return joint_coefficients(gate, unit.joint, a, u, unit.bend or 0.0)
+    return gated_coefficients(gate, unit.activation_name, unit.activation, a, u)
+
+
+def apply_gated_unit(made: GatedUnit, x: Tensor) -> Tensor:
+    """The unit applied to the vectors (g, R, d) of the rows' own tokens."""
+    gated = [c * (x @ weight) for weight, c in zip(made.weights, made.coefficients, strict=True)]
+    return sum(gated[1:], gated[0]) @ made.out
+
+
+def gated_constant(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
+    """The part of the unit's output that is attributed to no token: from the remainder, its biases and g(0)."""
+    hidden = torch.zeros_like(made.coefficients[0])
+    for projection, c in zip(projections_of(unit), made.coefficients, strict=True):
+        entered = bias @ projection.weight
+        hidden = hidden + c * (entered if projection.bias is None else entered + projection.bias)
+    share = 1 if unit.routing is None else unit.routing[..., None]
+    if unit.up is None:  # in a gated product, g(0) is multiplied by zero
+        hidden = hidden + share * unit.activation(torch.zeros_like(hidden[..., :1]))
+    elif unit.joint is not None:
+        nothing = torch.zeros_like(hidden[..., :1])
+        hidden = hidden + share * unit.joint(nothing, nothing)
+    output = hidden @ made.out
+    return output if unit.out_bias is None else output + share * unit.out_bias

@@ -8,7 +8,7 @@ columns x rows at a time is mixed, gated and multiplied by W_2, and reduced to n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,18 +16,17 @@ import torch
 from torch import Tensor
 
 from normscope.decompose import kernels
-from normscope.decompose.activations import Gate, gate_coefficient, gated_coefficients, joint_coefficients
+from normscope.decompose.activations import Gate, apply_gated_unit, gated_constant, gated_unit
 from normscope.decompose.state import (
     Factored,
     GatedRows,
-    GatedUnit,
     Scratch,
     Term,
     apply_norm,
     row_norms,
     rows_with_weight,
 )
-from normscope.tracing.records import FeedForwardRecord, NormRecord, Projection, Unit
+from normscope.tracing.records import FeedForwardRecord, NormRecord
 
 HIDDEN = 1024  # hidden units gated at a time
 HEADROOM = 2.0**60  # float32 squares of cells down to 1e-30 must not underflow
@@ -40,60 +39,11 @@ def decompose_feed_forward(state: Factored, record: FeedForwardRecord, gate: Gat
     for unit in record.units:
         made = gated_unit(unit, gate)
         units.append(made)
-        own = own + _apply_gated_unit(made, state.own)
+        own = own + apply_gated_unit(made, state.own)
         bias = bias + gated_constant(unit, made, state.bias)
     if not state.terms:
         return Factored((), own, None, bias)
     return GatedRows(state, tuple(units), own, bias)
-
-
-def gated_unit(unit: Unit, gate: Gate) -> GatedUnit:
-    """The unit with its activation replaced by one coefficient per projection, output token and hidden unit."""
-    projections = projections_of(unit)
-    weights = tuple(projection.weight for projection in projections)
-    if unit.routing is None:
-        return GatedUnit(weights, _gate_coefficients(unit, gate, *(p.hidden for p in projections)), unit.out)
-    chosen = unit.routing != 0
-    found = _gate_coefficients(unit, gate, *(p.hidden[chosen] for p in projections))
-    coefficients = tuple(torch.zeros_like(p.hidden) for p in projections)
-    for c, some in zip(coefficients, found, strict=True):
-        c[chosen] = some * unit.routing[chosen][:, None]
-    return GatedUnit(weights, coefficients, unit.out, chosen)
-
-
-def projections_of(unit: Unit) -> tuple[Projection, ...]:
-    """The projections into the hidden units: one, or two if gated."""
-    return (unit.into,) if unit.up is None else (unit.into, unit.up)
-
-
-def _gate_coefficients(unit: Unit, gate: Gate, a: Tensor, u: Tensor | None = None) -> tuple[Tensor, ...]:
-    if u is None:
-        return (gate_coefficient(gate, unit.activation_name, unit.activation, a),)
-    if unit.joint is not None:
-        return joint_coefficients(gate, unit.joint, a, u, unit.bend or 0.0)
-    return gated_coefficients(gate, unit.activation_name, unit.activation, a, u)
-
-
-def _apply_gated_unit(made: GatedUnit, x: Tensor) -> Tensor:
-    """The unit applied to the vectors (g, R, d) of the rows' own tokens."""
-    gated = [c * (x @ weight) for weight, c in zip(made.weights, made.coefficients, strict=True)]
-    return sum(gated[1:], gated[0]) @ made.out
-
-
-def gated_constant(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
-    """The part of the unit's output that is attributed to no token: from the remainder, its biases and g(0)."""
-    hidden = torch.zeros_like(made.coefficients[0])
-    for projection, c in zip(projections_of(unit), made.coefficients, strict=True):
-        entered = bias @ projection.weight
-        hidden = hidden + c * (entered if projection.bias is None else entered + projection.bias)
-    share = 1 if unit.routing is None else unit.routing[..., None]
-    if unit.up is None:  # in a gated product, g(0) is multiplied by zero
-        hidden = hidden + share * unit.activation(torch.zeros_like(hidden[..., :1]))
-    elif unit.joint is not None:
-        nothing = torch.zeros_like(hidden[..., :1])
-        hidden = hidden + share * unit.joint(nothing, nothing)
-    output = hidden @ made.out
-    return output if unit.out_bias is None else output + share * unit.out_bias
 
 
 @dataclass
@@ -216,12 +166,7 @@ def stream_contributions(
         point.norms = like.new_zeros(n_columns, n_rows) if n in points else None
         point.vectors = like.new_zeros(n_rows, n_columns, width) if keep_vectors and n in points else None
 
-    outs = [made.out.split(HIDDEN) for made in state.units]
-    products = n_columns * n_rows
-    if (
-        products >= kernels.PACKED_ROWS and len(outs) == 1
-    ):  # packing the matrices of many experts would take too much memory
-        outs = [tuple(kernels.pack_matrix(part, products) for part in outs[0])]
+    outs = _output_blocks(state, n_columns * n_rows)
     for j in range(0, n_columns, step_j):
         js = slice(j, min(j + step_j, n_columns))
         hit = rows_with_weight(source.weights[js])
@@ -237,26 +182,65 @@ def stream_contributions(
         for i in range(hit.start, hit.stop, step_i):
             i_s = slice(i, min(i + step_i, hit.stop))
             y = scratch.like("block", (js.stop - js.start, i_s.stop - i_s.start, width), like)
-            mixing = source.mixing(js, i_s)
-            for n, (projection, made, out) in enumerate(zip(projections, projected, outs, strict=True)):
-                gates, mine = [c[i_s] for c in coefficients[n]], chosen[n]
-                if mine is None:
-                    y = _gated_product(mixing, projection, made, gates, out, y, scratch)
-                else:
-                    _add_expert(mixing, projection, made, gates, out, mine[i_s], y, n == 0, scratch)
-            _reduce_block(found[0], y, None, js, i_s)
-            for n, step in enumerate(steps):
-                factor = None
-                if isinstance(step, Factored):
-                    y.baddbmm_(adds[n].mixing(js, i_s), vectors[n])
-                elif isinstance(step, Tensor):
-                    y.mul_(step)
-                else:
-                    y, factor = _norm_block(step, y, step.inverse[item][rows][i_s])
-                _reduce_block(found[n + 1], y, factor, js, i_s)
-                if factor is not None and n + 1 < len(steps):
-                    y.mul_(factor[..., None])
+            gates = [[c[i_s] for c in some] for some in coefficients]
+            rows_of = [None if mine is None else mine[i_s] for mine in chosen]
+            y = _gated_block(source.mixing(js, i_s), projections, projected, gates, outs, rows_of, y, scratch)
+            _reduce_at_points(found, y, steps, adds, vectors, item, rows, js, i_s)
     return _collect_streamed_maps(found, points, steps, item, rows, 1 / rescale)
+
+
+def _reduce_at_points(
+    found: Sequence[_PointTotals],
+    y: Tensor,
+    steps: Sequence[NormRecord | Factored | Tensor],
+    adds: Mapping[int, _TermFactors],
+    vectors: Mapping[int, Tensor],
+    item: int,
+    rows: slice | Tensor,
+    js: slice,
+    i_s: slice,
+) -> None:
+    """Take a block of contributions through the steps and reduce it at every point. Overwrites y."""
+    _reduce_block(found[0], y, None, js, i_s)
+    for n, step in enumerate(steps):
+        factor = None
+        if isinstance(step, Factored):
+            y.baddbmm_(adds[n].mixing(js, i_s), vectors[n])
+        elif isinstance(step, Tensor):
+            y.mul_(step)
+        else:
+            y, factor = _norm_block(step, y, step.inverse[item][rows][i_s])
+        _reduce_block(found[n + 1], y, factor, js, i_s)
+        if factor is not None and n + 1 < len(steps):
+            y.mul_(factor[..., None])
+
+
+def _output_blocks(state: GatedRows, products: int) -> list[tuple[Tensor, ...]]:
+    """W_2 of every unit, some hidden units at a time, reordered for the faster kernel if `products` repay it."""
+    outs = [made.out.split(HIDDEN) for made in state.units]
+    if products >= kernels.PACKED_ROWS and len(outs) == 1:  # many experts would take too much memory
+        return [tuple(kernels.pack_matrix(part, products) for part in outs[0])]
+    return outs
+
+
+def _gated_block(
+    mixing: Tensor,
+    projections: Sequence[HiddenProjection],
+    projected: Sequence[tuple[Tensor, ...]],
+    gates: Sequence[Sequence[Tensor]],
+    outs: Sequence[Sequence[Tensor]],
+    chosen: Sequence[Tensor | None],
+    y: Tensor,
+    scratch: Scratch,
+) -> Tensor:
+    """One block of contributions through all units. Overwrites y and may return it."""
+    for n, (projection, made, out) in enumerate(zip(projections, projected, outs, strict=True)):
+        mine = chosen[n]
+        if mine is None:
+            y = _gated_product(mixing, projection, made, gates[n], out, y, scratch)
+        else:
+            _add_expert(mixing, projection, made, gates[n], out, mine, y, n == 0, scratch)
+    return y
 
 
 def _even_block_size(total: int, most: int) -> int:

@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from normscope.decompose.activations import Gate
-from normscope.decompose.feed_forward import gated_constant, gated_unit, projections_of
+from normscope.decompose.activations import Gate, gated_constant, gated_unit, projections_of
 from normscope.errors import NormscopeError
 from normscope.flow.maps import (
     UPCAST,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from normscope.errors import NormscopeError, NormscopeWarning
-from normscope.model_source import EXPECTED_MODEL, check_model_folder
 from normscope.models import packages
 from normscope.models.registry import families
+from normscope.models.source import EXPECTED_MODEL, check_model_folder
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 # Heads are loaded for flows to logits, losses and generation; analyses use the base model only.

@@ -14,7 +14,8 @@ from normscope.corpus.runner import run as corpus_run
 from normscope.corpus.store import Run, read_manifest
 from normscope.corpus.store import open as open_run
 from normscope.errors import NormscopeError
-from normscope.model_source import ModelSource, analyzer_of
+from normscope.model_loading import as_analyzer
+from normscope.models.source import ModelSource
 
 
 class StoppedError(NormscopeError):
@@ -48,7 +49,7 @@ def load_for_engine(model: str | Path | ModelSource | Analyzer, engine: EngineOp
         raise NormscopeError(
             "The engine 'ray' loads the model in each worker: pass its name or path instead of an Analyzer."
         )
-    return analyzer_of(model, where)
+    return as_analyzer(model, where)
 
 
 def run_corpus(

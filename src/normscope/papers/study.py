@@ -16,7 +16,7 @@ from normscope.corpus.entries import Entry, Fault
 from normscope.corpus.readers.formats import read
 from normscope.corpus.store import Run
 from normscope.errors import NormscopeError
-from normscope.model_source import ModelSource
+from normscope.models.source import ModelSource
 from normscope.papers import published
 from normscope.papers.readings import describe_readings, parse_readings
 from normscope.papers.runs import EngineOptions, RunPlan, find_run, load_for_engine, merge_plans, run_corpus

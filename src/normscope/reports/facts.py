@@ -14,7 +14,7 @@ from normscope import default_model
 from normscope._version import __version__
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
-from normscope.model_source import ModelSource
+from normscope.models.source import ModelSource
 
 
 def sequence_lengths(run: Run) -> list[int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normscope.decompose.feed_forward import projections_of
+from normscope.decompose.activations import projections_of
 from normscope.decompose.gram import ScopeMaps, TermMap
 from normscope.decompose.shapley.gate import NO_EXPERTS, Shapley, activation_at_zero
 from normscope.decompose.state import Factored, add_shift, apply_norm, row_norms

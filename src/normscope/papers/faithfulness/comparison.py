@@ -11,7 +11,7 @@ import torch
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run, fingerprint
 from normscope.errors import NormscopeError
-from normscope.model_source import ModelSource
+from normscope.models.source import ModelSource
 from normscope.papers.faithfulness import results, sections
 from normscope.papers.faithfulness.contexts import prediction_task
 from normscope.papers.faithfulness.predictions import replacement_token

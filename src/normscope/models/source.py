@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 from normscope.errors import NormscopeError
-
-if TYPE_CHECKING:
-    from normscope.analyzer import Analyzer
 
 EXPECTED_MODEL = "Pass a hub name or the path of a folder with config.json, model.safetensors and a tokenizer."
 DTYPES = ("float32", "float64")
@@ -47,28 +43,3 @@ class ModelSource:
                 f"revision={self.revision!r} names a version on the Hugging Face hub, but {self.name!r} is a local "
                 "folder. Leave it out."
             )
-
-    def load(self, device: str | None = None) -> Analyzer:
-        """Load the model. `device` is used if the source does not name one."""
-        self.check()
-        import torch
-
-        from normscope.analyzer import Analyzer
-
-        device = self.device or device
-        if device is not None:
-            try:
-                torch.empty(0, device=device)
-            except (RuntimeError, AssertionError, NotImplementedError) as error:
-                reason = str(error).strip().splitlines()[0]
-                raise NormscopeError(f"Cannot use the device {device!r}: {reason}") from error
-        dtype = None if self.dtype is None else getattr(torch, self.dtype)
-        return Analyzer.from_pretrained(self.name, device=device, dtype=dtype, revision=self.revision)
-
-
-def analyzer_of(model: str | Path | ModelSource | Analyzer, engine: Literal["local", "ray"] = "local") -> Analyzer:
-    """The given Analyzer, or one loaded from a source. With Ray, the device is for the workers, not this process."""
-    if isinstance(model, str | Path | ModelSource):
-        source = ModelSource.of(model)
-        return (replace(source, device=None) if engine == "ray" else source).load()
-    return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from normscope import Analyzer, NormscopeError, default_model
-from tests.call_path import calls, crossed_files
+from tests.helpers.call_path import calls, crossed_files
 
 MOST = 14  # files
 

@@ -93,7 +93,7 @@ def test_what_a_worker_is_sent(folder: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(engines, "compute_with_ray", on_ray)
     source = ModelSource(folder, device="cpu", dtype="float64")
     corpus.run(data, source, tmp_path / "run", engine="ray")
-    assert sent[0].__self__ == source
+    assert (sent[0].func, sent[0].args) == (load_source, (source,))
     with pytest.raises(NormscopeError, match="give its name or path"):
         corpus.run(data, load_source(source), tmp_path / "run", engine="ray")
 

@@ -581,7 +581,7 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     else:
         monkeypatch.setattr(normscope.tracing.trace, "SCORES", 50)
         monkeypatch.setattr(normscope.decompose.feed_forward, "HIDDEN", 7)
-        monkeypatch.setattr(normscope.decompose.gram, "PRODUCT", 50)
+        monkeypatch.setattr(normscope.decompose.gram, "PRODUCT_CELLS", 50)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -49,6 +49,7 @@ def install(folder: Path, families: str = "", measures: str = "") -> Path:
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    measure_registry.find_measures(["flow"])  # loads our own: one first loaded by a test would be forgotten after it
     monkeypatch.setattr(measure_registry, "_measures", dict(measure_registry._measures))
     registry._plugin_families.cache_clear()
     measure_registry._load_measure_entry_points.cache_clear()

@@ -1,4 +1,4 @@
-"""The files that one call crosses, in the order in which it enters them: `python -m tests.call_path`.
+"""The files that one call crosses, in the order in which it enters them: `python -m tests.helpers.call_path`.
 
 A file counts if a function of it is called. The call is a warm one: the model is proved and caches are filled, as for
 every call but the first.

@@ -225,16 +225,13 @@ class Analyzer(Generic[ResultT]):
             texts: The inputs, each as for `analyze(text)` or a list of words. For an encoder-decoder, a pair is a
                 source and its target text. An encoding of several inputs yields one result for each.
             batch_size: Number of inputs per forward pass.
-            scopes: The scopes to compute (case-insensitive) or their aliases; default: all.
-            layers: The layers to compute, counted from 0 (negative: from the end); default: all.
-            heads: True for head-level maps of all heads, or the indices of some heads.
-            rows: The output positions to compute, counted from 0 (negative: from the end); default: all.
-            truncation: Truncate an input that is too long instead of raising an error.
-            gate: How the feed-forward's activation is attributed to the tokens: "ig" (integrated gradients), "frozen"
-                (the gate as a constant), "tangent" (the slope; contributions then do not sum to the output) or
-                "shapley" (slower; variants: "shapley-exact", "shapley-sampled", "shapley-gaussian").
-            value_bias: Whether value biases, and the beta of a norm before the attention, are attributed to the token
-                ("token", as in the papers) or to the remainder ("remainder").
+            scopes: The scopes to compute, as for `analyze`.
+            layers: The layers to compute, as for `analyze`.
+            heads: The head-level maps to compute, as for `analyze`.
+            rows: The output positions to compute, as for `analyze`.
+            truncation: Truncate inputs that are too long instead of raising an error.
+            gate: How the feed-forward's activation is attributed to the tokens, as for `analyze`.
+            value_bias: Where value biases go, as for `analyze`.
 
         Yields:
             The result of each input, as from `analyze`.

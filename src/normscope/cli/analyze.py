@@ -54,20 +54,20 @@ SideOption = Annotated[
 HeadsOption = Annotated[bool, typer.Option("--heads", help="Also write the maps of every attention head to files.")]
 GateOption = Annotated[
     str,
-    typer.Option(
+    options.completed_option(
         "--gate",
-        metavar="NAME",
-        help="How the activation is split over tokens: ig, shapley (slow), frozen or tangent (inexact).",
-        autocompletion=completion.complete_gate,
+        "NAME",
+        "How the activation is split over tokens: ig, shapley (slow), frozen or tangent (inexact).",
+        completion.complete_gate,
     ),
 ]
 ValueBiasOption = Annotated[
     str,
-    typer.Option(
+    options.completed_option(
         "--value-bias",
-        metavar="WHERE",
-        help="Attribute the value bias to the token or to the remainder.",
-        autocompletion=completion.complete_value_bias,
+        "WHERE",
+        "Attribute the value bias to the token or to the remainder.",
+        completion.complete_value_bias,
     ),
 ]
 

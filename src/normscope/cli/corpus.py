@@ -65,14 +65,14 @@ def corpus_command(
     limit: options.Limit = None,
     batch_size: options.BatchSize = 16,
     shard_size: ShardSizeOption = 128,
-    engine: options.EngineOption = options.Engine.local,
-    workers: options.Workers = 2,
-    threads: options.Threads = 1,
-    address: options.Address = None,
     model: options.Model = options.DEFAULT,
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
+    engine: options.EngineOption = options.Engine.local,
+    workers: options.Workers = 2,
+    threads: options.Threads = 1,
+    address: options.Address = None,
 ) -> None:
     """Measure every entry of a corpus and write tables for polars, pandas or DuckDB.
 

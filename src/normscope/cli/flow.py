@@ -51,20 +51,20 @@ PositionOption = Annotated[
 ]
 MethodOption = Annotated[
     str,
-    typer.Option(
+    options.completed_option(
         "--method",
-        metavar="NAME",
-        help="Attribution method, such as exact, decompx, alti or rollout:layer.",
-        autocompletion=completion.complete_method,
+        "NAME",
+        "Attribution method, such as exact, decompx, alti or rollout:layer.",
+        completion.complete_method,
     ),
 ]
 GateOption = Annotated[
     str,
-    typer.Option(
+    options.completed_option(
         "--gate",
-        metavar="NAME",
-        help="How the activation is split over tokens: ig, frozen or tangent (inexact).",
-        autocompletion=completion.complete_flow_gate,
+        "NAME",
+        "How the activation is split over tokens: ig, frozen or tangent (inexact).",
+        completion.complete_flow_gate,
     ),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,11 @@ class Engine(StrEnum):
 
     local = "local"
     ray = "ray"
+
+
+def completed_option(flag: str, metavar: str, help: str, complete: Callable[..., list[str]]) -> Any:
+    """An option whose values a shell completes."""
+    return typer.Option(flag, metavar=metavar, help=help, autocompletion=complete)
 
 
 # Model

@@ -22,6 +22,12 @@ BERT_BLOCKS = post_ln_blocks(
     FeedForward("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense"),
     "output.LayerNorm",
 )
+ALBERT_BLOCKS = post_ln_blocks(
+    Attention("attention", "attention.value", "attention.dense"),
+    "attention.LayerNorm",
+    FeedForward("ffn", "activation", "ffn_output"),
+    "full_layer_layer_norm",
+)
 
 BERT = Family(
     name="BERT",
@@ -56,21 +62,17 @@ ELECTRA = replace(
     note="as BERT; embeddings may be projected to the hidden size before the first layer",
 )
 
+DISTILBERT_BLOCKS = post_ln_blocks(
+    Attention("attention", "attention.v_lin", "attention.out_lin"),
+    "sa_layer_norm",
+    FeedForward("ffn.lin1", "ffn.activation", "ffn.lin2"),
+    "output_layer_norm",
+)
+
 DISTILBERT = Family(
     name="DistilBERT",
     model_types=("distilbert",),
-    stacks=(
-        Stack(
-            "encoder",
-            "transformer.layer.*",
-            post_ln_blocks(
-                Attention("attention", "attention.v_lin", "attention.out_lin"),
-                "sa_layer_norm",
-                FeedForward("ffn.lin1", "ffn.activation", "ffn.lin2"),
-                "output_layer_norm",
-            ),
-        ),
-    ),
+    stacks=(Stack("encoder", "transformer.layer.*", DISTILBERT_BLOCKS),),
     attributes=COMMON
     | attribute_names(
         "max_position_embeddings sinusoidal_pos_embds n_layers n_heads dim hidden_dim dropout attention_dropout "
@@ -82,18 +84,7 @@ DISTILBERT = Family(
 ALBERT = Family(
     name="ALBERT",
     model_types=("albert",),
-    stacks=(
-        Stack(
-            "encoder",
-            "encoder.albert_layer_groups.*.albert_layers.*",
-            post_ln_blocks(
-                Attention("attention", "attention.value", "attention.dense"),
-                "attention.LayerNorm",
-                FeedForward("ffn", "activation", "ffn_output"),
-                "full_layer_layer_norm",
-            ),
-        ),
-    ),
+    stacks=(Stack("encoder", "encoder.albert_layer_groups.*.albert_layers.*", ALBERT_BLOCKS),),
     attributes=COMMON
     | SIZES
     | attribute_names("embedding_size num_hidden_groups inner_group_num classifier_dropout_prob"),

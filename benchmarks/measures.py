@@ -15,7 +15,7 @@ from benchmarks.memory import peak_of
 from benchmarks.published import Published
 from benchmarks.timing import Seconds, Task, best, interleaved
 from normscope import Analyzer
-from normscope.decompose.kernels import multiply_packed, pack_matrix
+from normscope.decompose.kernels import multiply_packed_kernel, pack_kernel_matrix
 from normscope.engine.request import default_budget
 from normscope.models.registry import family_of
 from normscope.models.scopes import scope_aliases, scope_names
@@ -185,7 +185,7 @@ def feed_forward_floor(
     pairs = layers * length**2 / (2 if causal else 1)
     repeats = max(1, round(pairs / block))
     x, W, out = torch.randn(block, d_ff), torch.randn(d_ff, d), torch.empty(block, d)
-    layout = pack_matrix(W, block)
+    layout = pack_kernel_matrix(W, block)
 
     def products() -> None:
         for _ in range(repeats):
@@ -194,7 +194,7 @@ def feed_forward_floor(
     def packed_products() -> None:
         with torch.inference_mode():
             for _ in range(repeats):
-                multiply_packed(x, layout, out, add=False) if layout.is_mkldnn else torch.mm(x, layout, out=out)
+                multiply_packed_kernel(x, layout, out, add=False) if layout.is_mkldnn else torch.mm(x, layout, out=out)
 
     inputs = models.encoding(1, length)
     lens = Analyzer(model)

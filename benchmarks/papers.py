@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 from benchmarks.measures import Row
 from benchmarks.published import Published
 from normscope import Analyzer, corpus, default_model
-from normscope.corpus.readers.paragraph_pairs import read_pairs
+from normscope.corpus.readers.paragraph_pairs import read_paragraph_pairs
 from normscope.inputs.encode import encode
 
 NAME = "MiniLM"
@@ -39,7 +39,7 @@ def similarity_of_all_scopes(data: Path, entries: int = 100) -> Row:
     """Fig. 12 and Table 1 of the FF paper: the naive way, which materialises every vector and passes every pair of maps
     to scipy, relative to a corpus run. Both use the first pairs of paragraphs of `data`, with at most 128 tokens."""
     lens = Analyzer.from_pretrained(default_model.find())
-    texts = [entry.given for entry in corpus.strict(read_pairs(data, tokenizer=lens.tokenizer))][:entries]
+    texts = [entry.given for entry in corpus.strict(read_paragraph_pairs(data, tokenizer=lens.tokenizer))][:entries]
     begin = time.perf_counter()
     expected = _naive(lens, texts)
     naive = time.perf_counter() - begin
@@ -83,7 +83,7 @@ def _naive(lens: Analyzer, texts: Sequence[object]) -> dict[tuple[str, str], flo
 
 def bootstrap_of_a_layer(instances: int = 200_000) -> Row:
     """Seconds for 10,000 resamples of the difference of two means."""
-    from normscope.measures.bootstrap import difference_of_means
+    from normscope.measures.bootstrap import bootstrap_mean_difference
 
     generator = torch.Generator().manual_seed(0)
     targets = torch.randn(instances, generator=generator, dtype=torch.float64).numpy()
@@ -91,7 +91,7 @@ def bootstrap_of_a_layer(instances: int = 200_000) -> Row:
     seconds = []
     for _ in range(3):
         begin = time.perf_counter()
-        difference_of_means(targets, others, resamples=10_000, seed=0)
+        bootstrap_mean_difference(targets, others, resamples=10_000, seed=0)
         seconds.append(time.perf_counter() - begin)
     return Row(
         "bootstrap, 10,000 resamples", "", f"{instances:,} + {instances:,} instances", min(seconds), 2.0,

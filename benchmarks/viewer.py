@@ -18,8 +18,8 @@ from benchmarks.measures import Row
 from benchmarks.timing import Neighbours, best
 from normscope import Analyzer, NormscopeError, default_model
 from normscope.analysis import Analysis
-from normscope.result_base import HeadMaps, Measured
 from normscope.labels import Label
+from normscope.result_base import HeadMaps, Measured
 
 NAME = "MiniLM"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")

@@ -647,6 +647,6 @@ def test_a_check_takes_nan_for_the_largest_error() -> None:
     from normscope import checking
 
     nan = torch.tensor([[0.0, float("nan")]])
-    assert checking._largest_error(nan) == float("inf")
-    assert checking._largest_difference(nan, torch.ones(1, 2)) == float("inf")
-    assert checking._weight_sum_error(nan, toy_lens().loaded.stacks[0]) == float("inf")
+    assert checking._checking_largest_error(nan) == float("inf")
+    assert checking._checking_largest_difference(nan, torch.ones(1, 2)) == float("inf")
+    assert checking._checking_weight_sum_error(nan, toy_lens().loaded.stacks[0]) == float("inf")

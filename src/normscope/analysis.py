@@ -17,7 +17,7 @@ from normscope.frames import to_xarray
 from normscope.labels import Label
 from normscope.measures import first_token
 from normscope.result_base import NO_MODEL, HeadMaps, Measured, Recompute, ResultBase
-from normscope.saving import load_analysis, save_analysis
+from normscope.saving import load_saved_analysis, save_analysis
 from normscope.word_level import word_level_analysis
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Analysis(ResultBase):
         # The two classes refer to each other: that one holds analyses.
         from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 
-        found = load_analysis(path, Analysis)
+        found = load_saved_analysis(path, Analysis)
         return EncoderDecoderAnalysis(**found) if isinstance(found, dict) else found
 
     def _write(self, path: str | os.PathLike[str]) -> Path:
@@ -267,10 +267,10 @@ class Analysis(ResultBase):
         from normscope.view.figure.maps import plot
         from normscope.view.figure.patches import plot_patches
         from normscope.view.figure.style import Look
-        from normscope.view.images import patch_grid
+        from normscope.view.images import image_patch_grid
 
         look = Look(cmap, normalize, annotate)
-        if patch_grid(self) is not None:
+        if image_patch_grid(self) is not None:
             return plot_patches(self, scope, layer, token=token, image=image, ax=ax, look=look)
         if token is not None or image is not None:
             raise NormscopeError("token and image are for vision models only: this analysis is not of an image.")

@@ -54,7 +54,7 @@ class Analyzer(Generic[ResultT]):
         dtype: torch.dtype | None = None,
         memory_budget: int | None = None,
     ) -> None:
-        versions.warn_if_untested()
+        versions.warn_if_untested_version()
         self.loaded = load_model(model, tokenizer, dtype)
         self.workspace = Workspace(_check_budget(memory_budget))
         if self.family.input != "image":
@@ -363,7 +363,7 @@ def _one_item(
         if isinstance(words, str) or not hasattr(words, "__iter__") or not all(isinstance(w, str) for w in text):
             raise NormscopeError("words must be a list of strings, such as ['Colin', 'plays'].")
     elif chat is not None:
-        text = generation.chat_text(loaded.tokenizer, chat)
+        text = generation.chat_text_for_generation(loaded.tokenizer, chat)
     elif isinstance(text, list):
         raise NormscopeError(
             "A list is ambiguous: use words=[...] for the words of a text, stream([...]) for several texts."

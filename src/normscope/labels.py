@@ -17,17 +17,17 @@ class Label(NamedTuple):
     position: int  # on its side, counted from 0
 
 
-def visible_text(token: str) -> str:
+def visible_label_text(token: str) -> str:
     """The token with everything visible: control characters escaped, outer spaces as ␣, an empty token as ∅."""
     if not token:
         return "∅"
     inner = token.strip(" ")
     left = len(token) - len(token.lstrip(" "))
     right = len(token) - left - len(inner)
-    return "␣" * left + "".join(map(_spell_out_character, inner)) + "␣" * right
+    return "␣" * left + "".join(map(_spell_out_label_character, inner)) + "␣" * right
 
 
-def _spell_out_character(char: str) -> str:
+def _spell_out_label_character(char: str) -> str:
     hidden = unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
     return char.encode("unicode_escape").decode() if hidden else char
 
@@ -36,12 +36,12 @@ def shorten_label(text: str, width: int) -> str:
     """`text`, shortened in the middle to at most `width` terminal cells."""
     if cell_len(text) <= width:
         return text
-    tail = _fitting_glyphs(glyphs_of(text)[::-1], (width - 1) // 2)[::-1]
-    head = _fitting_glyphs(glyphs_of(text), width - 1 - sum(map(cell_len, tail)))
+    tail = _fitting_label_glyphs(label_glyphs(text)[::-1], (width - 1) // 2)[::-1]
+    head = _fitting_label_glyphs(label_glyphs(text), width - 1 - sum(map(cell_len, tail)))
     return "".join([*head, "…", *tail])
 
 
-def glyphs_of(text: str) -> list[str]:
+def label_glyphs(text: str) -> list[str]:
     """Characters, each with the zero-width marks that follow it."""
     glyphs: list[str] = []
     for char in text:
@@ -52,7 +52,7 @@ def glyphs_of(text: str) -> list[str]:
     return glyphs
 
 
-def _fitting_glyphs(glyphs: Sequence[str], width: int) -> list[str]:
+def _fitting_label_glyphs(glyphs: Sequence[str], width: int) -> list[str]:
     taken: list[str] = []
     for glyph in glyphs:
         width -= cell_len(glyph)
@@ -62,7 +62,7 @@ def _fitting_glyphs(glyphs: Sequence[str], width: int) -> list[str]:
     return taken
 
 
-def format_ranges(numbers: Iterable[int]) -> str:
+def number_ranges_label(numbers: Iterable[int]) -> str:
     """`1-3, 5`"""
     runs: list[list[int]] = []
     for number in sorted(numbers):

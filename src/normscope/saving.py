@@ -30,17 +30,21 @@ FORMAT_WITHOUT_CHECKSUM = "normscope-analysis-1"  # the older format, without a 
 
 def save_analysis(path: str | os.PathLike[str], analysis: Analysis) -> Path:
     """Write everything except the model."""
-    return write_tensors(path, _analysis_tensors(analysis), {"format": FORMAT, **_analysis_metadata(analysis)})
+    return save_tensors(
+        path, _analysis_tensors_for_saving(analysis), {"format": FORMAT, **_analysis_metadata_for_saving(analysis)}
+    )
 
 
 def save_both_sides(path: str | os.PathLike[str], sides: Mapping[str, Analysis]) -> Path:
     """Write the analyses of an encoder-decoder to one file."""
-    tensors = {f"{side}/{name}": t for side, one in sides.items() for name, t in _analysis_tensors(one).items()}
-    described = {side: _analysis_metadata(one) for side, one in sides.items()}
-    return write_tensors(path, tensors, {"format": FORMAT, "sides": described})
+    tensors = {
+        f"{side}/{name}": t for side, one in sides.items() for name, t in _analysis_tensors_for_saving(one).items()
+    }
+    described = {side: _analysis_metadata_for_saving(one) for side, one in sides.items()}
+    return save_tensors(path, tensors, {"format": FORMAT, "sides": described})
 
 
-def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
     """Write tensors and a JSON-serializable description, with a checksum of both."""
     check_suffix(path, ".safetensors")
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -55,19 +59,19 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], m
     return Path(path)
 
 
-def load_analysis(
+def load_saved_analysis(
     path: str | os.PathLike[str], make: Callable[..., Analysis]
 ) -> Analysis | dict[Literal["encoder", "decoder"], Analysis]:
     """Read a file written by `save_analysis`, or by `save_both_sides`. Raise if it is damaged or was written by another
     program. `make` is the class Analysis."""
-    tensors, meta = read_tensors(path, "Analysis.save", FORMAT, FORMAT_WITHOUT_CHECKSUM)
+    tensors, meta = load_saved_tensors(path, "Analysis.save", FORMAT, FORMAT_WITHOUT_CHECKSUM)
     try:
         if "sides" not in meta:
-            return _rebuild_analysis(tensors, meta, path, make)
+            return _rebuild_saved_analysis(tensors, meta, path, make)
         if not set(meta["sides"]) <= {"encoder", "decoder"}:
             raise ValueError("a side")
         return {
-            side: _rebuild_analysis(tensors_under(tensors, side), one, path, make)
+            side: _rebuild_saved_analysis(tensors_under(tensors, side), one, path, make)
             for side, one in meta["sides"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -93,7 +97,7 @@ def tensors_under(tensors: Mapping[str, Tensor], folder: str) -> dict[str, Tenso
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
-def _analysis_tensors(analysis: Analysis) -> dict[str, Tensor]:
+def _analysis_tensors_for_saving(analysis: Analysis) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for scope, measured in analysis.measured.items():
         for name, tensor in vars(measured).items():
@@ -105,7 +109,7 @@ def _analysis_tensors(analysis: Analysis) -> dict[str, Tensor]:
     return tensors
 
 
-def _analysis_metadata(analysis: Analysis) -> dict[str, Any]:
+def _analysis_metadata_for_saving(analysis: Analysis) -> dict[str, Any]:
     return {
         "scopes": analysis.scopes,
         "rows": analysis.rows,
@@ -118,10 +122,10 @@ def _analysis_metadata(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def read_tensors(
+def load_saved_tensors(
     path: str | os.PathLike[str], writer: str, current: str, unchecked: str | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and the description that `write_tensors` wrote, in the format `current` or in the older format
+    """Read the tensors and the description that `save_tensors` wrote, in the format `current` or in the older format
     `unchecked`, which has no checksum. `writer` names the method that writes these files, for error messages."""
     if not Path(path).is_file():
         raise NormscopeError(f"{path} does not exist or is not a file.")
@@ -149,13 +153,13 @@ def read_tensors(
     return tensors, meta
 
 
-def _rebuild_analysis(
+def _rebuild_saved_analysis(
     tensors: Mapping[str, Tensor],
     meta: Mapping[str, Any],
     path: str | os.PathLike[str],
     make: Callable[..., Analysis],
 ) -> Analysis:
-    """The inverse of `_analysis_tensors` and `_analysis_metadata`."""
+    """The inverse of `_analysis_tensors_for_saving` and `_analysis_metadata_for_saving`."""
     word_ids = meta["word_ids"]
     found = make(
         measured={
@@ -177,12 +181,12 @@ def _rebuild_analysis(
         word_ids=None if word_ids is None else tuple(word_ids),
         info=dict(meta["info"]),
     )
-    if not _labels_match_tensors(found):
+    if not _saved_labels_match_tensors(found):
         raise NormscopeError(f"{path} is damaged: the shapes of its tensors do not match its labels.")
     return found
 
 
-def _labels_match_tensors(found: Analysis) -> bool:
+def _saved_labels_match_tensors(found: Analysis) -> bool:
     """Whether the shapes of all tensors match the labels."""
     layers, heads, rows, columns = map(len, (found.layers, found.head_indices, found.rows, found.columns))
     fits = all(tuple(maps.shape) == (layers, heads, rows, columns) for maps in found.heads.values())

@@ -83,11 +83,13 @@ def word_level_analysis(
     names = tuple(scope for scope in analysis.scopes if scope in wanted)
     chosen = sorted(analysis.layers if layers is None else set(check_integers("layer", layers)))
     places = [analysis.layer_position(layer) for layer in chosen]
-    by_word = _group_words(analysis, word_ids)
+    by_word = _word_level_groups(analysis, word_ids)
     vectored = [scope for scope in names if scope.endswith("-N")]
-    measured = _word_norms(analysis, vectored, chosen, by_word) if vectored else {}
+    measured = _word_level_norms(analysis, vectored, chosen, by_word) if vectored else {}
     measured |= {
-        scope: _word_weights(analysis.measured[scope], places, by_word) for scope in names if scope not in vectored
+        scope: _word_level_weights(analysis.measured[scope], places, by_word)
+        for scope in names
+        if scope not in vectored
     }
     return replace(
         analysis,
@@ -104,7 +106,7 @@ def word_level_analysis(
     )
 
 
-def _word_norms(
+def _word_level_norms(
     analysis: Analysis, scopes: Sequence[str], layers: Sequence[int], by_word: Words
 ) -> dict[str, Measured]:
     """The scopes that have vectors, computed in one forward pass."""
@@ -131,7 +133,7 @@ def _word_norms(
     return made
 
 
-def _word_weights(measured: Measured, layers: Sequence[int], by_word: Words) -> Measured:
+def _word_level_weights(measured: Measured, layers: Sequence[int], by_word: Words) -> Measured:
     """Attention weights, summed over the tokens of a word and averaged over its rows."""
     maps = measured.map[list(layers)].transpose(0, 1)  # (rows, layers, columns)
     summed = maps.new_zeros(*maps.shape[:2], len(by_word.labels)).index_add_(2, by_word.columns, maps)
@@ -145,9 +147,9 @@ def _word_weights(measured: Measured, layers: Sequence[int], by_word: Words) -> 
     )
 
 
-def _group_words(analysis: Analysis, word_ids: Sequence[int | None] | None) -> Words:
+def _word_level_groups(analysis: Analysis, word_ids: Sequence[int | None] | None) -> Words:
     """Group adjacent tokens of one side with the same word id; a token without a word id forms a group alone."""
-    ids = _column_word_ids(analysis, word_ids)
+    ids = _word_level_column_ids(analysis, word_ids)
     columns: list[int] = []
     labels: list[Label] = []
     counts: dict[str, int] = {}
@@ -158,13 +160,13 @@ def _group_words(analysis: Analysis, word_ids: Sequence[int | None] | None) -> W
         columns += [len(labels)] * len(members)
         counts[side] = counts.get(side, -1) + 1
         tokens = [analysis.columns[n].token for n in members]
-        labels.append(Label(tokens[0] if ids[members[0]] is None else _word_text(tokens), side, counts[side]))
+        labels.append(Label(tokens[0] if ids[members[0]] is None else _word_level_text(tokens), side, counts[side]))
     place = {(label.side, label.position): word for label, word in zip(analysis.columns, columns, strict=True)}
     rows = [place[label.side, label.position] for label in analysis.rows]
     return Words(tuple(labels), torch.tensor(columns), torch.tensor(rows), tuple(dict.fromkeys(rows)))
 
 
-def _column_word_ids(analysis: Analysis, given: Sequence[int | None] | None) -> Sequence[int | None]:
+def _word_level_column_ids(analysis: Analysis, given: Sequence[int | None] | None) -> Sequence[int | None]:
     count = len(analysis.columns)
     if given is not None:
         listed = list(given)
@@ -184,7 +186,7 @@ def _column_word_ids(analysis: Analysis, given: Sequence[int | None] | None) -> 
     return ids
 
 
-def _word_text(tokens: Sequence[str]) -> str:
+def _word_level_text(tokens: Sequence[str]) -> str:
     """A word's text, without subword markers."""
     text = "".join(token.removeprefix(CONTINUES) if n else token for n, token in enumerate(tokens))
     return text[1:] if text.startswith(BEGINS) and len(text) > 1 else text

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from normscope import Analyzer, cli
 from normscope.flow.result import Flow, Scores
 from normscope.labels import Label
-from normscope.view.terminal.flow import target_scores
+from normscope.view.terminal.flow import terminal_flow_scores
 from tests.helpers.toys import SOURCE, TARGET, masked, named_classifier, speaker, toy_lens, translator
 
 TEXT = "the cat sat on a"
@@ -62,7 +62,7 @@ def test_a_gate_for_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shown(flow: Flow) -> str:
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(target_scores(flow))
+    console.print(terminal_flow_scores(flow))
     return console.export_text()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from normscope import NormscopeError
 from normscope.corpus import Entity, read
-from normscope.corpus.readers.iob import entities_from_tags, guess_iob_scheme
+from normscope.corpus.readers.iob import entities_from_iob_tags, guess_iob_scheme
 from tests.helpers.files import bad, good, real_file, write
 
 
@@ -106,8 +106,8 @@ def test_schemes_round_trip(parts: list[tuple[str, int]]) -> None:
             iob1 += ["O"] * length
             iob2 += ["O"] * length
         before = label
-    assert entities_from_tags(iob1, "iob1") == entities_from_tags(iob1, None) == tuple(expected)
-    assert entities_from_tags(iob2, "iob2") == entities_from_tags(iob2, None) == tuple(expected)
+    assert entities_from_iob_tags(iob1, "iob1") == entities_from_iob_tags(iob1, None) == tuple(expected)
+    assert entities_from_iob_tags(iob2, "iob2") == entities_from_iob_tags(iob2, None) == tuple(expected)
     assert guess_iob_scheme([iob1]) == ("iob1" if expected else None)
     assert guess_iob_scheme([iob2]) == ("iob2" if expected else None)
 

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from normscope import Analyzer, NormscopeError, cli, corpus
-from normscope.cli.options import parse_reader_options
+from normscope.cli.options import parse_cli_reader_options
 from normscope.corpus import read
 from tests.helpers.files import good, write
 from tests.helpers.tiny import tiny
@@ -41,7 +41,7 @@ def lens() -> Analyzer:
     ],
 )
 def test_reader_options_as_typed(typed: str, value: Any) -> None:
-    found = parse_reader_options([typed])[typed.partition("=")[0]]
+    found = parse_cli_reader_options([typed])[typed.partition("=")[0]]
     assert (found, type(found)) == (value, type(value))
 
 

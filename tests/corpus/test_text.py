@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from normscope import NormscopeError
 from normscope.corpus import FORMATS, Entry, Fault, read, strict
-from normscope.corpus.readers.paragraph_pairs import cut_pair, heading_level
+from normscope.corpus.readers.paragraph_pairs import cut_paragraph_pair, paragraph_pairs_heading_level
 from tests.helpers.files import bad, good, real_file, write
 from tests.helpers.toys import letters_tokenizer
 
@@ -189,7 +189,7 @@ def test_a_damaged_paragraph_is_not_a_neighbour(tmp_path: Path) -> None:
     ],
 )
 def test_headings(text: str, level: int) -> None:
-    assert heading_level(text) == level
+    assert paragraph_pairs_heading_level(text) == level
 
 
 WORDS = st.lists(st.text("abc", min_size=1, max_size=9), min_size=1, max_size=30).map(" ".join)
@@ -198,13 +198,13 @@ WORDS = st.lists(st.text("abc", min_size=1, max_size=9), min_size=1, max_size=30
 @given(a=WORDS, b=WORDS, limit=st.integers(5, 60))
 def test_cut_pairs_fill_the_room_and_both_keep_something(a: str, b: str, limit: int) -> None:
     tokenizer = letters_tokenizer()
-    whole, cut = tokenizer(a, b)["input_ids"], cut_pair((a, b), tokenizer, limit)
+    whole, cut = tokenizer(a, b)["input_ids"], cut_paragraph_pair((a, b), tokenizer, limit)
     assert len(tokenizer(*cut)["input_ids"]) == min(len(whole), limit)
     for text, kept in zip((a, b), cut, strict=True):
         assert text.startswith(kept)
         room = (limit - 3) // 2
         assert len(kept.replace(" ", "")) >= min(room, len(text.replace(" ", "")))
-    assert cut == cut_pair((a, b), tokenizer, limit)
+    assert cut == cut_paragraph_pair((a, b), tokenizer, limit)
 
 
 def test_pairs_are_cut_by_the_tokenizer_given(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_wikitext() -> None:
     tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(_default_model())
     pairs = [good(entry).pair or ("", "") for entry in islice(read(path, "pairs", tokenizer=tokenizer), 100)]
     assert len(list(read(path, "pairs"))) == 1074
-    assert not any(heading_level(text) for pair in pairs for text in pair)
+    assert not any(paragraph_pairs_heading_level(text) for pair in pairs for text in pair)
     lengths = [len(tokenizer(*pair)["input_ids"]) for pair in pairs]
     assert max(lengths) == 128
     assert sum(length == 128 for length in lengths) > 50

@@ -13,7 +13,7 @@ import torch
 
 import normscope
 from normscope import NormscopeError, corpus, default_model
-from normscope.corpus.measure_registry import _measures, reachable_cells
+from normscope.corpus.measure_registry import _measures, corpus_measure_reachable_cells
 from normscope.corpus.store import GroupedSums
 
 TEXTS = ("A short one.", "A second one that is a little longer.", "Three words only")
@@ -139,10 +139,10 @@ def test_cells_that_a_causal_model_can_reach() -> None:
 
     lens = Analyzer(tiny("llama"))
     result = lens.analyze(inputs("llama", lens.model, 5))
-    assert torch.equal(reachable_cells(result), torch.ones(5, 5).tril().bool())
+    assert torch.equal(corpus_measure_reachable_cells(result), torch.ones(5, 5).tril().bool())
     both = Analyzer(tiny("marian"))
     decoder = both.analyze(inputs("marian", both.model, 5, 3)).decoder
     expected = torch.cat([torch.ones(3, 3).tril().bool(), torch.ones(3, 5).bool()], 1)
-    assert torch.equal(reachable_cells(decoder), expected)
+    assert torch.equal(corpus_measure_reachable_cells(decoder), expected)
     encoder = both.analyze(inputs("marian", both.model, 5, 3)).encoder
-    assert bool(reachable_cells(encoder).all())
+    assert bool(corpus_measure_reachable_cells(encoder).all())

@@ -7,7 +7,7 @@ import torch
 
 from normscope import Analyzer
 from normscope.decompose import kernels
-from normscope.decompose.kernels import has_packed_kernel, multiply_packed, pack_matrix
+from normscope.decompose.kernels import has_packed_kernel, multiply_packed_kernel, pack_kernel_matrix
 from tests.helpers.bert_oracle import oracle
 from tests.helpers.compare import assert_close_to_oracle
 from tests.helpers.tiny import BERT_FAMILIES, inputs, tiny
@@ -27,14 +27,14 @@ def test_products(rows: int, inner: int, width: int, transposed: bool) -> None:
     make = torch.Generator().manual_seed(0)
     x, into = torch.randn(rows, inner, generator=make), torch.randn(rows, width, generator=make)
     matrix = torch.randn(width, 2 * inner, generator=make)[:, inner:].t() if transposed else torch.randn(inner, width)
-    ready = pack_matrix(matrix, rows)
+    ready = pack_kernel_matrix(matrix, rows)
     assert ready.is_mkldnn == has_packed_kernel()
     if not has_packed_kernel():
         pytest.skip("oneDNN brings nothing on this processor")
     plain = x.double() @ matrix.double()
     scale = (x.double().norm(dim=-1, keepdim=True) * matrix.double().norm(dim=0)).clamp_min(1e-3)
     for add in (False, True):
-        found = multiply_packed(x, ready, into.clone(), add)
+        found = multiply_packed_kernel(x, ready, into.clone(), add)
         assert found.dtype == torch.float32
         expected = plain + into if add else plain
         assert float(((found - expected).abs() / (scale + add * into.abs())).max()) < 1e-6
@@ -42,10 +42,10 @@ def test_products(rows: int, inner: int, width: int, transposed: bool) -> None:
 
 def test_what_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     double = torch.randn(4, 4, dtype=torch.float64)
-    assert pack_matrix(double, 4) is double
+    assert pack_kernel_matrix(double, 4) is double
     monkeypatch.setattr(kernels, "has_packed_kernel", lambda: False)
     single = torch.randn(4, 4)
-    assert pack_matrix(single, 4) is single
+    assert pack_kernel_matrix(single, 4) is single
 
 
 def test_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +55,9 @@ def test_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
         raise TypeError("unexpected argument")
 
     monkeypatch.setattr(kernels, "_is_intel", lambda: False)
-    monkeypatch.setattr(kernels, "multiply_packed", other)
+    monkeypatch.setattr(kernels, "multiply_packed_kernel", other)
     assert not has_packed_kernel.__wrapped__()
-    monkeypatch.setattr(kernels, "multiply_packed", lambda x, matrix, into, add: torch.zeros_like(into))
+    monkeypatch.setattr(kernels, "multiply_packed_kernel", lambda x, matrix, into, add: torch.zeros_like(into))
     assert not has_packed_kernel.__wrapped__()
 
 

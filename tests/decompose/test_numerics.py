@@ -182,7 +182,7 @@ def test_feed_forward_blocks(block_bytes: int, sharp: float, gated: bool, monkey
     made = feed_forward.decompose_feed_forward(normed, ff, "ig")
     assert isinstance(made, GatedRows)
     rows = made.add(normed).after_norm(norm)
-    projections = feed_forward.hidden_projections(rows, normed.terms[0])
+    projections = feed_forward.ff_hidden_projections(rows, normed.terms[0])
     whole = slice(None)
     streamed = feed_forward.stream_contributions(
         rows, projections, [0, 1, 2], 0, 0, whole, whole, block_bytes, Scratch(), keep_vectors=True

@@ -75,7 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text, encoding="utf-8")
     classifier(tmp_path / "classifier")
     monkeypatch.setattr(registry, "_registered", [])
-    measure_registry.find_measures(
+    measure_registry.find_registered_measures(
         ["flow"]
     )  # loads every measure: one that a page loads first would be forgotten after it
     monkeypatch.setattr(measure_registry, "_measures", dict(measure_registry._measures))

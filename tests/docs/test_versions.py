@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _not_yet_warned() -> Iterator[None]:
-    versions.warn_if_untested.cache_clear()
+    versions.warn_if_untested_version.cache_clear()
     yield
-    versions.warn_if_untested.cache_clear()
+    versions.warn_if_untested_version.cache_clear()
 
 
 def found(pattern: str, name: str) -> str:
@@ -38,10 +38,10 @@ def test_another_version_is_warned_of_once(installed: str, monkeypatch: pytest.M
     monkeypatch.setattr(versions.transformers, "__version__", installed)
     lowest, newest = versions.TESTED
     with pytest.warns(UserWarning, match=re.escape(f"{lowest} to {newest}; {installed} is installed")):
-        versions.warn_if_untested()
+        versions.warn_if_untested_version()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        versions.warn_if_untested()
+        versions.warn_if_untested_version()
 
 
 @pytest.mark.parametrize("installed", [*versions.TESTED, "5.21.1", "5.22.9", "5.22.0.dev0"])
@@ -49,4 +49,4 @@ def test_a_tested_version_is_not(installed: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(versions.transformers, "__version__", installed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        versions.warn_if_untested()
+        versions.warn_if_untested_version()

@@ -14,7 +14,7 @@ from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.models.modules import layer_modules
 from normscope.models.scopes import scope_aliases
-from normscope.tracing.uniform_attention import run_uniform
+from normscope.tracing.uniform_attention import run_uniform_attention
 from tests.helpers.compare import state_of
 from tests.helpers.tiny import ENCODER_DECODER, IMAGES, OTHER_FAMILIES, inputs, tiny
 
@@ -36,7 +36,7 @@ def test_outputs_are_the_models_own_vectors(name: str) -> None:
     lens, given, item = opened(name)
     result = lens.analyze(given)
     scopes = [scope for scope in result.scopes if scope.endswith("-N")]
-    found = probing.scope_outputs(lens.loaded, item, scopes)
+    found = probing.probe_scope_outputs(lens.loaded, item, scopes)
     assert list(found) == scopes
     for scope in scopes:
         for layer in result.layers:
@@ -48,12 +48,14 @@ def test_a_map_within_some_dimensions(name: str) -> None:
     lens, given, item = opened(name)
     result = lens.analyze(given, scopes=["ff"])
     dims = {layer: torch.tensor([layer, 3, 7, 20]) for layer in result.layers}
-    found = probing.map_within(lens.loaded, item, dims)
+    found = probing.probe_map_within(lens.loaded, item, dims)
     for layer in result.layers:
         vectors = result.vectors("ff", layer)[..., dims[layer]]
         torch.testing.assert_close(found[layer], vectors.norm(dim=-1), rtol=1e-9, atol=1e-12)
     everything = {layer: torch.arange(24 if name not in KIN else vectors_width(lens)) for layer in result.layers}
-    torch.testing.assert_close(probing.map_within(lens.loaded, item, everything), result["ff"], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        probing.probe_map_within(lens.loaded, item, everything), result["ff"], rtol=1e-9, atol=1e-12
+    )
 
 
 def vectors_width(lens: Analyzer) -> int:
@@ -68,7 +70,7 @@ def test_the_affine_map_of_the_values(name: str) -> None:
     if "gpt_oss" in name:
         pytest.skip("a part of its weight goes to no token")
     (item,) = encode(lens.loaded, {"input_ids": torch.tensor([[7]])})
-    out = probing.scope_outputs(lens.loaded, item, ["attention"])["attention"]
+    out = probing.probe_scope_outputs(lens.loaded, item, ["attention"])["attention"]
     seen: list[Tensor] = []
     stack = lens.loaded.stacks[0]
     part = next(branch.op for block in stack.blocks for branch in block.branches)
@@ -80,7 +82,7 @@ def test_the_affine_map_of_the_values(name: str) -> None:
     for handle in handles:
         handle.remove()
     for layer, x in enumerate(seen):
-        value, value_bias, matrix, bias = probing.attention_maps(lens.loaded, layer)
+        value, value_bias, matrix, bias = probing.probe_attention_maps(lens.loaded, layer)
         expected = (x[0, 0].double() @ value + value_bias) @ matrix + bias
         torch.testing.assert_close(out[layer, 0], expected, rtol=1e-5, atol=1e-6)
 
@@ -91,9 +93,9 @@ def test_uniform_attention(name: str, layers: tuple[int, ...], monkeypatch: pyte
     """Against the model's own eager attention with a uniform softmax."""
     lens, given, item = opened(name)
     before = state_of(lens.model)
-    found = run_uniform(lens.loaded, item, layers)
+    found = run_uniform_attention(lens.loaded, item, layers)
     assert state_of(lens.model) == before
-    plain = run_uniform(lens.loaded, item, ())
+    plain = run_uniform_attention(lens.loaded, item, ())
     assert not torch.allclose(found, plain, rtol=1e-3)
     lens.loaded.base.set_attn_implementation("eager")
     softmax = torch.softmax
@@ -120,19 +122,19 @@ def test_uniform_attention(name: str, layers: tuple[int, ...], monkeypatch: pyte
 def test_uniform_attention_of_an_encoder_with_a_position_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     lens = Analyzer(tiny("t5"))
     (item,) = encode(lens.loaded, inputs("t5", lens.model, 9, 6))
-    found = run_uniform(lens.loaded, item, (0, 1))
+    found = run_uniform_attention(lens.loaded, item, (0, 1))
     assert found.shape[0] == 9
-    assert not torch.allclose(found, run_uniform(lens.loaded, item, ()))
+    assert not torch.allclose(found, run_uniform_attention(lens.loaded, item, ()))
 
 
 def test_gains() -> None:
     lens, _, _ = opened("bert")
-    found = probing.norm_gains(lens.loaded, "layer")
+    found = probing.probe_norm_gains(lens.loaded, "layer")
     for layer, module in enumerate(lens.loaded.base.encoder.layer):  # type: ignore[union-attr, arg-type]
         torch.testing.assert_close(found[layer], module.output.LayerNorm.weight.detach())
     lens, _, _ = opened("llama")
     with pytest.raises(NormscopeError, match="is not the output of a norm"):
-        probing.norm_gains(lens.loaded, "layer")
+        probing.probe_norm_gains(lens.loaded, "layer")
     assert scope_aliases(lens.loaded.stacks[0].blocks)["layer"].endswith("RES-N")
 
 
@@ -153,4 +155,4 @@ def test_shared_layers_in_the_order_of_their_calls(options: dict[str, int]) -> N
     loaded = Analyzer(model).loaded
     assert list(loaded.calls.modules[loaded.stacks[0].side]) == called
     expected = [module.full_layer_layer_norm.weight.detach() for module in called]
-    torch.testing.assert_close(probing.norm_gains(Analyzer(model).loaded, "layer"), torch.stack(expected))
+    torch.testing.assert_close(probing.probe_norm_gains(Analyzer(model).loaded, "layer"), torch.stack(expected))

@@ -63,7 +63,7 @@ def forwards(frozen: FrozenModel) -> Tensor:
     encoder = None
     for stack in frozen.stacks:
         begin = 0 if stack is frozen.stacks[-1] else counts[-1]
-        X = exact.input_by_source(stack.states[0], begin, sum(counts), remainder=True)
+        X = exact.exact_input_by_source(stack.states[0], begin, sum(counts), remainder=True)
         for layer in stack.layers:
             X = forward_layer(layer, X, encoder)
         encoder = forward_block(stack.end, X, encoder, True)
@@ -269,6 +269,6 @@ def test_groups_of_shared_layers(options: dict[str, int]) -> None:
 
 def test_maps_that_do_not_add_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     lens = Analyzer(tiny("albert", inner_group_num=2))
-    monkeypatch.setattr("normscope.flow.exact.relative_error", lambda found, actual: 0.1)
+    monkeypatch.setattr("normscope.flow.exact.exact_relative_error", lambda found, actual: 0.1)
     with pytest.raises(NormscopeError, match="miss the model's own states"):
         _ = lens.flow({"input_ids": torch.arange(5, 12)[None]}).maps

@@ -14,8 +14,8 @@ from normscope.flow.output_head_steps import (
     ACTIVATIONS,
     HeadStep,
     StepCandidates,
-    find_head_steps,
-    step_candidates,
+    find_output_head_steps,
+    head_step_candidates,
 )
 from tests.helpers.tiny import tiny
 
@@ -26,7 +26,7 @@ NAMED = torch.linspace(-2, 3, 12, dtype=torch.float64)
 def known(dtype: torch.dtype, **options: Any) -> StepCandidates:
     model = tiny("bert", "MaskedLM", dtype=dtype, **options)
     model.register_buffer("shift", NAMED.to(dtype))
-    return step_candidates(model, torch.tensor([True, True, False, True, True]), dtype)
+    return head_step_candidates(model, torch.tensor([True, True, False, True, True]), dtype)
 
 
 def vectors(rows: int = 5, width: int = 12, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -83,7 +83,7 @@ UNKNOWN: dict[str, Callable[[Tensor], Tensor]] = {
 def test_what_is_known(name: str, dtype: torch.dtype) -> None:
     s = vectors(dtype=dtype)
     t = KNOWN[name](s)
-    (link,) = find_head_steps(s, t, dtype, known(dtype))
+    (link,) = find_output_head_steps(s, t, dtype, known(dtype))
     torch.testing.assert_close(through(link, s), t)
     other = vectors(dtype=dtype, seed=1)
     if link.maps:
@@ -96,7 +96,7 @@ def test_what_is_known(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_is_not(name: str, dtype: torch.dtype) -> None:
     s = vectors(dtype=dtype)
-    assert find_head_steps(s, UNKNOWN[name](s), dtype, known(dtype)) == []
+    assert find_output_head_steps(s, UNKNOWN[name](s), dtype, known(dtype)) == []
 
 
 ROW: dict[str, Callable[[Tensor], Tensor]] = {
@@ -112,12 +112,12 @@ ROW: dict[str, Callable[[Tensor], Tensor]] = {
 def test_one_row_does_not_prove_a_constant(name: str, width: int) -> None:
     s = 1.5 + vectors(1, width).abs()
     step = (UNKNOWN | ROW)[name]
-    assert find_head_steps(s, step(s), torch.float64, known(torch.float64)) == [] or torch.equal(step(s), s)
+    assert find_output_head_steps(s, step(s), torch.float64, known(torch.float64)) == [] or torch.equal(step(s), s)
 
 
 def test_one_row_and_a_constant_of_the_model() -> None:
     s = vectors(1)
-    (link,) = find_head_steps(s, s + NAMED, torch.float64, known(torch.float64))
+    (link,) = find_output_head_steps(s, s + NAMED, torch.float64, known(torch.float64))
     torch.testing.assert_close(through(link, s), s + NAMED)
     assert link.sure
 
@@ -125,24 +125,24 @@ def test_one_row_and_a_constant_of_the_model() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_few_numbers_do_not_prove_a_factor(count: int) -> None:
     s = vectors(1, count)
-    assert find_head_steps(s, 0.3 * s, torch.float64, known(torch.float64)) == []
+    assert find_output_head_steps(s, 0.3 * s, torch.float64, known(torch.float64)) == []
 
 
 def test_equal_numbers_do_not_prove_a_factor() -> None:
     s = torch.full((5, 12), 3.0, dtype=torch.float64)
-    assert find_head_steps(s, s + 1, torch.float64, known(torch.float64)) == []
+    assert find_output_head_steps(s, s + 1, torch.float64, known(torch.float64)) == []
 
 
 def test_equal_rows_do_not_prove_a_constant() -> None:
     s = vectors(1).expand(5, 12)
-    assert find_head_steps(s, s + torch.arange(12), torch.float64, known(torch.float64)) == []
+    assert find_output_head_steps(s, s + torch.arange(12), torch.float64, known(torch.float64)) == []
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "gelu", "tanh", "relu"])
 def test_an_activation_is_held_at_its_integrated_gradient(name: str) -> None:
     s = torch.tensor([[-3.0, -1e-9, 0.0, 1e-9, 0.5, 4.0]], dtype=torch.float64)
     function: Any = getattr(torch, name, getattr(nn.functional, name, None))
-    (link,) = find_head_steps(s, function(s), torch.float64, known(torch.float64))
+    (link,) = find_output_head_steps(s, function(s), torch.float64, known(torch.float64))
     (one,) = link.maps
     assert isinstance(one, FrozenScale)
     nodes = torch.linspace(0.5 / 4000, 1 - 0.5 / 4000, 4000, dtype=torch.float64)[:, None] * s
@@ -156,27 +156,27 @@ def test_an_activation_is_held_at_its_integrated_gradient(name: str) -> None:
 def test_an_activation_that_the_config_names() -> None:
     s = vectors()
     t = nn.functional.mish(s)
-    assert find_head_steps(s, t, torch.float64, known(torch.float64)) == []
-    assert len(find_head_steps(s, t, torch.float64, known(torch.float64, hidden_act="mish"))) == 1
+    assert find_output_head_steps(s, t, torch.float64, known(torch.float64)) == []
+    assert len(find_output_head_steps(s, t, torch.float64, known(torch.float64, hidden_act="mish"))) == 1
     assert "mish" not in ACTIVATIONS
 
 
 def test_a_factor_that_the_config_names() -> None:
     s = vectors()
     for factor in (24**-0.5, 1 / 24, 0.1):  # its hidden size is 24
-        (link,) = find_head_steps(s, factor * s, torch.float64, known(torch.float64))
+        (link,) = find_output_head_steps(s, factor * s, torch.float64, known(torch.float64))
         assert link.sure == (factor != 0.1) or 0.1 in known(torch.float64).factors
 
 
 def test_a_softcap() -> None:
     s = 10 * vectors()
-    capped = step_candidates(
+    capped = head_step_candidates(
         tiny("gemma2", "CausalLM", final_logit_softcapping=7.0), torch.ones(5).bool(), torch.float64
     )
-    (link,) = find_head_steps(s, 7 * torch.tanh(s / 7), torch.float64, capped)
+    (link,) = find_output_head_steps(s, 7 * torch.tanh(s / 7), torch.float64, capped)
     assert link.note == "softcap 7 held at its ratio"
     torch.testing.assert_close(through(link, s), 7 * torch.tanh(s / 7))
-    assert find_head_steps(s, 6 * torch.tanh(s / 6), torch.float64, capped) == []
+    assert find_output_head_steps(s, 6 * torch.tanh(s / 6), torch.float64, capped) == []
 
 
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -193,7 +193,7 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", POOLS)
 def test_pools(name: str, width: int, dtype: torch.dtype) -> None:
     s = vectors(width=width, dtype=dtype)
-    (link,) = find_head_steps(s, POOLS[name](s), dtype, known(dtype))
+    (link,) = find_output_head_steps(s, POOLS[name](s), dtype, known(dtype))
     (pool,) = link.maps
     assert isinstance(pool, FrozenPool)
     torch.testing.assert_close(through(link, s), POOLS[name](s))
@@ -204,7 +204,7 @@ def test_pools(name: str, width: int, dtype: torch.dtype) -> None:
 def test_a_pool_that_is_changed_then(name: str, step: str) -> None:
     s = vectors()
     t = KNOWN[step](POOLS[name](s))
-    (link,) = find_head_steps(s, t, torch.float64, known(torch.float64))
+    (link,) = find_output_head_steps(s, t, torch.float64, known(torch.float64))
     torch.testing.assert_close(through(link, s), t)
     other = vectors(seed=1)
     assert link.fits(other, KNOWN[step](POOLS[name](other)))
@@ -214,13 +214,13 @@ def test_a_pool_that_is_changed_then(name: str, step: str) -> None:
 def test_what_no_pool_makes(width: int) -> None:
     s = vectors(width=width)
     for t in (s[1:3].mean(0), s[0] + 50, s.abs().amax(0) + 1, s[0].abs() + 2 * s[0] + 1, s[2] * (1 + 1e-6) + 1e-6):
-        assert find_head_steps(s, t[None], torch.float64, known(torch.float64)) == []
+        assert find_output_head_steps(s, t[None], torch.float64, known(torch.float64)) == []
 
 
 def test_equal_rows_leave_open_which_is_taken() -> None:
     s = vectors()
     s[3] = s[1]
-    links = find_head_steps(s, s[3:4], torch.float64, known(torch.float64))
+    links = find_output_head_steps(s, s[3:4], torch.float64, known(torch.float64))
     assert len(links) == 2
     other = vectors(seed=1)
     assert [link.fits(other, other[3:4]) for link in links] == [False, True]

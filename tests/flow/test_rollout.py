@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope.flow.rollout import half_residual, rollout
+from normscope.flow.rollout import rollout, rollout_half_residual
 from tests.helpers.compare import refused, relative
 from tests.helpers.flow_cases import ONE_SIDED, heads, open_case, tolerance
 from tests.helpers.naive_flow import naive, naive_joint_rollout, naive_rollout, to_one
@@ -19,7 +19,7 @@ def test_by_hand() -> None:
     found = rollout(torch.stack([one, other]))
     torch.testing.assert_close(found[0], one)
     torch.testing.assert_close(found[1], torch.tensor([[0.6, 0.4], [0.5, 0.5]]))
-    torch.testing.assert_close(half_residual(one), torch.tensor([[1.0, 0.0], [0.25, 0.75]]))
+    torch.testing.assert_close(rollout_half_residual(one), torch.tensor([[1.0, 0.0], [0.25, 0.75]]))
 
 
 @pytest.mark.parametrize("name", ONE_SIDED)

@@ -12,7 +12,7 @@ import httpx
 import uvicorn
 
 from normscope import Analyzer
-from normscope.view.server.analyses import Shown, run_request
+from normscope.view.server.analyses import Shown, run_server_analysis
 from normscope.view.server.app import create_app
 from normscope.view.server.jobs import ProgressReport
 from normscope.view.server.listening import SETTINGS, listen
@@ -135,7 +135,7 @@ class Slow:
             for step in range(self.steps):
                 assert self.go.acquire(timeout=PATIENCE)
                 report(step + 1, self.steps + 1)
-            return run_request(lens, request, report)
+            return run_server_analysis(lens, request, report)
         finally:
             with self.lock:
                 self.at_once -= 1

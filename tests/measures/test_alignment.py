@@ -9,7 +9,12 @@ import torch
 from normscope import NormscopeError
 from normscope.corpus import strict
 from normscope.corpus.readers.formats import read
-from normscope.measures.alignment import Hits, argmax_links, count_gold_hits, word_maps
+from normscope.measures.alignment import (
+    Hits,
+    alignment_maps_of_words,
+    argmax_alignment_links,
+    count_gold_alignment_hits,
+)
 from tests.helpers.files import real_file
 
 # Three source tokens (two of one word, then the end), decoder inputs: start, y_1 (two subwords), y_2.
@@ -26,43 +31,45 @@ SOURCE, TARGET = (0, 0, None), (None, 0, 0, 1)
 
 def test_awo_reads_the_row_that_writes_the_word() -> None:
     expected = torch.tensor([[(0.3 + 0.6) / 2, (0.7 + 0.4) / 2], [0.6, 0.4]])
-    torch.testing.assert_close(word_maps(MAP, SOURCE, TARGET, "AWO"), expected)
+    torch.testing.assert_close(alignment_maps_of_words(MAP, SOURCE, TARGET, "AWO"), expected)
 
 
 def test_awi_reads_the_row_that_reads_the_word() -> None:
     expected = torch.tensor([[0.6, 0.4], [0.9, 0.1]])  # the mean of rows 1 and 2; row 3
-    torch.testing.assert_close(word_maps(MAP, SOURCE, TARGET, "AWI"), expected)
+    torch.testing.assert_close(alignment_maps_of_words(MAP, SOURCE, TARGET, "AWI"), expected)
 
 
 def test_awi_is_awo_of_rows_rotated_by_one() -> None:
     maps = torch.rand(2, 3, 6, 5)
     source, target = (0, 1, 1, 2, None), (None, 0, 1, 1, 2, 3)
     rotated = maps.roll(-1, dims=-2)
-    torch.testing.assert_close(word_maps(maps, source, target, "AWI"), word_maps(rotated, source, target, "AWO"))
+    torch.testing.assert_close(
+        alignment_maps_of_words(maps, source, target, "AWI"), alignment_maps_of_words(rotated, source, target, "AWO")
+    )
 
 
 def test_every_special_token_of_the_source_is_a_column_after_the_words() -> None:
     maps = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    found = word_maps(maps, (None, 0, None), (None, 0), "AWI")
+    found = alignment_maps_of_words(maps, (None, 0, None), (None, 0), "AWI")
     assert found.tolist() == [[5.0, 4.0, 6.0]]
 
 
 def test_two_special_decoder_inputs() -> None:
     """A tokenizer may put another special token after the start token."""
     maps = torch.tensor([[1.0], [2.0], [3.0]])
-    assert word_maps(maps, (0,), (None, None, 0), "AWO").tolist() == [[2.0]]
-    assert word_maps(maps, (0,), (None, None, 0), "AWI").tolist() == [[3.0]]
+    assert alignment_maps_of_words(maps, (0,), (None, None, 0), "AWO").tolist() == [[2.0]]
+    assert alignment_maps_of_words(maps, (0,), (None, None, 0), "AWI").tolist() == [[3.0]]
 
 
 def test_links_to_the_end_token_are_dropped() -> None:
-    assert argmax_links(torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.6, 0.3]]), 2).tolist() == [-1, 1]
+    assert argmax_alignment_links(torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.6, 0.3]]), 2).tolist() == [-1, 1]
 
 
 def test_aer_by_hand() -> None:
     # Target words 0 to 3 are linked to sources 0, 2, 1 and none. Sure: (0,0) (1,1). Possible besides: (1,2) (3,3).
     sure = frozenset({(0, 0), (1, 1)})
     possible = sure | {(1, 2), (3, 3)}
-    found = count_gold_hits(torch.tensor([0, 2, 1, -1]), 4, sure, possible)
+    found = count_gold_alignment_hits(torch.tensor([0, 2, 1, -1]), 4, sure, possible)
     assert {name: int(value) for name, value in found.items()} == {
         "links": 3,
         "linked": 3,
@@ -82,7 +89,7 @@ def test_the_corpus_is_one_sum_of_sentences() -> None:
 
 def test_unlinked_target_words_can_be_left_out() -> None:
     gold = frozenset({(0, 0)})
-    found = count_gold_hits(torch.tensor([0, 1, 1]), 2, gold, gold)
+    found = count_gold_alignment_hits(torch.tensor([0, 1, 1]), 2, gold, gold)
     assert (int(found["links"]), int(found["linked"]), int(found["in_sure"])) == (3, 1, 1)
     assert Hits(1, 1, 1, 1).aer == 0
 
@@ -101,7 +108,7 @@ def test_counts_against_sets() -> None:
     possible = frozenset(generator.sample(cells, 15))
     sure = frozenset(generator.sample(sorted(possible), 7))
     best = torch.tensor([[[generator.randint(-1, 5) for _ in range(9)] for _ in range(3)] for _ in range(2)])
-    found = count_gold_hits(best, 6, sure, possible)
+    found = count_gold_alignment_hits(best, 6, sure, possible)
     for layer in range(2):
         for head in range(3):
             drawn = {(int(s), t) for t, s in enumerate(best[layer, head]) if s >= 0}
@@ -119,7 +126,7 @@ def test_the_gold_links_of_a_real_corpus() -> None:
     for entry in entries:
         first = {target: source for source, target in sorted(entry.sure, reverse=True)}
         best = torch.tensor([first.get(target, -1) for target in range(len(entry.target or ()))])
-        for name, value in count_gold_hits(best, len(entry.words or ()), entry.sure, entry.possible).items():
+        for name, value in count_gold_alignment_hits(best, len(entry.words or ()), entry.sure, entry.possible).items():
             totals[name] += int(value)
     sure = sum(len(entry.sure) for entry in entries)
     drawn = sum(len({target for _, target in entry.sure}) for entry in entries)
@@ -133,13 +140,13 @@ def test_the_gold_links_of_a_real_corpus() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: word_maps(MAP, SOURCE, TARGET, "AWX"), "AWO or AWI"),
-        (lambda: word_maps(MAP, (0, 0), TARGET, "AWO"), "4 rows and 3 columns"),
-        (lambda: word_maps(MAP, SOURCE, (0, 1, 2, 3), "AWO"), "start token"),
-        (lambda: word_maps(MAP, (0, 2, None), TARGET, "AWO"), "must have a token"),
-        (lambda: count_gold_hits(torch.tensor([0]), 1, frozenset({(0, 0)}), frozenset()), "contain the sure"),
-        (lambda: count_gold_hits(torch.tensor([0]), 1, frozenset(), frozenset({(0, 1)})), "target word 2"),
-        (lambda: count_gold_hits(torch.tensor([0]), 1, frozenset(), frozenset({(3, 0)})), "word 4"),
+        (lambda: alignment_maps_of_words(MAP, SOURCE, TARGET, "AWX"), "AWO or AWI"),
+        (lambda: alignment_maps_of_words(MAP, (0, 0), TARGET, "AWO"), "4 rows and 3 columns"),
+        (lambda: alignment_maps_of_words(MAP, SOURCE, (0, 1, 2, 3), "AWO"), "start token"),
+        (lambda: alignment_maps_of_words(MAP, (0, 2, None), TARGET, "AWO"), "must have a token"),
+        (lambda: count_gold_alignment_hits(torch.tensor([0]), 1, frozenset({(0, 0)}), frozenset()), "contain the sure"),
+        (lambda: count_gold_alignment_hits(torch.tensor([0]), 1, frozenset(), frozenset({(0, 1)})), "target word 2"),
+        (lambda: count_gold_alignment_hits(torch.tensor([0]), 1, frozenset(), frozenset({(3, 0)})), "word 4"),
     ],
 )
 def test_bad_input(call: object, said: str) -> None:

@@ -12,13 +12,17 @@ from scipy import stats
 
 from normscope import NormscopeError
 from normscope.measures import bootstrap
-from normscope.measures.bootstrap import clustered_difference, difference_of_means, resampled_means
+from normscope.measures.bootstrap import (
+    bootstrap_clustered_difference,
+    bootstrap_mean_difference,
+    bootstrap_resampled_means,
+)
 
 
 def test_against_scipy() -> None:
     generator = np.random.default_rng(0)
     first, second = generator.gamma(2.0, 1.0, 80) + 0.2, generator.gamma(2.0, 1.0, 120)
-    found = difference_of_means(first, second, resamples=20_000)
+    found = bootstrap_mean_difference(first, second, resamples=20_000)
 
     def difference(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
         return a.mean(axis) - b.mean(axis)
@@ -42,9 +46,9 @@ def test_strata_draw_as_direct_resampling_does(kind: str, monkeypatch: pytest.Mo
         "lognormal": generator.lognormal(0, 1.5, size),
         "ties": generator.integers(0, 3, size) ** 2.0,
     }[kind]
-    direct = resampled_means(values, 10_000, np.random.default_rng(2))
+    direct = bootstrap_resampled_means(values, 10_000, np.random.default_rng(2))
     monkeypatch.setattr(bootstrap, "DIRECT", 0)
-    found = resampled_means(values, 20_000, np.random.default_rng(3))
+    found = bootstrap_resampled_means(values, 20_000, np.random.default_rng(3))
     spread = values.std() / np.sqrt(size)
     assert abs(found.mean() - values.mean()) < 5 * spread / np.sqrt(2e4)
     assert found.std() / spread == pytest.approx(1, abs=0.025)
@@ -54,7 +58,7 @@ def test_strata_draw_as_direct_resampling_does(kind: str, monkeypatch: pytest.Mo
 
 def test_direct_resampling_is_used_for_few_values() -> None:
     values = np.array([0.0, 1.0])
-    found = resampled_means(values, 4000, np.random.default_rng(0))
+    found = bootstrap_resampled_means(values, 4000, np.random.default_rng(0))
     assert set(found) == {0.0, 0.5, 1.0}
     assert abs((found == 0.5).mean() - 0.5) < 0.04
 
@@ -68,7 +72,7 @@ def test_false_positives_are_near_5_percent(sided: str, size: int, monkeypatch: 
     hits = 0
     for seed in range(tries):
         first, second = generator.exponential(size=size), generator.exponential(size=size)
-        hits += difference_of_means(first, second, resamples=resamples, sided=sided, seed=seed).p < 0.05  # type: ignore[arg-type]
+        hits += bootstrap_mean_difference(first, second, resamples=resamples, sided=sided, seed=seed).p < 0.05  # type: ignore[arg-type]
     assert 0.05 - 3 * np.sqrt(0.0475 / tries) < hits / tries < 0.05 + 3 * np.sqrt(0.0475 / tries)
 
 
@@ -80,9 +84,9 @@ def test_false_positives_of_clusters() -> None:
     for seed in range(tries):
         offset = generator.standard_normal((clusters, 1, 2))
         values = offset + 0.3 * generator.standard_normal((clusters, each, 2))
-        by_instance += difference_of_means(values[..., 0], values[..., 1], resamples=200, seed=seed).p < 0.05
+        by_instance += bootstrap_mean_difference(values[..., 0], values[..., 1], resamples=200, seed=seed).p < 0.05
         counts = np.full((clusters, 2), each)
-        (found,) = clustered_difference(values.sum(1)[None], counts, resamples=400, seed=seed)
+        (found,) = bootstrap_clustered_difference(values.sum(1)[None], counts, resamples=400, seed=seed)
         by_cluster += found.p < 0.05
     assert by_instance / tries > 0.2
     assert 0.012 < by_cluster / tries < 0.088
@@ -94,7 +98,7 @@ def test_clusters_by_hand() -> None:
     counts = generator.integers(0, 5, (30, 2))
     counts[0] = 3
     sums = np.stack([counts * generator.normal([1.0, 0.8], 0.3, (30, 2)), counts * 2.0])
-    found = clustered_difference(sums, counts, resamples=5000)
+    found = bootstrap_clustered_difference(sums, counts, resamples=5000)
     drawn = []
     for _ in range(4000):
         some = generator.integers(0, 30, 30)
@@ -109,17 +113,17 @@ def test_clusters_by_hand() -> None:
 
 def test_sides() -> None:
     first, second = np.arange(50) / 50 + 0.5, np.arange(50) / 50
-    assert difference_of_means(first, second).p < 1e-3
-    assert difference_of_means(second, first).p > 0.999
-    assert difference_of_means(second, first, sided="two").p < 1e-3
-    assert difference_of_means([1.0, 1.0], [1.0, 1.0]).p == 1.0
-    assert difference_of_means([1.0, 1.0], [1.0, 1.0], sided="two").p == 1.0
+    assert bootstrap_mean_difference(first, second).p < 1e-3
+    assert bootstrap_mean_difference(second, first).p > 0.999
+    assert bootstrap_mean_difference(second, first, sided="two").p < 1e-3
+    assert bootstrap_mean_difference([1.0, 1.0], [1.0, 1.0]).p == 1.0
+    assert bootstrap_mean_difference([1.0, 1.0], [1.0, 1.0], sided="two").p == 1.0
 
 
 def test_seed_decides() -> None:
     first, second = np.random.default_rng(0).standard_normal((2, 60))
-    assert difference_of_means(first, second, seed=1) == difference_of_means(first, second, seed=1)
-    assert difference_of_means(first, second, seed=1) != difference_of_means(first, second, seed=2)
+    assert bootstrap_mean_difference(first, second, seed=1) == bootstrap_mean_difference(first, second, seed=1)
+    assert bootstrap_mean_difference(first, second, seed=1) != bootstrap_mean_difference(first, second, seed=2)
 
 
 class Counted:
@@ -141,15 +145,15 @@ def test_a_large_layer_is_not_drawn_value_by_value() -> None:
     """Ten thousand resamples of 300,000 values would be three thousand million draws."""
     generator: Any = Counted()
     values = np.random.default_rng(0).standard_normal(300_000)
-    assert len(resampled_means(values, 10_000, generator)) == 10_000
+    assert len(bootstrap_resampled_means(values, 10_000, generator)) == 10_000
     assert 0 < generator.drawn < 5_000_000
 
 
 def test_empty_groups_and_bad_options() -> None:
-    assert isnan(difference_of_means([], [1.0]).p)
-    assert isnan(clustered_difference(np.zeros((1, 2, 2)), np.array([[1, 0], [1, 0]]))[0].p)
+    assert isnan(bootstrap_mean_difference([], [1.0]).p)
+    assert isnan(bootstrap_clustered_difference(np.zeros((1, 2, 2)), np.array([[1, 0], [1, 0]]))[0].p)
     for options in ({"resamples": 0}, {"sided": "three"}, {"alpha": 0.0}):
         with pytest.raises(NormscopeError):
-            difference_of_means([1.0], [1.0], **options)  # type: ignore[arg-type]
+            bootstrap_mean_difference([1.0], [1.0], **options)  # type: ignore[arg-type]
     with pytest.raises(NormscopeError, match=r"\(layers, clusters, 2\) and"):
-        clustered_difference(np.zeros((1, 2, 2)), np.zeros((3, 2)))
+        bootstrap_clustered_difference(np.zeros((1, 2, 2)), np.zeros((3, 2)))

@@ -11,41 +11,49 @@ from scipy import stats
 from normscope import NormscopeError
 from normscope.measures.correlation import kendall_of_lists, spearman_of_lists
 from normscope.measures.faithfulness import (
-    all_but_top_tokens,
     aopc,
-    area_under_curve,
-    bootstrap_interval,
-    choice_accuracy,
-    count_in_share,
-    mean_by_entry,
-    probability_drop,
-    rank_by_score,
-    top_tokens,
+    faithfulness_all_but_top_tokens,
+    faithfulness_area_under_curve,
+    faithfulness_choice_accuracy,
+    faithfulness_count_in_share,
+    faithfulness_interval,
+    faithfulness_mean_by_entry,
+    faithfulness_probability_drop,
+    faithfulness_token_ranking,
+    faithfulness_top_tokens,
 )
 
 
 def test_counts_are_rounded_up() -> None:
-    assert [count_in_share(share, 10) for share in (0, 0.01, 0.1, 0.11, 0.5, 0.9, 1)] == [0, 1, 1, 2, 5, 9, 10]
-    assert [count_in_share(share, 3) for share in (0.1, 0.34, 2 / 3)] == [1, 2, 2]
-    assert count_in_share(0.3, 10) == 3  # although 0.3 * 10 is a little more than 3 in binary
+    assert [faithfulness_count_in_share(share, 10) for share in (0, 0.01, 0.1, 0.11, 0.5, 0.9, 1)] == [
+        0,
+        1,
+        1,
+        2,
+        5,
+        9,
+        10,
+    ]
+    assert [faithfulness_count_in_share(share, 3) for share in (0.1, 0.34, 2 / 3)] == [1, 2, 2]
+    assert faithfulness_count_in_share(0.3, 10) == 3  # although 0.3 * 10 is a little more than 3 in binary
     for share in (-0.1, 1.1):
         with pytest.raises(NormscopeError, match="between 0 and 1"):
-            count_in_share(share, 4)
+            faithfulness_count_in_share(share, 4)
 
 
 def test_who_is_removed() -> None:
-    order = rank_by_score([0.1, -3.0, 2.0, 0.1, 0.5])
+    order = faithfulness_token_ranking([0.1, -3.0, 2.0, 0.1, 0.5])
     assert order == (2, 4, 0, 3, 1)  # signed, and of equals the earlier first
-    assert top_tokens(order, 0.4) == {2, 4}
-    assert all_but_top_tokens(order, 0.4) == {0, 3, 1}
-    assert top_tokens(order, 0) == all_but_top_tokens(order, 1) == frozenset()
-    assert top_tokens(order, 1) == all_but_top_tokens(order, 0) == {0, 1, 2, 3, 4}
+    assert faithfulness_top_tokens(order, 0.4) == {2, 4}
+    assert faithfulness_all_but_top_tokens(order, 0.4) == {0, 3, 1}
+    assert faithfulness_top_tokens(order, 0) == faithfulness_all_but_top_tokens(order, 1) == frozenset()
+    assert faithfulness_top_tokens(order, 1) == faithfulness_all_but_top_tokens(order, 0) == {0, 1, 2, 3, 4}
     with pytest.raises(NormscopeError, match="finite"):
-        rank_by_score([1.0, math.nan])
+        faithfulness_token_ranking([1.0, math.nan])
 
 
 def test_drops_and_their_mean() -> None:
-    drops = probability_drop([0.9, 0.6], [[0.8, 0.5, 0.1], [0.7, 0.6, 0.0]])
+    drops = faithfulness_probability_drop([0.9, 0.6], [[0.8, 0.5, 0.1], [0.7, 0.6, 0.0]])
     np.testing.assert_allclose(drops, [[0.1, 0.4, 0.8], [-0.1, 0.0, 0.6]])
     np.testing.assert_allclose(aopc(drops), [1.3 / 3, 0.5 / 3])
     np.testing.assert_allclose(aopc(drops, with_empty=True), [1.3 / 4, 0.5 / 4])
@@ -55,17 +63,19 @@ def test_drops_and_their_mean() -> None:
 
 def test_areas() -> None:
     shares = (0, 0.25, 1)
-    assert area_under_curve([1.0, 1.0, 1.0], shares) == pytest.approx(1)
-    assert area_under_curve([1.0, 0.0, 0.0], shares) == pytest.approx(0.125)  # a triangle over the first quarter
-    np.testing.assert_allclose(area_under_curve([[0, 1, 0], [1, 1, 0]], shares), [0.5, 0.25 + 0.375])
-    assert area_under_curve([2.0, 4.0], (0.1, 0.3)) == pytest.approx(3)  # over its own range
+    assert faithfulness_area_under_curve([1.0, 1.0, 1.0], shares) == pytest.approx(1)
+    assert faithfulness_area_under_curve([1.0, 0.0, 0.0], shares) == pytest.approx(
+        0.125
+    )  # a triangle over the first quarter
+    np.testing.assert_allclose(faithfulness_area_under_curve([[0, 1, 0], [1, 1, 0]], shares), [0.5, 0.25 + 0.375])
+    assert faithfulness_area_under_curve([2.0, 4.0], (0.1, 0.3)) == pytest.approx(3)  # over its own range
     for bad in ((0, 0.25), (0, 0.5, 0.5), (0, 1, 0.5)):
         with pytest.raises(NormscopeError, match="increasing shares"):
-            area_under_curve([1.0, 1.0, 1.0], bad)
+            faithfulness_area_under_curve([1.0, 1.0, 1.0], bad)
 
 
 def test_accuracy() -> None:
-    found = choice_accuracy([[1, 1, 0], [2, 0, 2]], [1, 2])
+    found = faithfulness_choice_accuracy([[1, 1, 0], [2, 0, 2]], [1, 2])
     np.testing.assert_array_equal(found, [[1, 1, 0], [1, 0, 1]])
     np.testing.assert_allclose(found.mean(0), [1, 0.5, 0.5])
 
@@ -90,21 +100,21 @@ def test_rank_correlations_against_scipy() -> None:
 
 
 def test_intervals() -> None:
-    same = bootstrap_interval([0.5] * 20)
+    same = faithfulness_interval([0.5] * 20)
     assert (same.mean, same.low, same.high) == (0.5, 0.5, 0.5)
     assert same.p == pytest.approx(2 / 10_001)
     values = np.random.default_rng(1).normal(0.3, 1, 400)
-    found = bootstrap_interval(values, seed=3)
+    found = faithfulness_interval(values, seed=3)
     half = 1.96 * values.std() / 20
     assert found.mean == pytest.approx(values.mean())
     assert found.low == pytest.approx(values.mean() - half, abs=0.01)
     assert found.high == pytest.approx(values.mean() + half, abs=0.01)
-    assert found == bootstrap_interval(values, seed=3)
-    assert bootstrap_interval([0.2, math.nan, 0.4]).mean == pytest.approx(0.3)
-    assert math.isnan(bootstrap_interval([]).mean)
-    assert math.isnan(bootstrap_interval([math.nan]).low)
+    assert found == faithfulness_interval(values, seed=3)
+    assert faithfulness_interval([0.2, math.nan, 0.4]).mean == pytest.approx(0.3)
+    assert math.isnan(faithfulness_interval([]).mean)
+    assert math.isnan(faithfulness_interval([math.nan]).low)
     with pytest.raises(NormscopeError, match="alpha"):
-        bootstrap_interval([1.0], alpha=0)
+        faithfulness_interval([1.0], alpha=0)
 
 
 def test_intervals_cover_what_they_say() -> None:
@@ -112,21 +122,21 @@ def test_intervals_cover_what_they_say() -> None:
     generator = np.random.default_rng(0)
     hits = 0
     for _ in range(200):
-        found = bootstrap_interval(generator.exponential(1, 60), resamples=500)
+        found = faithfulness_interval(generator.exponential(1, 60), resamples=500)
         hits += found.low <= 1 <= found.high
     assert 0.88 < hits / 200 < 0.98
 
 
 def test_values_of_one_entry_are_one() -> None:
-    found = mean_by_entry([1, 3, 10, math.nan, 5], ["b", "b", "a", "c", "a"])
+    found = faithfulness_mean_by_entry([1, 3, 10, math.nan, 5], ["b", "b", "a", "c", "a"])
     np.testing.assert_array_equal(found, [2, 7.5, math.nan])
     with pytest.raises(NormscopeError, match="2 values, got 1"):
-        mean_by_entry([1, 2], ["a"])
+        faithfulness_mean_by_entry([1, 2], ["a"])
 
 
 def test_a_paired_difference_sees_what_an_unpaired_one_does_not() -> None:
     generator = np.random.default_rng(0)
     level = generator.normal(0, 5, 200)
     first, second = level + 0.1, level + generator.normal(0, 0.2, 200)
-    assert bootstrap_interval(first - second).p < 0.01
-    assert bootstrap_interval(first).low < bootstrap_interval(second).mean < bootstrap_interval(first).high
+    assert faithfulness_interval(first - second).p < 0.01
+    assert faithfulness_interval(first).low < faithfulness_interval(second).mean < faithfulness_interval(first).high

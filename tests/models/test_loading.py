@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from normscope import Analyzer, NormscopeError, default_model
-from normscope.corpus.runner import model_fingerprint
+from normscope.corpus.runner import runner_model_fingerprint
 from tests.helpers.tiny import tiny
 
 
@@ -45,12 +45,12 @@ def test_a_head_that_is_not_there_is_left_out(tmp_path: Path) -> None:
 
 def test_a_pooler_that_is_random_at_each_load_does_not_make_another_model(tmp_path: Path) -> None:
     folder = saved(tmp_path, "MaskedLM")
-    first, second = (model_fingerprint(Analyzer.from_pretrained(folder)) for _ in range(2))
+    first, second = (runner_model_fingerprint(Analyzer.from_pretrained(folder)) for _ in range(2))
     assert first == second
     weights = load_file(folder / "model.safetensors")
     weights["bert.encoder.layer.0.output.dense.weight"] += 1e-3
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert model_fingerprint(Analyzer.from_pretrained(folder)) != first
+    assert runner_model_fingerprint(Analyzer.from_pretrained(folder)) != first
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./no-such-folder"])

@@ -162,21 +162,21 @@ def test_with_all_of_them(tmp_path: Path) -> None:
     ids=str,
 )
 def test_what_an_error_asks_for(error: Exception, package: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "is_installed", lambda name: name in ("transformers", "google"))
+    monkeypatch.setattr(packages, "is_package_installed", lambda name: name in ("transformers", "google"))
     assert packages.missing_package(error) == package
 
 
 def test_an_import_error_is_believed_before_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "is_installed", lambda name: False)
+    monkeypatch.setattr(packages, "is_package_installed", lambda name: False)
     asked = "You need to install rjieba to use CpmTokenizer."
     assert packages.missing_package(ModuleNotFoundError(asked), ("sentencepiece",)) == "rjieba"
     assert packages.missing_package(ValueError("`pip install tiktoken`"), ("sentencepiece",)) == "sentencepiece"
 
 
 def test_what_is_installed() -> None:
-    assert packages.is_installed("torch")
-    assert not packages.is_installed("no-such-package")
-    assert not packages.is_installed("no_such_package.part")
+    assert packages.is_package_installed("torch")
+    assert not packages.is_package_installed("no-such-package")
+    assert not packages.is_package_installed("no_such_package.part")
 
 
 def test_another_reason_is_passed_on(tmp_path: Path) -> None:

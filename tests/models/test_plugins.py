@@ -49,14 +49,16 @@ def install(folder: Path, families: str = "", measures: str = "") -> Path:
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    measure_registry.find_measures(["flow"])  # loads our own: one first loaded by a test would be forgotten after it
+    measure_registry.find_registered_measures(
+        ["flow"]
+    )  # loads our own: one first loaded by a test would be forgotten after it
     monkeypatch.setattr(measure_registry, "_measures", dict(measure_registry._measures))
     registry._plugin_families.cache_clear()
-    measure_registry._load_measure_entry_points.cache_clear()
+    measure_registry._fill_measure_registry.cache_clear()
     yield
     sys.modules.pop("others_package", None)
     registry._plugin_families.cache_clear()
-    measure_registry._load_measure_entry_points.cache_clear()
+    measure_registry._fill_measure_registry.cache_clear()
 
 
 def test_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +74,7 @@ def test_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(install(tmp_path, measures="count = others_package:installed_count"))
-    assert measure_registry.find_measures(["installed_count"])[0].scopes == ("weights",)
+    assert measure_registry.find_registered_measures(["installed_count"])[0].scopes == ("weights",)
     assert measure_registry.describe_measures()["installed_count"] == "layer -> the number of tokens"
 
 

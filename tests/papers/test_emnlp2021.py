@@ -22,11 +22,11 @@ from normscope.measures.tokens import token_category
 from normscope.papers import emnlp2021, published
 from normscope.papers.common import rank_correlation
 from normscope.papers.emnlp2021 import PAPER, MixingReadings
-from normscope.papers.emnlp2021.example_maps import LONGEST, example_encoding, own_shares
-from normscope.papers.emnlp2021.frequency import means_by_rank
-from normscope.papers.emnlp2021.mixing import middle_layers
-from normscope.papers.emnlp2021.ratios import mean_mixing_by_layer, mixing_scopes, summarise_mixing
-from normscope.papers.emnlp2021.shared import claim_over_layers
+from normscope.papers.emnlp2021.example_maps import LONGEST, example_maps_encoding, example_maps_own_shares
+from normscope.papers.emnlp2021.frequency import emnlp2021_frequency_means_by_rank
+from normscope.papers.emnlp2021.mixing import emnlp2021_mixing_middle_layers
+from normscope.papers.emnlp2021.ratios import mean_emnlp2021_ratios_by_layer, mixing_scopes, summarise_emnlp2021_ratios
+from normscope.papers.emnlp2021.shared import shared_emnlp2021_layer_claim
 from normscope.papers.readings import describe_readings, parse_readings
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Picture, Section, Table
@@ -194,14 +194,24 @@ def test_macro_and_micro_on_a_small_table() -> None:
             "percent": [10.0, 20.0, 60.0, 30.0, 100.0],
         }
     )
-    assert mean_mixing_by_layer(frame, "micro") == {"S": {(1, "first"): 20.0, (1, "other"): 60.0, (1, "overall"): 44.0}}
-    assert mean_mixing_by_layer(frame, "macro") == {"S": {(1, "first"): 20.0, (1, "other"): 70.0, (1, "overall"): 47.5}}
-    assert summarise_mixing(frame, "micro") == {"S": {"mean": 44.0, "max": 100.0, "min": 10.0}}
-    assert summarise_mixing(frame, "macro") == {"S": {"mean": 47.5, "max": 100.0, "min": 10.0}}
+    assert mean_emnlp2021_ratios_by_layer(frame, "micro") == {
+        "S": {(1, "first"): 20.0, (1, "other"): 60.0, (1, "overall"): 44.0}
+    }
+    assert mean_emnlp2021_ratios_by_layer(frame, "macro") == {
+        "S": {(1, "first"): 20.0, (1, "other"): 70.0, (1, "overall"): 47.5}
+    }
+    assert summarise_emnlp2021_ratios(frame, "micro") == {"S": {"mean": 44.0, "max": 100.0, "min": 10.0}}
+    assert summarise_emnlp2021_ratios(frame, "macro") == {"S": {"mean": 47.5, "max": 100.0, "min": 10.0}}
 
 
 def test_middle_layers() -> None:
-    assert [middle_layers(depth) for depth in (1, 2, 4, 6, 12)] == [[1], [1], [2, 3], [2, 3, 4], [4, 5, 6, 7, 8, 9]]
+    assert [emnlp2021_mixing_middle_layers(depth) for depth in (1, 2, 4, 6, 12)] == [
+        [1],
+        [1],
+        [2, 3],
+        [2, 3, 4],
+        [4, 5, 6, 7, 8, 9],
+    ]
 
 
 def test_depth(bert: Case) -> None:
@@ -218,18 +228,20 @@ def test_depth(bert: Case) -> None:
 
 def test_a_claim_over_layers(bert: Case) -> None:
     rising = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
-    assert claim_over_layers(bert.setting, "", rising, range(6), 1, "").holds is True
-    assert claim_over_layers(bert.setting, "", rising, range(6), -1, "").holds is False
-    weak = claim_over_layers(bert.setting, "", [1.0, 2.0, 3.0, 6.0, 5.0, 4.0], [2.0, 1.0, 3.0, 5.0, 4.0, 6.0], 1, "")
+    assert shared_emnlp2021_layer_claim(bert.setting, "", rising, range(6), 1, "").holds is True
+    assert shared_emnlp2021_layer_claim(bert.setting, "", rising, range(6), -1, "").holds is False
+    weak = shared_emnlp2021_layer_claim(
+        bert.setting, "", [1.0, 2.0, 3.0, 6.0, 5.0, 4.0], [2.0, 1.0, 3.0, 5.0, 4.0, 6.0], 1, ""
+    )
     assert weak.holds is None
     assert "over 6 layers (p = 0." in weak.ours
-    assert "variation" in claim_over_layers(bert.setting, "", rising, [1.0] * 6, 1, "").ours
-    assert "few" in claim_over_layers(bert.setting, "", rising[:2], [1.0, 2.0], 1, "").ours
+    assert "variation" in shared_emnlp2021_layer_claim(bert.setting, "", rising, [1.0] * 6, 1, "").ours
+    assert "few" in shared_emnlp2021_layer_claim(bert.setting, "", rising[:2], [1.0, 2.0], 1, "").ours
 
 
 def test_published_depth_is_that_of_the_last_method() -> None:
     """The layers are published in whole percents. What they allow, with ties broken either way, tells the method."""
-    reference = published.paper_numbers("emnlp2021")
+    reference = published.published_main_numbers("emnlp2021")
     fits = []
     for scope in METHODS:
         means = np.array([reference[f"mixing.{scope}.L{layer}.overall"] for layer in range(1, 13)])
@@ -275,7 +287,9 @@ def test_frequency_from_a_file(bert: Case, tmp_path: Path) -> None:
 
 
 def test_means_by_rank() -> None:
-    x, means = means_by_rank(np.array([1, 3, 4, 30, 5000]), {"S": np.array([2.0, 4.0, 1.0, 7.0, 9.0])})
+    x, means = emnlp2021_frequency_means_by_rank(
+        np.array([1, 3, 4, 30, 5000]), {"S": np.array([2.0, 4.0, 1.0, 7.0, 9.0])}
+    )
     assert x == [0.25, 0.75, 1.25, 3.75]  # 3 < sqrt(10) < 4; 10 < 30 < 10^1.5; 10^3.5 < 5000 < 10^4
     assert means == {"S": [3.0, 1.0, 7.0, 9.0]}
 
@@ -314,7 +328,7 @@ def test_comparison(bert: Case) -> None:
     np.testing.assert_allclose(np.array(table(section, "comparison-own").rows, dtype=float), expected, rtol=1e-6)
     assert "layer 2 of 4" in section.parts[0].title
     assert "layer 4 of 4" in bert.section("comparison", example_layer=4).parts[0].title
-    assert own_shares(torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])) == [12.5]
+    assert example_maps_own_shares(torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])) == [12.5]
 
 
 def test_examples_are_short(bert: Case) -> None:
@@ -326,10 +340,10 @@ def test_examples_are_short(bert: Case) -> None:
         {"entries": (Entry(id="a", words=tuple(WORDS * 10)),)},
         {"entries": (Entry(id="a", words=("[CLS]", *WORDS * 10, "[SEP]"), pieces=True),)},
     ):
-        encoding = example_encoding(replace(bert.setting, **given))  # type: ignore[arg-type]
+        encoding = example_maps_encoding(replace(bert.setting, **given))  # type: ignore[arg-type]
         assert len(encoding["input_ids"]) == LONGEST
         assert encoding["input_ids"][0] == 2
-    pair = example_encoding(replace(bert.setting, entries=(Entry(id="a", pair=("a cat", "the dog")),)))
+    pair = example_maps_encoding(replace(bert.setting, entries=(Entry(id="a", pair=("a cat", "the dog")),)))
     assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
 
 

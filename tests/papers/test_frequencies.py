@@ -14,11 +14,11 @@ from normscope.corpus import Entry, strict
 from normscope.corpus.readers.formats import read as read_corpus
 from normscope.papers.frequencies import (
     Frequencies,
-    count_tokens,
-    entry_token_ids,
+    count_token_frequencies,
     fit_of_counts,
     read_frequencies,
-    refuse_other_vocabulary,
+    refuse_unfit_frequencies,
+    token_ids_for_frequencies,
 )
 from tests.helpers.files import real_file
 from tests.helpers.toys import WORDS, toy_tokenizer
@@ -101,7 +101,7 @@ def test_counts_of_the_corpus_itself() -> None:
         Entry(id="c", words=(word, word)),
         Entry(id="d", words=("[CLS]", word, "[SEP]"), pieces=True),
     ]
-    found = count_tokens(entry_token_ids(entries, tokenizer))
+    found = count_token_frequencies(token_ids_for_frequencies(entries, tokenizer))
     assert found.counts == {2: 4, 8: 6, 3: 5}
     assert "corpus" in found.source
 
@@ -117,9 +117,9 @@ def test_fit_by_hand() -> None:
 
 def test_few_tokens_cannot_tell() -> None:
     foreign = Frequencies({5: 10}, "f")
-    assert refuse_other_vocabulary(foreign, Frequencies({1: 49}, "own")).covered == 0
+    assert refuse_unfit_frequencies(foreign, Frequencies({1: 49}, "own")).covered == 0
     with pytest.raises(NormscopeError, match=r"another vocabulary.* 0% of the corpus's 50 tokens"):
-        refuse_other_vocabulary(foreign, Frequencies({1: 50}, "own"))
+        refuse_unfit_frequencies(foreign, Frequencies({1: 50}, "own"))
 
 
 def test_the_authors_counts_of_bert() -> None:
@@ -144,8 +144,8 @@ def test_a_file_of_another_vocabulary() -> None:
     shifted = Frequencies({id - 893: count for id, count in right.counts.items() if id >= 1996}, "shifted")
     for name, format in (("wikitext2.raw.test.txt", "paragraphs"), ("sst2.dev.tsv", "tsv"), ("rwth.de", "lines")):
         entries = strict(islice(read_corpus(real_file(name), format), 20))
-        own = count_tokens(entry_token_ids(entries, tokenizer))
-        assert refuse_other_vocabulary(right, own, tokenizer.all_special_ids).covered > 0.99
+        own = count_token_frequencies(token_ids_for_frequencies(entries, tokenizer))
+        assert refuse_unfit_frequencies(right, own, tokenizer.all_special_ids).covered > 0.99
         for wrong in (shuffled, shifted):
             with pytest.raises(NormscopeError, match=f"{wrong.source} is for another vocabulary"):
-                refuse_other_vocabulary(wrong, own, tokenizer.all_special_ids)
+                refuse_unfit_frequencies(wrong, own, tokenizer.all_special_ids)

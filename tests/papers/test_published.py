@@ -54,16 +54,16 @@ def test_figures_of_another_corpus_or_model_are_left_out() -> None:
 
 
 def test_shares_of_attention_sum_to_one() -> None:
-    found = published.paper_numbers("emnlp2020")
+    found = published.published_main_numbers("emnlp2020")
     for layer in range(1, 13):
         kinds = ("first", "separator", "punctuation", "other")
         assert sum(found[f"share.weight.{kind}.L{layer}"] for kind in kinds) == pytest.approx(1, abs=0.0151)
 
 
 def test_reference_is_bert_base_on_wikipedia_with_what_else_the_paper_has() -> None:
-    assert published.paper_numbers("emnlp2021")["mixing.ATTN-N.mean"] == 85.28
-    assert published.paper_numbers("emnlp2020")["alignment.AWI.norm.best"] == 24.98
-    assert published.paper_numbers("ff")["entity.L3.p"] == 0.05
+    assert published.published_main_numbers("emnlp2021")["mixing.ATTN-N.mean"] == 85.28
+    assert published.published_main_numbers("emnlp2020")["alignment.AWI.norm.best"] == 24.98
+    assert published.published_main_numbers("ff")["entity.L3.p"] == 0.05
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ import math
 import pytest
 
 from normscope.papers import published
-from normscope.papers.verify import RULES, check_numbers, tolerance_rule
-from normscope.reports.report import Check, count_failures
+from normscope.papers.verify import RULES, verify_numbers, verify_tolerance_rule
+from normscope.reports.report import Check, count_report_failures
 
 PAPERS = ("emnlp2020", "emnlp2021", "ff")
 
 
 def one(key: str, theirs: float, ours: float) -> Check:
-    (check,) = check_numbers({key: ours}, {key: theirs})
+    (check,) = verify_numbers({key: ours}, {key: theirs})
     return check
 
 
@@ -54,9 +54,9 @@ def test_tolerances(key: str, theirs: float, ours: float, passed: bool | None) -
 
 
 def test_only_numbers_of_both_are_compared_in_the_published_order() -> None:
-    checks = check_numbers({"b": 1.0, "a": 2.0, "ours": 3.0}, {"a": 2.0, "b": 5.0, "theirs": 1.0})
+    checks = verify_numbers({"b": 1.0, "a": 2.0, "ours": 3.0}, {"a": 2.0, "b": 5.0, "theirs": 1.0})
     assert [check.key for check in checks] == ["a", "b"]
-    assert count_failures(checks) == 1
+    assert count_report_failures(checks) == 1
 
 
 def test_published_numbers_pass_against_themselves() -> None:
@@ -64,11 +64,13 @@ def test_published_numbers_pass_against_themselves() -> None:
         for model in published.published_models(paper):
             for corpus in published.published_corpora(paper, model):
                 figures = published.published_numbers(paper, model, corpus)
-                below = {key: value - 0.01 if tolerance_rule(key).below else value for key, value in figures.items()}
-                assert count_failures(check_numbers(below, figures)) == 0
+                below = {
+                    key: value - 0.01 if verify_tolerance_rule(key).below else value for key, value in figures.items()
+                }
+                assert count_report_failures(verify_numbers(below, figures)) == 0
 
 
 def test_every_published_number_has_its_own_rule() -> None:
     for paper in PAPERS:
-        for key in published.paper_numbers(paper):
-            assert tolerance_rule(key) is not RULES[-1], key
+        for key in published.published_main_numbers(paper):
+            assert verify_tolerance_rule(key) is not RULES[-1], key

@@ -19,7 +19,7 @@ TOKENS = ["[CLS]", "$x^2$", "<b>", "a&b", "␣", "\x00", "[SEP]"]
 
 
 def texts(figure: Any) -> list[str]:
-    root = ElementTree.fromstring(charts.figure_to_svg(figure, "test"))
+    root = ElementTree.fromstring(charts.chart_to_svg(figure, "test"))
     return [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
@@ -45,20 +45,20 @@ ALL: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", ["lines", "many points", "own scales"])
 def test_the_same_chart_is_the_same_file(name: str) -> None:
-    source = charts.figure_to_svg(ALL[name](), "a")
-    assert source == charts.figure_to_svg(ALL[name](), "a")
+    source = charts.chart_to_svg(ALL[name](), "a")
+    assert source == charts.chart_to_svg(ALL[name](), "a")
     assert "<dc:date>" not in source
 
 
 def test_the_same_chart_is_the_same_pdf() -> None:
-    first, second = charts.figure_to_pdf(ALL["lines"]()), charts.figure_to_pdf(ALL["lines"]())
+    first, second = charts.chart_to_pdf(ALL["lines"]()), charts.chart_to_pdf(ALL["lines"]())
     assert first == second
     assert first.startswith(b"%PDF")
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_chart_is_whole(name: str) -> None:
-    width, height = ElementTree.fromstring(charts.figure_to_svg(ALL[name](), "a")).attrib["viewBox"].split()[2:]
+    width, height = ElementTree.fromstring(charts.chart_to_svg(ALL[name](), "a")).attrib["viewBox"].split()[2:]
     assert 100 < float(width) < 460  # points: a column of text
     assert 40 < float(height) < 600
 
@@ -128,8 +128,8 @@ def test_scales_are_shared_or_not() -> None:
 def test_large_maps_and_many_points_are_images() -> None:
     assert ALL["large map"]().axes[0].images
     assert not ALL["map"]().axes[0].images
-    assert "<image" in charts.figure_to_svg(ALL["many points"](), "a")
-    assert "<image" not in charts.figure_to_svg(ALL["scatter"](), "a")
+    assert "<image" in charts.chart_to_svg(ALL["many points"](), "a")
+    assert "<image" not in charts.chart_to_svg(ALL["scatter"](), "a")
 
 
 def test_labels_are_thinned_for_lack_of_room() -> None:
@@ -176,12 +176,12 @@ def test_the_style_stays_within() -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    charts.figure_to_svg(ALL["lines"](), "a")
+    charts.chart_to_svg(ALL["lines"](), "a")
     assert dict(matplotlib.rcParams) == before
 
 
 def test_ids_come_from_the_salt() -> None:
     def clips(salt: str) -> set[str]:
-        return set(re.findall(r'<clipPath id="([^"]+)"', charts.figure_to_svg(ALL["lines"](), salt)))
+        return set(re.findall(r'<clipPath id="([^"]+)"', charts.chart_to_svg(ALL["lines"](), salt)))
 
     assert clips("a").isdisjoint(clips("b"))

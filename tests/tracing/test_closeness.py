@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from normscope.tracing import closeness
-from normscope.tracing.closeness import coarser, equal, is_product, misfit
+from normscope.tracing.closeness import closeness_misfit, coarser, is_close, is_close_to_product
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -20,21 +20,21 @@ def test_one_small_element_among_many(dtype: torch.dtype) -> None:
     a[1, 7] = 1e-3
     a[2, 0] = 1e6  # beside which the difference is nothing
     b = a.clone()
-    assert equal(a, b, dtype)
+    assert is_close(a, b, dtype)
     b[1, 7] *= 1.001
-    assert not equal(a, b, dtype)
+    assert not is_close(a, b, dtype)
     b = a * (1 + torch.finfo(dtype).eps)
-    assert equal(a, b, dtype)
+    assert is_close(a, b, dtype)
 
 
 def test_shapes_and_nan() -> None:
     a = vectors(3, 4)
-    assert not equal(a, a[:2], torch.float64)
-    assert not equal(a, a[:, :3], torch.float64)
+    assert not is_close(a, a[:2], torch.float64)
+    assert not is_close(a, a[:, :3], torch.float64)
     b = a.clone()
     b[2, 3] = float("nan")
-    assert not equal(b, b, torch.float64)
-    assert equal(a[:0], a[:0], torch.float64)
+    assert not is_close(b, b, torch.float64)
+    assert is_close(a[:0], a[:0], torch.float64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -45,11 +45,11 @@ def test_a_product_in_which_all_cancels(dtype: torch.dtype) -> None:
     weight = weight.to(dtype)
     made = (x.double() @ weight.double()).to(dtype)
     assert float(made.abs().max()) < 1e-4
-    assert is_product(x, weight, None, made)
+    assert is_close_to_product(x, weight, None, made)
     made[3, 2] += 1e-2
-    assert not is_product(x, weight, None, made)
-    assert not is_product(x, weight, torch.full((7,), 1e-2, dtype=dtype), made)
-    assert not is_product(x[:, :299], weight, None, made)
+    assert not is_close_to_product(x, weight, None, made)
+    assert not is_close_to_product(x, weight, torch.full((7,), 1e-2, dtype=dtype), made)
+    assert not is_close_to_product(x[:, :299], weight, None, made)
 
 
 def test_pieces_are_all_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +58,8 @@ def test_pieces_are_all_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     for row in range(11):
         b = a.clone()
         b[row, 2] += 1
-        assert misfit(lambda rows: (a[rows], a[rows].abs()), b, 1e-9) > 1
-    assert misfit(lambda rows: (a[rows], a[rows].abs()), a, 1e-9) == 0
+        assert closeness_misfit(lambda rows: (a[rows], a[rows].abs()), b, 1e-9) > 1
+    assert closeness_misfit(lambda rows: (a[rows], a[rows].abs()), a, 1e-9) == 0
 
 
 def test_the_type_that_rounds_the_most() -> None:

@@ -17,7 +17,7 @@ from normscope import Analysis, Analyzer, NormscopeError, NormscopeWarning
 from normscope.checking import check
 from normscope.tracing import proof
 from normscope.view.document import document_header
-from normscope.view.export import analysis_to_dict
+from normscope.view.export import analysis_to_export_dict
 from tests.helpers import layer_oracle
 from tests.helpers.oracle_parts import maps
 from tests.helpers.tiny import FAMILIES, inputs, tiny
@@ -282,14 +282,14 @@ def test_data_parallel_is_looked_into() -> None:
 
 def test_a_proof_is_made_once_for_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
-    compare = proof.compare_passes
+    compare = proof.compare_proof_passes
 
     def counted(*given: Any) -> Any:
         nonlocal count
         count += 1
         return compare(*given)
 
-    monkeypatch.setattr(proof, "compare_passes", counted)
+    monkeypatch.setattr(proof, "compare_proof_passes", counted)
     model = tiny("bert")
     for _ in range(3):
         Analyzer(model).analyze(GIVEN)
@@ -354,7 +354,7 @@ def test_what_almost_adds_up_is_warned_of(size: float, monkeypatch: pytest.Monke
         assert "dtype=torch.float64" in result.warnings[0]
         path = result.save(tmp_path / "x.safetensors")
         assert Analysis.load(path).warnings == result.warnings
-        assert analysis_to_dict(result)["info"]["warnings"] == list(result.warnings)
+        assert analysis_to_export_dict(result)["info"]["warnings"] == list(result.warnings)
         assert document_header(result)["warnings"] == list(result.warnings)
 
 

@@ -12,8 +12,15 @@ import torch
 
 from normscope import Analysis, Analyzer, NormscopeError
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.labels import visible_text
-from normscope.view.document import arrays_size, document_header, header_to_json, map_bytes, pack_document, sides_of
+from normscope.labels import visible_label_text
+from normscope.view.document import (
+    document_arrays_size,
+    document_header,
+    document_header_to_json,
+    document_map_bytes,
+    pack_document,
+    sides_of,
+)
 from normscope.view.log16 import LogRange, decode_log16
 from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
 from tests.helpers.kinds import KINDS, LENSES, result_of
@@ -55,7 +62,7 @@ def unpacked(described: dict[str, Any], data: bytes) -> Iterator[tuple[str, str,
 @pytest.mark.parametrize("kind", KINDS)
 def test_header_of_every_kind(kind: str) -> None:
     result = result_of(kind)
-    described = json.loads(header_to_json(document_header(result)))
+    described = json.loads(document_header_to_json(document_header(result)))
     assert set(described) == KEYS
     assert described["format"] == "normscope-view-1"
     assert described["encoding"] == "float32"
@@ -69,7 +76,7 @@ def test_header_of_every_kind(kind: str) -> None:
         assert side["scopes"] == list(one.scopes)
         assert side["layers"] == list(one.layers)
         assert side["model_layers"] == 2
-        assert [row["token"] for row in side["rows"]] == [visible_text(token) for token in one.tokens]
+        assert [row["token"] for row in side["rows"]] == [visible_label_text(token) for token in one.tokens]
         assert [column["position"] for column in side["columns"]] == [label.position for label in one.columns]
         assert side["heads"] == side["head_scopes"] == []
         for name in ("mixing", "remainder"):
@@ -220,13 +227,13 @@ def test_cells(kind: str) -> None:
     result = result_of(kind, heads=True)
     for side, one in sides_of(result).items():
         for scope in one.scopes:
-            found = np.frombuffer(map_bytes(result, side, scope), "<f4").reshape(one[scope].shape)
+            found = np.frombuffer(document_map_bytes(result, side, scope), "<f4").reshape(one[scope].shape)
             assert np.array_equal(found, one[scope].float().numpy())
-            assert map_bytes(result, side, scope, 1) == found[1].tobytes()
+            assert document_map_bytes(result, side, scope, 1) == found[1].tobytes()
         for scope, maps in one.heads.items():
-            found = np.frombuffer(map_bytes(result, side, f"heads/{scope}", 0), "<f4")
+            found = np.frombuffer(document_map_bytes(result, side, f"heads/{scope}", 0), "<f4")
             assert np.array_equal(found, maps[0].float().numpy().ravel())
-    assert arrays_size(result) >= len(map_bytes(result, side, one.scopes[0]))
+    assert document_arrays_size(result) >= len(document_map_bytes(result, side, one.scopes[0]))
 
 
 @pytest.mark.parametrize(
@@ -240,13 +247,13 @@ def test_cells(kind: str) -> None:
 )
 def test_cells_that_are_not_there(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(NormscopeError, match=message):
-        map_bytes(fake(), *arguments)
+        document_map_bytes(fake(), *arguments)
 
 
 def test_what_is_not_finite_becomes_null() -> None:
     broken = replace(fake().measured["ATTN-N"], mixing=torch.full((6, 11), torch.nan))
     described = document_header(replace(fake(), measured={"ATTN-N": broken}))
-    assert json.loads(header_to_json(described))["sides"][0]["mixing"]["ATTN-N"][0][0] is None
+    assert json.loads(document_header_to_json(described))["sides"][0]["mixing"]["ATTN-N"][0][0] is None
 
 
 def test_maps_that_are_not_finite_are_refused() -> None:
@@ -256,10 +263,10 @@ def test_maps_that_are_not_finite_are_refused() -> None:
 
 
 def test_tokens_are_shown_with_nothing_hidden() -> None:
-    text = header_to_json(document_header(fake(NASTY, info={"model": "x\x00<y>"})))
+    text = document_header_to_json(document_header(fake(NASTY, info={"model": "x\x00<y>"})))
     assert text.isascii()
     described = json.loads(text)
-    assert [row["token"] for row in described["sides"][0]["rows"]] == [visible_text(token) for token in NASTY]
+    assert [row["token"] for row in described["sides"][0]["rows"]] == [visible_label_text(token) for token in NASTY]
     assert described["model"]["name"] == r"x\x00<y>"
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
-from normscope.view.export import analysis_to_dict, export
+from normscope.view.export import analysis_to_export_dict, export
 from normscope.view.formats import ANALYSIS_SUFFIXES, check_output_path
 from tests.helpers.fakes import NASTY, fake, fake_translation
 from tests.helpers.kinds import result_of
@@ -142,7 +142,7 @@ def test_both_sides_in_every_format(tmp_path: Path) -> None:
     for suffix in ANALYSIS_SUFFIXES:
         assert export(result, tmp_path / f"x{suffix}").stat().st_size
     content = json.loads((tmp_path / "x.json").read_bytes())
-    assert content["sides"] == {side: analysis_to_dict(one) for side, one in result.sides.items()}
+    assert content["sides"] == {side: analysis_to_export_dict(one) for side, one in result.sides.items()}
     assert content["info"]["model"] == "some/model"
     with np.load(tmp_path / "x.npz") as arrays:
         assert {name.split("/")[0] for name in arrays.files} == {"encoder", "decoder"}

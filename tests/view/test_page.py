@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from normscope import NormscopeError
-from normscope.labels import visible_text
+from normscope.labels import visible_label_text
 from normscope.view.document import pack_document
 from normscope.view.html import build_page, escape_script, read_static_file, script_hash, server_page, write_page
 from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
@@ -67,7 +67,7 @@ def test_tokens_never_become_markup() -> None:
     assert text.isascii()
     assert not re.search("[<>&]", text)
     tokens = [row["token"] for row in json.loads(text)["sides"][0]["rows"]]
-    assert tokens == [visible_text(token) for token in NASTY]
+    assert tokens == [visible_label_text(token) for token in NASTY]
 
 
 def test_names_of_models_never_become_markup() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from normscope.errors import NormscopeError
 from normscope.view.export import export
 from normscope.view.figure.patches import VEIL
-from normscope.view.images import patch_values
+from normscope.view.images import image_patch_values
 from normscope.view.terminal.maps import terminal_map
 from tests.helpers.fakes import fake, fake_picture
 
@@ -95,7 +95,7 @@ def test_unknown_choices_and_other_analyses_are_refused() -> None:
         with pytest.raises(NormscopeError):
             fake_picture().plot(*choice)
     with pytest.raises(NormscopeError, match="no patch grid"):
-        patch_values(fake(), "ATTN-N", 0, 0)
+        image_patch_values(fake(), "ATTN-N", 0, 0)
 
 
 def test_the_style_stays_inside() -> None:

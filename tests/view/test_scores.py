@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from normscope import NormscopeError
-from normscope.view.document import document_header, header_to_json, pack_document
+from normscope.view.document import document_header, document_header_to_json, pack_document
 from tests.helpers.fakes import NASTY, fake, fake_flow, fake_translation
 from tests.helpers.kinds import LENSES, flow_of, result_of
 
@@ -24,7 +24,7 @@ SCORES = {
 def test_a_flow_in_the_header(kind: str) -> None:
     result, flow = result_of(kind), flow_of(kind)
     assert document_header(result)["flow"] is None
-    described = json.loads(header_to_json(document_header(result, flow=flow)))
+    described = json.loads(document_header_to_json(document_header(result, flow=flow)))
     found = described["flow"]
     assert set(found) == SCORES
     assert found["method"] == "exact"

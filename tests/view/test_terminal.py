@@ -12,11 +12,17 @@ from rich.console import Console, RenderableType
 
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
-from normscope.labels import shorten_label, visible_text
+from normscope.labels import shorten_label, visible_label_text
 from normscope.view.scales import BEYOND, CIVIDIS, colour_scale, map_values, own_token_cells, worst_completeness
 from normscope.view.terminal.cells import STRONGEST
-from normscope.view.terminal.maps import strongest_cells, terminal_map
-from normscope.view.terminal.tables import analysis_summary, first_token_table, is_causal, layer_tables, mixing_table
+from normscope.view.terminal.maps import strongest_in_terminal_map, terminal_map
+from normscope.view.terminal.tables import (
+    is_causal,
+    terminal_first_token_table,
+    terminal_layer_tables,
+    terminal_mixing_table,
+    terminal_summary_table,
+)
 from tests.helpers.fakes import NASTY, SENTENCE, fake
 from tests.helpers.toys import SCOPES
 
@@ -34,7 +40,7 @@ def shown(view: RenderableType, width: int = 100, colours: str | None = None, en
 
 
 def everything(analysis: Analysis, **options: object) -> str:
-    views = (analysis_summary(analysis), terminal_map(analysis), mixing_table(analysis))
+    views = (terminal_summary_table(analysis), terminal_map(analysis), terminal_mixing_table(analysis))
     return "\n".join(shown(view, **options) for view in views)
 
 
@@ -91,7 +97,7 @@ def test_nothing_in_a_token_controls_the_terminal() -> None:
     ],
 )
 def test_visible(token: str, expected: str) -> None:
-    assert visible_text(token) == expected
+    assert visible_label_text(token) == expected
 
 
 @pytest.mark.parametrize(
@@ -182,7 +188,7 @@ def test_sides_are_told_apart() -> None:
 
 def test_mixing_table_has_a_row_per_layer() -> None:
     analysis = fake(layers=(2, 5))
-    lines = shown(mixing_table(analysis)).splitlines()
+    lines = shown(terminal_mixing_table(analysis)).splitlines()
     for line, position, layer in zip(lines[-2:], (0, 1), (3, 6), strict=True):
         means = [100 * float(analysis.mixing_ratio(scope)[position].mean()) for scope in SCOPES]
         assert line.split() == [str(layer), *(f"{mean:.1f}" for mean in means)]
@@ -191,7 +197,7 @@ def test_mixing_table_has_a_row_per_layer() -> None:
 def test_summary() -> None:
     analysis = fake(layers=(0, 1, 2, 5), info={"model": "/home/someone/models/mine", "family": "BERT"})
     worst = replace(analysis.measured["ATTN-N"], completeness=torch.tensor([0.0, 0.0, 3e-5, 0.0]))
-    text = shown(analysis_summary(replace(analysis, measured=dict(analysis.measured) | {"ATTN-N": worst})))
+    text = shown(terminal_summary_table(replace(analysis, measured=dict(analysis.measured) | {"ATTN-N": worst})))
     assert "mine (BERT)" in text
     assert "/home" not in text
     assert "1-3, 6 (counted from 1)" in text
@@ -218,8 +224,8 @@ def test_sides_are_named_above_their_columns() -> None:
     for width, title in ((100, r" +decoder +\|encoder *"), (24, r" +de…er \|e…r *")):
         lines = shown(terminal_map(analysis, "ATTN-N", 0), width).splitlines()
         assert any(re.fullmatch(title, line) for line in lines), lines
-    assert "(encoder)" in shown(strongest_cells(analysis, "ATTN-N", 0))
-    assert "(encoder)" not in shown(strongest_cells(fake(), "ATTN-N", 0))
+    assert "(encoder)" in shown(strongest_in_terminal_map(analysis, "ATTN-N", 0))
+    assert "(encoder)" not in shown(strongest_in_terminal_map(fake(), "ATTN-N", 0))
 
 
 def test_columns_that_give_nothing_are_left_out() -> None:
@@ -235,16 +241,18 @@ def test_the_first_token_of_causal_models() -> None:
     assert is_causal(causal)
     assert not is_causal(fake())
     assert not is_causal(fake(("le",), source=("the",)))
-    assert "First token" not in shown(layer_tables(fake()))
-    text = shown(layer_tables(causal), 160)
+    assert "First token" not in shown(terminal_layer_tables(fake()))
+    text = shown(terminal_layer_tables(causal), 160)
     (titles,) = (line for line in text.splitlines() if "First token" in line)
     assert titles.startswith("Mixing ratio")
     assert "First token <s>: its share in the other outputs" in titles
     shares = [100 * float(causal.first_token_share(s)[0, 1:].mean()) for s in ("weights", "attention", "layer")]
     (first,) = (line for line in text.splitlines() if re.match(" +1 ", line))
     assert first.split()[-3:] == [f"{share:.1f}" for share in shares]
-    assert max(map(cell_len, shown(layer_tables(causal), 80).splitlines())) <= 80
+    assert max(map(cell_len, shown(terminal_layer_tables(causal), 80).splitlines())) <= 80
 
 
 def test_the_first_token_alone_has_no_share() -> None:
-    assert re.search(r"1 +-", shown(first_token_table(fake(("<s>", "a"), side="decoder", rows=[0], layers=(0,)))))
+    assert re.search(
+        r"1 +-", shown(terminal_first_token_table(fake(("<s>", "a"), side="decoder", rows=[0], layers=(0,))))
+    )

@@ -13,7 +13,7 @@ import torch
 from normscope import NormscopeError
 from normscope.view.document import pack_document
 from normscope.view.html import read_static_file
-from normscope.view.widget import VIEW, describe_result, mimebundle, widget
+from normscope.view.widget import VIEW, describe_result_for_widget, mimebundle, widget
 from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -67,7 +67,7 @@ def test_results_that_cannot_be_drawn_are_described_in_words() -> None:
     broken = replace(fake().measured["ATTN-N"], map=torch.full((6, 11, 11), torch.nan))
     data, _ = mimebundle(replace(fake(), measured={"ATTN-N": broken}))
     assert VIEW not in data
-    assert data["text/plain"] == describe_result(fake()).replace("8 scopes", "1 scope")
+    assert data["text/plain"] == describe_result_for_widget(fake()).replace("8 scopes", "1 scope")
 
 
 def test_a_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> None:

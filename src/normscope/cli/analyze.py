@@ -14,7 +14,7 @@ from normscope.cli import completion, loading, options, texts
 from normscope.cli.progress import silence_libraries
 from normscope.errors import NormscopeError
 from normscope.view.formats import FIGURES, check_output_path
-from normscope.view.wording import missing_layer
+from normscope.view.wording import missing_layer_wording
 
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
@@ -28,7 +28,7 @@ class Side(StrEnum):
     decoder = "decoder"
 
 
-def _check_row_option(rows: list[int] | None) -> list[int] | None:
+def _check_analyze_command_row(rows: list[int] | None) -> list[int] | None:
     if rows and 0 in rows:
         raise typer.BadParameter("rows are counted from 1, or backwards from -1; 0 is not a row.")
     return rows
@@ -39,7 +39,7 @@ RowOption = Annotated[
     typer.Option(
         "--row",
         metavar="R",
-        callback=_check_row_option,
+        callback=_check_analyze_command_row,
         help="Output token, counted from 1, or backwards from -1 (default: all). Repeatable.",
     ),
 ]
@@ -100,14 +100,14 @@ def analyze_command(
     for path in out or []:
         check_output_path(path)
     source = loading.find_model_source(model, device, dtype, revision)
-    text = texts.read_text_argument(text)
+    text = texts.read_cli_text_argument(text)
     with silence_libraries():
         lens = loading.load_analyzer(source)
-        _check_side_option(lens, side, row)
-        layers = None if not layer else _layers_from_zero(layer, lens.depth)
-        result: Any = texts.analyze_with_progress(
+        _check_analyze_command_side(lens, side, row)
+        layers = None if not layer else _analyze_command_layers_from_zero(layer, lens.depth)
+        result: Any = texts.analyze_cli_text(
             lens,
-            **texts.text_arguments(lens, text, pair, chat, generate),
+            **texts.cli_text_arguments(lens, text, pair, chat, generate),
             scopes=scope or None,
             layers=layers and sorted(set(layers)),
             rows=None if not row else [r - 1 if r > 0 else r for r in row],
@@ -119,16 +119,16 @@ def analyze_command(
         if side is not None:
             result = result.side(side.value)
         shown = texts.main_side(result, scope)
-        written = [_export_analysis(result, shown, path, text) for path in out or []]
+        written = [_export_for_analyze_command(result, shown, path, text) for path in out or []]
     if written:
-        typer.echo(_analysis_line(result, written))
+        typer.echo(_analyze_command_result_line(result, written))
         return
-    _print_maps(shown, scope, layers[-1] if layers and layers[-1] in shown.layers else None)
+    _print_analyze_command_maps(shown, scope, layers[-1] if layers and layers[-1] in shown.layers else None)
 
 
-def _print_maps(shown: Analysis, scopes: Sequence[str] | None, layer: int | None) -> None:
+def _print_analyze_command_maps(shown: Analysis, scopes: Sequence[str] | None, layer: int | None) -> None:
     from normscope.view.terminal.maps import terminal_map
-    from normscope.view.terminal.tables import layer_tables
+    from normscope.view.terminal.tables import terminal_layer_tables
 
     views = [terminal_map(shown, scopes[-1] if scopes else None, layer)]
     if not scopes and shown.has("XATTN-N"):
@@ -136,17 +136,19 @@ def _print_maps(shown: Analysis, scopes: Sequence[str] | None, layer: int | None
     console = Console(highlight=False)
     for view in views:
         console.print(view, "", sep="\n")
-    console.print(layer_tables(shown))
+    console.print(terminal_layer_tables(shown))
 
 
-def _check_side_option(lens: Analyzer, side: Side | None, rows: Sequence[int] | None) -> None:
+def _check_analyze_command_side(lens: Analyzer, side: Side | None, rows: Sequence[int] | None) -> None:
     if side is not None and not lens.two_sided:
         raise NormscopeError("--side is for encoder-decoders; this model has one side. Leave it out.")
     if side is Side.encoder and rows:
         raise NormscopeError("--row chooses outputs of the decoder. Leave it out with --side encoder.")
 
 
-def _export_analysis(result: Analysis | EncoderDecoderAnalysis, shown: Analysis, path: Path, text: str) -> Path:
+def _export_for_analyze_command(
+    result: Analysis | EncoderDecoderAnalysis, shown: Analysis, path: Path, text: str
+) -> Path:
     """Write a file. A figure shows one map if one scope and layer were requested, otherwise all maps."""
     from normscope.view.export import export
 
@@ -157,14 +159,14 @@ def _export_analysis(result: Analysis | EncoderDecoderAnalysis, shown: Analysis,
     return export(shown if figure else result, path, scope, layer, image=picture)
 
 
-def _layers_from_zero(layers: Sequence[int], depth: int) -> list[int]:
+def _analyze_command_layers_from_zero(layers: Sequence[int], depth: int) -> list[int]:
     for layer in layers:
         if layer > depth:
-            raise NormscopeError(missing_layer(layer, depth))
+            raise NormscopeError(missing_layer_wording(layer, depth))
     return [layer - 1 for layer in layers]
 
 
-def _analysis_line(result: Analysis | EncoderDecoderAnalysis, written: Sequence[Path]) -> str:
+def _analyze_command_result_line(result: Analysis | EncoderDecoderAnalysis, written: Sequence[Path]) -> str:
     from normscope.view.scales import worst_completeness
 
     sides: dict[str, Analysis] = getattr(result, "sides", None) or {"": result}

@@ -27,27 +27,27 @@ MEASURES = ("mixing", "similarity", "category_sums", "value_norms", "vector_norm
 
 
 def complete_model(incomplete: str) -> list[str]:
-    return _names_starting_with(incomplete, ["default"])
+    return _complete_names_starting_with(incomplete, ["default"])
 
 
 def complete_device(incomplete: str) -> list[str]:
-    return _names_starting_with(incomplete, ["cpu", "cuda", "mps"])
+    return _complete_names_starting_with(incomplete, ["cpu", "cuda", "mps"])
 
 
 def complete_method(incomplete: str) -> list[str]:
-    return _names_starting_with(incomplete, METHODS)
+    return _complete_names_starting_with(incomplete, METHODS)
 
 
 def complete_gate(incomplete: str) -> list[str]:
-    return _names_starting_with(incomplete, GATES)
+    return _complete_names_starting_with(incomplete, GATES)
 
 
 def complete_flow_gate(incomplete: str) -> list[str]:
-    return _names_starting_with(incomplete, FLOW_GATES)
+    return _complete_names_starting_with(incomplete, FLOW_GATES)
 
 
 def complete_value_bias(incomplete: str) -> list[str]:
-    return _names_starting_with(incomplete, VALUE_BIASES)
+    return _complete_names_starting_with(incomplete, VALUE_BIASES)
 
 
 def complete_measures(incomplete: str) -> list[str]:
@@ -55,19 +55,21 @@ def complete_measures(incomplete: str) -> list[str]:
     before, comma, last = incomplete.rpartition(",")
     chosen = before.split(",")
     names = [name for name in (*MEASURES, *(() if comma else ("list",))) if name not in chosen]
-    return [f"{before}{comma}{name}" for name in _names_starting_with(last, names)]
+    return [f"{before}{comma}{name}" for name in _complete_names_starting_with(last, names)]
 
 
 def complete_format(incomplete: str) -> list[str]:
     from normscope.corpus.readers.formats import FORMATS
 
-    return _names_starting_with(incomplete, FORMATS)
+    return _complete_names_starting_with(incomplete, FORMATS)
 
 
 def complete_family(incomplete: str) -> list[str]:
     from normscope.models.registry import families
 
-    return _names_in_any_case(incomplete, (name for one in families() for name in (one.name, *one.model_types)))
+    return _complete_names_in_any_case(
+        incomplete, (name for one in families() for name in (one.name, *one.model_types))
+    )
 
 
 def complete_scope(incomplete: str) -> list[str]:
@@ -77,14 +79,16 @@ def complete_scope(incomplete: str) -> list[str]:
 
     stacks = [stack.blocks for family in families() for stack in family.stacks]
     aliases = [alias for blocks in stacks for alias in scope_aliases(blocks)]
-    return _names_in_any_case(incomplete, [*aliases, *(name for blocks in stacks for name in scope_names(blocks))])
+    return _complete_names_in_any_case(
+        incomplete, [*aliases, *(name for blocks in stacks for name in scope_names(blocks))]
+    )
 
 
-def _names_starting_with(incomplete: str, names: Iterable[str]) -> list[str]:
+def _complete_names_starting_with(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _names_in_any_case(incomplete: str, names: Iterable[str]) -> list[str]:
+def _complete_names_in_any_case(incomplete: str, names: Iterable[str]) -> list[str]:
     """Case-insensitive names in the case that was typed; shells drop completions in another case."""
     forms = ([form for form in (name, name.lower(), name.upper()) if form.startswith(incomplete)] for name in names)
     return list(dict.fromkeys(some[0] for some in forms if some))

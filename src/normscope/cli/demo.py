@@ -31,7 +31,7 @@ def demo_command(
     Example: normscope demo -o normscope-demo
     """
     source = loading.find_model_source(model, device, dtype, revision)
-    _create_folder(out)
+    _create_demo_folder(out)
     figures = find_spec("matplotlib") is not None
     names = ["demo.html", *(["demo.svg", "demo.png"] if figures else [])]
     for name in names:
@@ -39,23 +39,23 @@ def demo_command(
     with silence_libraries():
         from normscope.view.export import export
         from normscope.view.terminal.maps import terminal_map
-        from normscope.view.terminal.tables import analysis_summary, layer_tables
+        from normscope.view.terminal.tables import terminal_layer_tables, terminal_summary_table
 
-        analysis = texts.analyze_with_progress(loading.load_analyzer(source), EXAMPLE)
+        analysis = texts.analyze_cli_text(loading.load_analyzer(source), EXAMPLE)
         written = [export(analysis, out / name) for name in names]
         shown = texts.main_side(analysis)
         if figures:
             written.append(export(shown, out / "demo-map.png", shown.resolve("attention-block"), shown.layers[-1]))
     console = Console(highlight=False)
-    console.print(analysis_summary(shown), "", terminal_map(shown, "attention-block"), "", sep="\n")
-    console.print(layer_tables(shown), "", sep="\n")
+    console.print(terminal_summary_table(shown), "", terminal_map(shown, "attention-block"), "", sep="\n")
+    console.print(terminal_layer_tables(shown), "", sep="\n")
     for path in written:
         typer.echo(f"wrote {path}")
     if not figures:
         typer.echo("no figures: they need matplotlib (pip install 'normscope[plot]')")
 
 
-def _create_folder(folder: Path) -> None:
+def _create_demo_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -112,8 +112,8 @@ def faithfulness_command(
 
     Example: normscope faithfulness sst2.tsv --reader label=label --model ./classifier -o report
     """
-    given = options.parse_reader_options(reader)
-    formats.check_corpus(data, format, **given)
+    given = options.parse_cli_reader_options(reader)
+    formats.check_corpus_format(data, format, **given)
     check_output_folder(out)
     source = loading.find_model_source(model, device, dtype, revision)
     from normscope.papers.faithfulness.comparison import compare_methods
@@ -136,13 +136,13 @@ def faithfulness_command(
             format=format,
             reader=given,
             limit=limit,
-            **options.engine_arguments(engine, workers, threads, address),
+            **options.cli_options_for_engine(engine, workers, threads, address),
             progress=progress,
         )
-    print_comparison(report, path, settings.erasures)
+    print_faithfulness_command_result(report, path, settings.erasures)
 
 
-def print_comparison(report: Report, path: Path, erasures: tuple[str, ...]) -> None:
+def print_faithfulness_command_result(report: Report, path: Path, erasures: tuple[str, ...]) -> None:
     """Print comprehensiveness and sufficiency of every method, and the path of the report."""
     numbers = report.numbers
     table = Table(title="AOPC: comprehensiveness (higher is better) and sufficiency (lower)", title_justify="left")

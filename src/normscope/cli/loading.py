@@ -24,6 +24,6 @@ def find_model_source(
 
 def load_analyzer(source: ModelSource) -> Analyzer:
     """Load the model of a source."""
-    from normscope.model_loading import load_source
+    from normscope.model_loading import model_loading_from_source
 
-    return load_source(source)
+    return model_loading_from_source(source)

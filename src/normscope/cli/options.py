@@ -143,23 +143,23 @@ Address = Annotated[
 ]
 
 
-def parse_reader_options(given: list[str] | None) -> dict[str, Any]:
+def parse_cli_reader_options(given: list[str] | None) -> dict[str, Any]:
     """Parse KEY=VALUE options of a reader: integers, true, false, none, comma-separated lists or text."""
     found: dict[str, Any] = {}
     for entry in given or []:
         key, equals, value = entry.partition("=")
         if not equals or not key:
             raise NormscopeError(f"--reader takes KEY=VALUE, not {entry!r}.")
-        found[key] = _parse_reader_value(key, value)
+        found[key] = _parse_cli_reader_option(key, value)
     return found
 
 
-def engine_arguments(engine: Engine, workers: int, threads: int, address: str | None) -> dict[str, Any]:
+def cli_options_for_engine(engine: Engine, workers: int, threads: int, address: str | None) -> dict[str, Any]:
     """The options of the engine as arguments of a corpus run."""
     return {"engine": engine.value, "workers": workers, "threads": threads, "address": address}
 
 
-def _parse_reader_value(key: str, value: str) -> Any:
+def _parse_cli_reader_option(key: str, value: str) -> Any:
     if value.lower() == "none":
         return None
     if key in LISTS:

@@ -99,12 +99,12 @@ def paper_command(
     Example: normscope paper emnlp2021 wiki.txt --format pairs -o report
     """
     if listing:
-        print_experiments(name.value)
+        print_paper_command_experiments(name.value)
         return
     if out is None:
         raise NormscopeError("Give a folder for the report with --out DIR.")
-    given = options.parse_reader_options(reader)
-    _check_paths(data, format, given, frequencies, out)
+    given = options.parse_cli_reader_options(reader)
+    _check_paper_command_paths(data, format, given, frequencies, out)
     source = loading.find_model_source(model, device, dtype, revision)
     from normscope.papers.study import find_paper, reproduce
 
@@ -121,28 +121,28 @@ def paper_command(
             frequencies=frequencies,
             example=example,
             limit=limit,
-            **options.engine_arguments(engine, workers, threads, address),
+            **options.cli_options_for_engine(engine, workers, threads, address),
             batch_size=batch_size,
             verify=verify,
             progress=progress,
         )
-    print_report_path(report, path)
-    if verify and not print_checks(report.checks):
+    print_paper_command_report_path(report, path)
+    if verify and not print_paper_command_checks(report.checks):
         raise typer.Exit(1)
 
 
-def _check_paths(
+def _check_paper_command_paths(
     data: str | None, format: str | None, reader: Mapping[str, Any], frequencies: Path | None, out: Path
 ) -> None:
     """Raise if an input cannot be read, or the report cannot be written."""
     if data is not None:
-        formats.check_corpus(data, format, **reader)
+        formats.check_corpus_format(data, format, **reader)
     if frequencies is not None:
         check_file(frequencies)
     check_output_folder(out)
 
 
-def print_experiments(name: str) -> None:
+def print_paper_command_experiments(name: str) -> None:
     """Print a paper's experiments with their requirements, and its readings with their defaults."""
     from normscope.papers.readings import describe_readings
     from normscope.papers.study import find_paper
@@ -150,45 +150,49 @@ def print_experiments(name: str) -> None:
     chosen = find_paper(name)
     console = Console(highlight=False)
     console.print(Text(f"{chosen.title}\n{chosen.citation}\n"), soft_wrap=True)
-    experiments = _experiment_table("experiment", "", "needs")
+    experiments = _paper_command_experiment_table("experiment", "", "needs")
     for entry in chosen.experiments:
         experiments.add_row(Text(entry.name), Text(entry.title), Text(entry.needs))
     console.print(experiments, "")
-    readings = _experiment_table("reading", "default", "meaning")
+    readings = _paper_command_experiment_table("reading", "default", "meaning")
     for name, value, meaning in describe_readings(chosen.readings()):
         readings.add_row(Text(name), Text(value), Text(meaning))
     console.print(readings)
 
 
-def print_report_path(report: Report, path: Path) -> None:
+def print_paper_command_report_path(report: Report, path: Path) -> None:
     """Print the path of the report, and how many claims hold."""
-    from normscope.reports.report import tally_claims
+    from normscope.reports.report import tally_report_claims
 
-    claims = f" {tally_claims(report.claims)}" if report.claims else ""
+    claims = f" {tally_report_claims(report.claims)}" if report.claims else ""
     typer.echo(f"{path}: {len(report.sections)} experiments.{claims}")
     for title, why in report.skipped:
         typer.echo(f"not run: {title}: {why}", err=True)
 
 
-def print_checks(checks: tuple[Check, ...]) -> bool:
+def print_paper_command_checks(checks: tuple[Check, ...]) -> bool:
     """Print the published numbers beside ours; True if all are within tolerance."""
-    from normscope.reports.report import count_failures, format_cell
+    from normscope.reports.report import count_report_failures, format_report_cell
 
     table = Table(title="published numbers and ours", title_justify="left")
     for column in ("number", "published", "ours", "tolerance", ""):
         table.add_column(column, justify="left" if column in ("number", "") else "right", no_wrap=True)
     styles = {True: "green", False: "bold red", None: ""}
     for check in checks:
-        numbers = (format_cell(check.published), format_cell(check.ours), format_cell(check.tolerance))
+        numbers = (
+            format_report_cell(check.published),
+            format_report_cell(check.ours),
+            format_report_cell(check.tolerance),
+        )
         table.add_row(Text(check.key), *numbers, Text(check.verdict, style=styles[check.passed]))
     console = Console(highlight=False)
     console.print(table)
-    failed, counted = count_failures(checks), sum(check.passed is not None for check in checks)
+    failed, counted = count_report_failures(checks), sum(check.passed is not None for check in checks)
     console.print(f"{counted - failed} of {counted} within tolerance, {len(checks) - counted} more are not counted.")
     return failed == 0
 
 
-def _experiment_table(*columns: str) -> Table:
+def _paper_command_experiment_table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
     for number, column in enumerate(columns):
         table.add_column(column, no_wrap=number == 0)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LONG = 10  # longer analyses (in seconds) print an estimate first
 
 
-def read_text_argument(text: str) -> str:
+def read_cli_text_argument(text: str) -> str:
     """TEXT, or the content of standard input for `-`."""
     if text != "-":
         return text
@@ -29,7 +29,7 @@ def read_text_argument(text: str) -> str:
         raise NormscopeError("The text on standard input is not UTF-8.") from error
 
 
-def text_arguments(lens: Analyzer, text: str, pair: str | None, chat: bool, generate: int | None) -> dict[str, Any]:
+def cli_text_arguments(lens: Analyzer, text: str, pair: str | None, chat: bool, generate: int | None) -> dict[str, Any]:
     """TEXT, --pair, --chat and --generate as arguments of `Analyzer.analyze` and `Analyzer.flow`."""
     if chat and pair is not None and not lens.two_sided:
         raise NormscopeError("--chat applies the chat template to one message: leave --pair or --chat out.")
@@ -39,12 +39,12 @@ def text_arguments(lens: Analyzer, text: str, pair: str | None, chat: bool, gene
         return given | ({"text": None, "chat": message} if chat else {"text": text})
     if not chat:
         return given | {"text": (text, pair)}
-    from normscope.inputs.generation import chat_text
+    from normscope.inputs.generation import chat_text_for_generation
 
-    return given | {"text": (chat_text(lens.tokenizer, message), pair)}
+    return given | {"text": (chat_text_for_generation(lens.tokenizer, message), pair)}
 
 
-def analyze_with_progress(lens: Analyzer, text: Any, **options: Any) -> Analysis | EncoderDecoderAnalysis:
+def analyze_cli_text(lens: Analyzer, text: Any, **options: Any) -> Analysis | EncoderDecoderAnalysis:
     """Run the analysis with a progress bar; print an estimate first if it will take long."""
     # Generated tokens are not known before the run.
     generates = "generate" in options or (lens.two_sided and not isinstance(text, tuple))

@@ -47,9 +47,9 @@ class Entry:
 
     def __post_init__(self) -> None:
         _check_entry_content(self)
-        _check_word_spans(self)
-        _check_entity_ranges(self)
-        _check_alignment_links(self)
+        _check_entry_word_spans(self)
+        _check_entry_entities(self)
+        _check_entry_links(self)
 
     @property
     def given(self) -> str | tuple[str, str] | list[str]:
@@ -127,7 +127,7 @@ def _check_entry_content(entry: Entry) -> None:
     singles = [text for text in (entry.id, entry.text, entry.surface, entry.label) if text is not None]
     target = (entry.target,) if isinstance(entry.target, str) else entry.target or ()
     for text in chain(singles, entry.pair or (), entry.words or (), target):
-        if not _is_encodable(text):
+        if not _is_encodable_entry_text(text):
             raise NormscopeError(f"{text[:40]!r} contains an unpaired surrogate, which is not a character.")
 
 
@@ -139,7 +139,7 @@ def _check_entry_words(words: tuple[str, ...], what: str) -> None:
             raise NormscopeError(f"{what.capitalize()} {position} is empty.")
 
 
-def _check_word_spans(entry: Entry) -> None:
+def _check_entry_word_spans(entry: Entry) -> None:
     if not entry.spans:
         return
     if entry.words is None or entry.surface is None or len(entry.spans) != len(entry.words):
@@ -148,14 +148,14 @@ def _check_word_spans(entry: Entry) -> None:
         raise NormscopeError("The span of a word is outside the surface text.")
 
 
-def _check_entity_ranges(entry: Entry) -> None:
+def _check_entry_entities(entry: Entry) -> None:
     count = len(entry.words or ())
     for entity in entry.entities:
         if not 0 <= entity.start_word < entity.end_word <= count:
             raise NormscopeError(f"The entity {tuple(entity)} is outside the {count} words.")
 
 
-def _check_alignment_links(entry: Entry) -> None:
+def _check_entry_links(entry: Entry) -> None:
     if not entry.sure <= entry.possible:
         raise NormscopeError("The possible links must contain the sure ones.")
     if entry.possible and (entry.words is None or not isinstance(entry.target, tuple)):
@@ -169,5 +169,5 @@ def _check_alignment_links(entry: Entry) -> None:
             )
 
 
-def _is_encodable(text: str) -> bool:
+def _is_encodable_entry_text(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)

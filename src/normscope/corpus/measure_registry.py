@@ -102,11 +102,11 @@ def register_measure(
     return keep
 
 
-def find_measures(names: Sequence[str]) -> list[Measure]:
+def find_registered_measures(names: Sequence[str]) -> list[Measure]:
     """The measures with these names, without duplicates."""
     if not all(name in _measures for name in names):
         plugins.import_own_modules(GROUP)
-        _load_measure_entry_points()
+        _fill_measure_registry()
     for name in names:
         if name not in _measures:
             raise NormscopeError(
@@ -117,12 +117,12 @@ def find_measures(names: Sequence[str]) -> list[Measure]:
 
 def describe_measures() -> dict[str, str]:
     """name -> description of every measure for general use, including those of other packages."""
-    _load_measure_entry_points()
+    _fill_measure_registry()
     return {name: (measure.columns.__doc__ or "").strip() for name, measure in _measures.items()}
 
 
 @cache
-def _load_measure_entry_points() -> None:
+def _fill_measure_registry() -> None:
     """Import the measures of other packages, which registers them."""
     plugins.load_entry_points(GROUP, _check_measure_registered)
 
@@ -133,22 +133,22 @@ def _check_measure_registered(function: Any) -> None:
 
 
 @register_measure("mixing")
-def measure_mixing(analysis: Analysis) -> Columns:
+def corpus_measure_mixing(analysis: Analysis) -> Columns:
     """scope, layer, position, token, category -> the mixing ratio and the norm of the bias remainder"""
     scopes = analysis.mixing_scopes  # cross-attention alone has none
     ratio = [analysis.mixing_ratio(scope).flatten() for scope in scopes]
     remainder = [analysis.remainder(scope).flatten() for scope in scopes]
     return {
-        **_measure_row_labels(analysis, scopes),
+        **_corpus_measure_row_labels(analysis, scopes),
         "mixing": torch.cat(ratio).numpy() if scopes else np.zeros(0),
         "remainder": torch.cat(remainder).numpy() if scopes else np.zeros(0),
     }
 
 
 @register_measure("similarity")
-def measure_similarity(analysis: Analysis) -> Columns:
+def corpus_measure_similarity(analysis: Analysis) -> Columns:
     """scope, other, layer -> Spearman's correlation of the two maps (causal models: cells j <= i only)"""
-    cells = reachable_cells(analysis)
+    cells = corpus_measure_reachable_cells(analysis)
     ranked = {scope: average_ranks(analysis[scope][:, cells]) for scope in analysis.scopes}
     pairs = list(combinations(analysis.scopes, 2))
     layers = len(analysis.layers)
@@ -161,7 +161,7 @@ def measure_similarity(analysis: Analysis) -> Columns:
     }
 
 
-def reachable_cells(analysis: Analysis) -> Tensor:
+def corpus_measure_reachable_cells(analysis: Analysis) -> Tensor:
     """(rows, columns): True where the model allows a contribution.
 
     Causal models have none from later tokens; correlations over these zeros would make any two maps look similar.
@@ -174,14 +174,14 @@ def reachable_cells(analysis: Analysis) -> Tensor:
     return (columns <= rows) | elsewhere
 
 
-def has_one_side(analysis: Analysis) -> bool:
+def corpus_measure_has_one_side(analysis: Analysis) -> bool:
     """True unless the columns include encoder tokens."""
     side = analysis.info["side"]
     return all(label.side == side for label in analysis.columns)
 
 
 @register_measure("category_sums")
-def measure_category_sums(analysis: Analysis) -> Columns:
+def corpus_measure_category_sums(analysis: Analysis) -> Columns:
     """scope, category, layer -> the sum of a map over the columns of a category, averaged over rows"""
     tokens = [label.token for label in analysis.columns]
     found = {scope: sum_by_category(analysis[scope], tokens) for scope in analysis.scopes}
@@ -195,7 +195,7 @@ def measure_category_sums(analysis: Analysis) -> Columns:
 
 
 @register_measure("value_norms", scopes=("attention",), heads=True)
-def measure_value_norms(analysis: Analysis) -> Columns:
+def corpus_measure_value_norms(analysis: Analysis) -> Columns:
     """layer, head, position, token -> ||f(x)||, the norm of the value vector after W_O (EMNLP 2020)"""
     assert analysis.value_norms is not None
     layers, heads, columns = analysis.value_norms.shape
@@ -209,7 +209,7 @@ def measure_value_norms(analysis: Analysis) -> Columns:
 
 
 @register_measure("vector_norms")
-def measure_vector_norms(analysis: Analysis) -> Columns:
+def corpus_measure_vector_norms(analysis: Analysis) -> Columns:
     """scope, layer, position, token, category -> the norm of a token's own contribution and the largest of another"""
     scopes = [scope for scope in analysis.scopes if scope.endswith("-N")]
     place = {(label.side, label.position): n for n, label in enumerate(analysis.columns)}
@@ -221,13 +221,13 @@ def measure_vector_norms(analysis: Analysis) -> Columns:
         own.append(maps.gather(2, at).flatten())
         other.append(maps.scatter_(2, at, 0.0).amax(-1).flatten())
     return {
-        **_measure_row_labels(analysis, scopes),
+        **_corpus_measure_row_labels(analysis, scopes),
         "own": torch.cat(own).numpy() if own else np.zeros(0),
         "largest_other": torch.cat(other).numpy() if other else np.zeros(0),
     }
 
 
-def _measure_row_labels(analysis: Analysis, scopes: Sequence[str]) -> dict[str, Any]:
+def _corpus_measure_row_labels(analysis: Analysis, scopes: Sequence[str]) -> dict[str, Any]:
     """The columns that identify the scope, layer and output of each row."""
     layers, rows, count = len(analysis.layers), len(analysis.rows), len(scopes)
     tokens = [label.token for label in analysis.rows]

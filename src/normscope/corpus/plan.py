@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normscope.analyzer import Analyzer
-from normscope.corpus.measure_registry import Measure, find_measures
+from normscope.corpus.measure_registry import Measure, find_registered_measures
 from normscope.engine.request import Options, requests_for
 from normscope.errors import NormscopeError
 
@@ -34,14 +34,14 @@ class Plan:
         return options if self.settings else {key: value for key, value in options.items() if key != "settings"}
 
 
-def check_positive_counts(**counts: Any) -> None:
+def check_plan_counts(**counts: Any) -> None:
     """Refuse any option that is not an integer of at least 1."""
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise NormscopeError(f"{name} must be an integer of at least 1, not {value!r}.")
 
 
-def tuple_of_names(option: str, given: Any) -> tuple[str, ...]:
+def names_in_plan_option(option: str, given: Any) -> tuple[str, ...]:
     """The names in an option that takes one name or several."""
     names = (given,) if isinstance(given, str) or not hasattr(given, "__iter__") else tuple(given)
     for name in names:
@@ -54,12 +54,12 @@ def check_plan(plan: Plan, lens: Analyzer) -> None:
     """Refuse a plan that the model cannot carry out: unknown measures or scopes, or masking without a mask token."""
     if plan.mask_seed is not None and (lens.two_sided or getattr(lens.tokenizer, "mask_token_id", None) is None):
         raise NormscopeError(f"{lens.family.name} has no mask token here: leave the masking out.")
-    scopes = required_scopes(plan, find_measures(plan.measures))
+    scopes = scopes_required_by_plan(plan, find_registered_measures(plan.measures))
     options = Options(scopes=scopes, layers=plan.layers, gate=plan.gate, value_bias=plan.value_bias)
     requests_for(lens.loaded, options)
 
 
-def required_scopes(plan: Plan, measures: Sequence[Measure]) -> list[str] | None:
+def scopes_required_by_plan(plan: Plan, measures: Sequence[Measure]) -> list[str] | None:
     """The scopes to compute: those in the plan, or else those that measures and maps need; None for all."""
     if plan.scopes is not None:
         return list(dict.fromkeys([*plan.scopes, *plan.maps]))

@@ -75,7 +75,7 @@ class _TermFactors:
 
     def vectors(self, columns: slice, name: str, scratch: Scratch) -> Tensor:
         """(columns, H, D): the vectors f_jh."""
-        return _multiply_heads(self.values[:, columns], self.matrix, name, scratch)
+        return _multiply_ff_heads(self.values[:, columns], self.matrix, name, scratch)
 
     def mixing(self, columns: slice, rows: slice) -> Tensor:
         """(columns, rows, H): the weights, including the scale."""
@@ -96,7 +96,7 @@ class HiddenProjection:
         if self.way == "matrix":
             values = factors.values[:, columns]
             return tuple(
-                _multiply_heads(values, part, f"projected {n}", scratch) for n, part in enumerate(self.matrices)
+                _multiply_ff_heads(values, part, f"projected {n}", scratch) for n, part in enumerate(self.matrices)
             )
         vectors = factors.vectors(columns, "source", scratch)
         if self.way == "contributions":
@@ -104,7 +104,7 @@ class HiddenProjection:
         return tuple(vectors @ part for part in self.matrices)
 
 
-def hidden_projections(state: GatedRows, term: Term) -> list[HiddenProjection]:
+def ff_hidden_projections(state: GatedRows, term: Term) -> list[HiddenProjection]:
     """The cheapest projection for each unit, by the number of vectors that are multiplied by W: d for the matrix and
     one per token, H per token, or R per token."""
     items, tokens, heads, _ = term.mixture.values.shape
@@ -138,7 +138,7 @@ def stream_contributions(
     keep_vectors: bool = False,
 ) -> dict[int, StreamedMap]:
     """Off-diagonal contributions of one item over the columns of one term, by point. A point is the number of `steps`
-    applied; `projections` are those of the term (`hidden_projections`).
+    applied; `projections` are those of the term (`ff_hidden_projections`).
 
     The diagonal of the maps is left at zero because `state.own` holds it. Memory does not grow with the input: only
     one block of contributions exists at a time. Values are multiplied by `rescale` so that squares do not underflow.
@@ -147,16 +147,16 @@ def stream_contributions(
     hidden, width = state.units[0].out.shape
     source_term = state.source.terms[term]
     added = {n: s.terms[term] for n, s in enumerate(steps) if isinstance(s, Factored)}
-    rescale = HEADROOM / _norm_bound(state, source_term, list(added.values()), item)
-    source = _term_factors(source_term, item, columns, rows, rescale)
-    adds = {n: _term_factors(term, item, columns, rows, rescale) for n, term in added.items()}
+    rescale = HEADROOM / _ff_norm_bound(state, source_term, list(added.values()), item)
+    source = _ff_term_factors(source_term, item, columns, rows, rescale)
+    adds = {n: _ff_term_factors(term, item, columns, rows, rescale) for n, term in added.items()}
     coefficients = [[c[item][rows] for c in made.coefficients] for made in state.units]
     chosen = [None if made.chosen is None else made.chosen[item][rows] for made in state.units]
 
     size = source.weights.element_size()
     heads, n_columns, n_rows = source.values.shape[0], source.values.shape[1], coefficients[0][0].shape[0]
     paths = len(state.units[0].weights)
-    step_j = _even_block_size(n_columns, block_bytes // (3 * size * heads * hidden * paths * len(state.units)))
+    step_j = _even_ff_block_size(n_columns, block_bytes // (3 * size * heads * hidden * paths * len(state.units)))
     most = 2 * block_bytes // (3 * size * (paths * min(HIDDEN, hidden) + 2 * width)) // step_j
 
     found = [_PointTotals() for _ in range(len(steps) + 1)]
@@ -166,7 +166,7 @@ def stream_contributions(
         point.norms = like.new_zeros(n_columns, n_rows) if n in points else None
         point.vectors = like.new_zeros(n_rows, n_columns, width) if keep_vectors and n in points else None
 
-    outs = _output_blocks(state, n_columns * n_rows)
+    outs = _ff_output_blocks(state, n_columns * n_rows)
     for j in range(0, n_columns, step_j):
         js = slice(j, min(j + step_j, n_columns))
         hit = rows_with_weight(source.weights[js])
@@ -178,18 +178,18 @@ def stream_contributions(
             for projection in projections
         ]
         vectors = {n: factors.vectors(js, f"added {n}", scratch) for n, factors in adds.items()}
-        step_i = _even_block_size(hit.stop - hit.start, most)
+        step_i = _even_ff_block_size(hit.stop - hit.start, most)
         for i in range(hit.start, hit.stop, step_i):
             i_s = slice(i, min(i + step_i, hit.stop))
             y = scratch.like("block", (js.stop - js.start, i_s.stop - i_s.start, width), like)
             gates = [[c[i_s] for c in some] for some in coefficients]
             rows_of = [None if mine is None else mine[i_s] for mine in chosen]
-            y = _gated_block(source.mixing(js, i_s), projections, projected, gates, outs, rows_of, y, scratch)
-            _reduce_at_points(found, y, steps, adds, vectors, item, rows, js, i_s)
-    return _collect_streamed_maps(found, points, steps, item, rows, 1 / rescale)
+            y = _gated_ff_block(source.mixing(js, i_s), projections, projected, gates, outs, rows_of, y, scratch)
+            _reduce_ff_at_points(found, y, steps, adds, vectors, item, rows, js, i_s)
+    return _collect_streamed_ff_maps(found, points, steps, item, rows, 1 / rescale)
 
 
-def _reduce_at_points(
+def _reduce_ff_at_points(
     found: Sequence[_PointTotals],
     y: Tensor,
     steps: Sequence[NormRecord | Factored | Tensor],
@@ -201,7 +201,7 @@ def _reduce_at_points(
     i_s: slice,
 ) -> None:
     """Take a block of contributions through the steps and reduce it at every point. Overwrites y."""
-    _reduce_block(found[0], y, None, js, i_s)
+    _reduce_ff_block(found[0], y, None, js, i_s)
     for n, step in enumerate(steps):
         factor = None
         if isinstance(step, Factored):
@@ -209,21 +209,21 @@ def _reduce_at_points(
         elif isinstance(step, Tensor):
             y.mul_(step)
         else:
-            y, factor = _norm_block(step, y, step.inverse[item][rows][i_s])
-        _reduce_block(found[n + 1], y, factor, js, i_s)
+            y, factor = _norm_ff_block(step, y, step.inverse[item][rows][i_s])
+        _reduce_ff_block(found[n + 1], y, factor, js, i_s)
         if factor is not None and n + 1 < len(steps):
             y.mul_(factor[..., None])
 
 
-def _output_blocks(state: GatedRows, products: int) -> list[tuple[Tensor, ...]]:
+def _ff_output_blocks(state: GatedRows, products: int) -> list[tuple[Tensor, ...]]:
     """W_2 of every unit, some hidden units at a time, reordered for the faster kernel if `products` repay it."""
     outs = [made.out.split(HIDDEN) for made in state.units]
     if products >= kernels.PACKED_ROWS and len(outs) == 1:  # many experts would take too much memory
-        return [tuple(kernels.pack_matrix(part, products) for part in outs[0])]
+        return [tuple(kernels.pack_kernel_matrix(part, products) for part in outs[0])]
     return outs
 
 
-def _gated_block(
+def _gated_ff_block(
     mixing: Tensor,
     projections: Sequence[HiddenProjection],
     projected: Sequence[tuple[Tensor, ...]],
@@ -237,26 +237,26 @@ def _gated_block(
     for n, (projection, made, out) in enumerate(zip(projections, projected, outs, strict=True)):
         mine = chosen[n]
         if mine is None:
-            y = _gated_product(mixing, projection, made, gates[n], out, y, scratch)
+            y = _ff_product(mixing, projection, made, gates[n], out, y, scratch)
         else:
-            _add_expert(mixing, projection, made, gates[n], out, mine, y, n == 0, scratch)
+            _add_ff_expert(mixing, projection, made, gates[n], out, mine, y, n == 0, scratch)
     return y
 
 
-def _even_block_size(total: int, most: int) -> int:
+def _even_ff_block_size(total: int, most: int) -> int:
     """The block size, at most `most`, that splits `total` most evenly."""
     blocks = -(-total // max(1, most))
     return -(-total // blocks)
 
 
-def _multiply_heads(values: Tensor, matrix: Tensor, name: str, scratch: Scratch) -> Tensor:
+def _multiply_ff_heads(values: Tensor, matrix: Tensor, name: str, scratch: Scratch) -> Tensor:
     """(H, j, d_h) times (H, d_h, D) for each head, as (j, H, D)."""
     out = scratch.like(name, (values.shape[1], values.shape[0], matrix.shape[2]), values)
     torch.bmm(values, matrix, out=out.transpose(0, 1))
     return out
 
 
-def _gated_product(
+def _ff_product(
     mixing: Tensor,
     projection: HiddenProjection,
     projected: Sequence[Tensor],
@@ -286,13 +286,13 @@ def _gated_product(
                 e.addcmul_(into, gate[:, ks])
         x = e.flatten(0, 1)
         if out.is_mkldnn:
-            flat = kernels.multiply_packed(x, out, flat, add=k > 0)
+            flat = kernels.multiply_packed_kernel(x, out, flat, add=k > 0)
         else:
             flat = flat.addmm_(x, out) if k else torch.mm(x, out, out=flat)
     return flat.view_as(y)
 
 
-def _add_expert(
+def _add_ff_expert(
     mixing: Tensor,
     projection: HiddenProjection,
     projected: Sequence[Tensor],
@@ -310,11 +310,11 @@ def _add_expert(
     if len(where) == 0:
         return
     part = scratch.like("expert", (y.shape[0], len(where), y.shape[2]), y)
-    part = _gated_product(mixing[:, where], projection, projected, [gate[where] for gate in gates], outs, part, scratch)
+    part = _ff_product(mixing[:, where], projection, projected, [gate[where] for gate in gates], outs, part, scratch)
     y.index_add_(1, where, part)
 
 
-def _norm_block(norm: NormRecord, y: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+def _norm_ff_block(norm: NormRecord, y: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """A norm applied to a block, as vectors and a factor (j, i) whose product is the result. May overwrite y."""
     if norm.kind == "rms":
         return y.mul_(norm.gain), inverse.expand(y.shape[:2])
@@ -323,7 +323,7 @@ def _norm_block(norm: NormRecord, y: Tensor, inverse: Tensor) -> tuple[Tensor, T
     return normed, inverse / reciprocal[..., 0]
 
 
-def _reduce_block(point: _PointTotals, y: Tensor, factor: Tensor | None, js: slice, i_s: slice) -> None:
+def _reduce_ff_block(point: _PointTotals, y: Tensor, factor: Tensor | None, js: slice, i_s: slice) -> None:
     if point.total is not None:
         point.total[i_s] += y.sum(0)
     if point.norms is not None:
@@ -333,7 +333,7 @@ def _reduce_block(point: _PointTotals, y: Tensor, factor: Tensor | None, js: sli
         point.vectors[i_s, js] = (y if factor is None else y * factor[..., None]).transpose(0, 1)
 
 
-def _collect_streamed_maps(
+def _collect_streamed_ff_maps(
     found: list[_PointTotals],
     points: Collection[int],
     steps: tuple[NormRecord | Factored | Tensor, ...],
@@ -362,7 +362,7 @@ def _collect_streamed_maps(
     return streamed
 
 
-def _term_factors(
+def _ff_term_factors(
     term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor, rescale: Tensor
 ) -> _TermFactors:
     mixture = term.mixture
@@ -374,16 +374,16 @@ def _term_factors(
     )
 
 
-def _norm_bound(state: GatedRows, source: Term, added: list[Term], item: int) -> Tensor:
+def _ff_norm_bound(state: GatedRows, source: Term, added: list[Term], item: int) -> Tensor:
     """An upper bound on the norm of any contribution with attention weight 1."""
     longest = row_norms(source.mixture.values[item]).amax()
-    through = [_spectral_bound(unit.out) * _spectral_bound(weight) for unit in state.units for weight in unit.weights]
-    sizes = [_spectral_bound(source.view(source.mixture.matrix)) * torch.stack(through).sum()]
-    sizes += [_spectral_bound(term.view(term.mixture.matrix)) for term in added]
+    through = [_ff_weight_bound(unit.out) * _ff_weight_bound(weight) for unit in state.units for weight in unit.weights]
+    sizes = [_ff_weight_bound(source.view(source.mixture.matrix)) * torch.stack(through).sum()]
+    sizes += [_ff_weight_bound(term.view(term.mixture.matrix)) for term in added]
     return (longest * torch.stack(sizes).amax()).clamp_min(1e-30)
 
 
-def _spectral_bound(matrix: Tensor) -> Tensor:
+def _ff_weight_bound(matrix: Tensor) -> Tensor:
     """The Frobenius norm, an upper bound on the spectral norm."""
     size: Tensor = torch.linalg.vector_norm(matrix)
     return size

@@ -16,15 +16,15 @@ from torch import Tensor
 PACKED_ROWS = 2**11  # with fewer rows, reordering costs more than it saves
 
 
-def pack_matrix(matrix: Tensor, rows: int) -> Tensor:
-    """A matrix (k, d) reordered for oneDNN, for `multiply_packed`; the matrix itself if oneDNN is not faster."""
+def pack_kernel_matrix(matrix: Tensor, rows: int) -> Tensor:
+    """A matrix (k, d) reordered for oneDNN, for `multiply_packed_kernel`; the matrix itself if oneDNN is not faster."""
     if matrix.dtype != torch.float32 or matrix.device.type != "cpu" or not has_packed_kernel():
         return matrix
     return torch.ops.mkldnn._reorder_linear_weight(matrix.t(), rows)  # type: ignore[no-any-return]
 
 
-def multiply_packed(x: Tensor, matrix: Tensor, into: Tensor, add: bool) -> Tensor:
-    """``x matrix``, or ``into + x matrix``, as a new tensor. The matrix must be reordered by `pack_matrix`."""
+def multiply_packed_kernel(x: Tensor, matrix: Tensor, into: Tensor, add: bool) -> Tensor:
+    """``x matrix``, or ``into + x matrix``, as a new tensor. The matrix must be reordered by `pack_kernel_matrix`."""
     if add:
         return torch.ops.mkldnn._linear_pointwise.binary(x, into, matrix, None, "add")  # type: ignore[no-any-return]
     return torch.ops.mkldnn._linear_pointwise(x, matrix, None, "none", [], "")  # type: ignore[no-any-return]
@@ -41,7 +41,10 @@ def has_packed_kernel() -> bool:
         # Private torch.compile operators; no stability guarantee.
         operators: Any = torch.ops.mkldnn
         layout = operators._reorder_linear_weight(matrix.t(), len(x))
-        found = [multiply_packed(x, layout, into, add=False), multiply_packed(x, layout, into, add=True) - into]
+        found = [
+            multiply_packed_kernel(x, layout, into, add=False),
+            multiply_packed_kernel(x, layout, into, add=True) - into,
+        ]
     except (AttributeError, RuntimeError, TypeError):
         return False
     return all(torch.allclose(one, x @ matrix, atol=1e-5) for one in found)

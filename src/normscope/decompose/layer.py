@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normscope.decompose import gram
 from normscope.decompose.activations import Gate
-from normscope.decompose.feed_forward import decompose_feed_forward, hidden_projections, stream_contributions
+from normscope.decompose.feed_forward import decompose_feed_forward, ff_hidden_projections, stream_contributions
 from normscope.decompose.gram import (
     RowStatistics,
     ScopeMaps,
@@ -20,7 +20,7 @@ from normscope.decompose.gram import (
     stack_row_statistics,
 )
 from normscope.decompose.shapley.gate import Shapley
-from normscope.decompose.shapley.rows import ShapleyRows, row_vectors, shapley_feed_forward
+from normscope.decompose.shapley.rows import ShapleyRows, shapley_feed_forward_rows, shapley_row_vectors
 from normscope.decompose.shapley.rows import reduce_shapley_rows as reduce_shapley
 from normscope.decompose.state import (
     Factored,
@@ -172,7 +172,7 @@ def layer_vectors(
         bias = at.state.bias.expand(at.actual.shape)[0][item.rows]
     elif isinstance(at.state, ShapleyRows):
         rows = torch.arange(at.actual.shape[1])[item.rows].tolist()
-        by_row = [row_vectors(at.state, 0, row, _term_columns(at.state, item)) for row in rows]
+        by_row = [shapley_row_vectors(at.state, 0, row, _term_columns(at.state, item)) for row in rows]
         for number, term in enumerate(at.state.source.terms):
             pieces[term.mixture.cross] = torch.stack([one.contributions[number] for one in by_row])
         pieces[False][_own_cell_index(item, positions, at.actual)] = torch.stack([one.own for one in by_row])
@@ -182,7 +182,7 @@ def layer_vectors(
         for number, term in enumerate(at.state.source.terms):
             columns = item.encoder if term.mixture.cross else item.columns
             assert columns is not None
-            projections = hidden_projections(at.state, term)
+            projections = ff_hidden_projections(at.state, term)
             streamed = stream_contributions(
                 at.state,
                 projections,
@@ -238,7 +238,7 @@ def _walk_components(
         elif isinstance(record, FeedForwardRecord):
             assert isinstance(state, Factored)
             if isinstance(options.gate, Shapley):
-                state = shapley_feed_forward(state, record, options.gate)
+                state = shapley_feed_forward_rows(state, record, options.gate)
             else:
                 state = decompose_feed_forward(state, record, options.gate)
         elif isinstance(record, NormRecord):
@@ -274,7 +274,7 @@ def _reduce_gated_rows(
     for number, term in enumerate(last.source.terms):
         weights, cross = term.mixture.weights, term.mixture.cross
         cells = {point: weights.new_zeros(weights.shape[0], weights.shape[1], weights.shape[3]) for point in points}
-        projections = hidden_projections(last, term)
+        projections = ff_hidden_projections(last, term)
         for n, item in enumerate(items):
             columns = item.encoder if cross else item.columns
             assert columns is not None

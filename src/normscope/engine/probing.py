@@ -26,7 +26,7 @@ from normscope.tracing.records import FeedForwardRecord, LayerRecord, ScaleRecor
 from normscope.tracing.trace import trace
 
 
-def scope_outputs(loaded: LoadedModel, item: Item, scopes: Sequence[str]) -> dict[str, Tensor]:
+def probe_scope_outputs(loaded: LoadedModel, item: Item, scopes: Sequence[str]) -> dict[str, Tensor]:
     """scope -> (layers, n, d): the model's own vectors at each scope, keyed by the given names or aliases.
 
     In a post-LN layer, "attention-block" is the feed-forward's input and "ff" its output, including biases.
@@ -42,11 +42,11 @@ def scope_outputs(loaded: LoadedModel, item: Item, scopes: Sequence[str]) -> dic
                 if name in (step.norms, step.weights) and not isinstance(part, ScaleRecord):
                     found[scope].append(part.output[0][item.sides[stack.side].real].clone())
 
-    _trace_stack(loaded, item, stack, steps, on_layer)
+    _trace_probed_stack(loaded, item, stack, steps, on_layer)
     return {scope: torch.stack(layers) for scope, layers in found.items()}
 
 
-def map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> Tensor:
+def probe_map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> Tensor:
     """(layers, n, n): the map at "ff" with ``||y_ij||`` restricted to the dimensions `dims` of each layer.
 
     Only the columns of W_2 for these dimensions are used, so every number is exact (FF paper, section 6.2).
@@ -63,7 +63,8 @@ def map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> T
     def on_layer(record: LayerRecord) -> None:
         kept = dims[record.index].to(loaded.base.device)
         parts = tuple(
-            _restrict_hidden(part, kept) if isinstance(part, FeedForwardRecord) else part for part in record.parts
+            _restrict_probed_hidden(part, kept) if isinstance(part, FeedForwardRecord) else part
+            for part in record.parts
         )
         ((reduced,), _) = measure_layer(
             replace(record, parts=parts), request.steps, [scope], [place], None, request.options, scratch
@@ -73,11 +74,11 @@ def map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> T
         full.diagonal().copy_(RowStatistics(*reduced.statistics).own[0, 0])
         found.append(full[real][:, real].cpu())
 
-    _trace_stack(loaded, item, stack, request.steps, on_layer)
+    _trace_probed_stack(loaded, item, stack, request.steps, on_layer)
     return torch.stack(found)
 
 
-def _restrict_hidden(record: FeedForwardRecord, dims: Tensor) -> FeedForwardRecord:
+def _restrict_probed_hidden(record: FeedForwardRecord, dims: Tensor) -> FeedForwardRecord:
     units = tuple(
         replace(unit, out=unit.out[:, dims], out_bias=None if unit.out_bias is None else unit.out_bias[dims])
         for unit in record.units
@@ -85,7 +86,7 @@ def _restrict_hidden(record: FeedForwardRecord, dims: Tensor) -> FeedForwardReco
     return FeedForwardRecord(units, record.output[..., dims])
 
 
-def norm_gains(loaded: LoadedModel, scope: str) -> Tensor:
+def probe_norm_gains(loaded: LoadedModel, scope: str) -> Tensor:
     """(layers, d): gamma of the norm whose output is a scope (name or alias). In a post-LN layer, "layer" is LN2."""
     stack = loaded.stacks[0]
     name = resolve_scopes([scope], stack.blocks)[0][0]
@@ -99,7 +100,7 @@ def norm_gains(loaded: LoadedModel, scope: str) -> Tensor:
     return torch.stack(found)
 
 
-def attention_maps(loaded: LoadedModel, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def probe_attention_maps(loaded: LoadedModel, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W_V (d, H d_h), b_V, W_O (H d_h, d), b_O of the self-attention of a layer, for row vectors ``x W_V + b_V``.
 
     Values shared by several heads are repeated for each head; a missing bias is zero. In float64.
@@ -125,7 +126,7 @@ def attention_maps(loaded: LoadedModel, layer: int) -> tuple[Tensor, Tensor, Ten
     )
 
 
-def _trace_stack(
+def _trace_probed_stack(
     loaded: LoadedModel, item: Item, stack: Stack, steps: Sequence[Any], on_layer: Callable[[LayerRecord], None]
 ) -> None:
     depth = loaded.depths[loaded.stacks.index(stack)]

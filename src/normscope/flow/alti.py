@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normscope.flow.attention_blocks import AttentionBlock, attention_blocks, block_output
+from normscope.flow.attention_blocks import AttentionBlock, attention_block_output, attention_blocks
 from normscope.flow.interface import FlowMaps, MethodRun
 from normscope.flow.maps import FrozenStack
 from normscope.flow.rollout import rollout
@@ -28,7 +28,7 @@ def run_alti(run: MethodRun) -> FlowMaps:
 
 def alti_layer_maps(stack: FrozenStack) -> Tensor:
     """(layers, n, n) of a side that attends to itself only; masked tokens are left out."""
-    found = [_block_closeness(block) for (block,) in attention_blocks(stack)]
+    found = [_alti_block_closeness(block) for (block,) in attention_blocks(stack)]
     return torch.stack([normalise_rows(one[stack.real][:, stack.real]) for one in found])
 
 
@@ -40,19 +40,19 @@ def alti_decoder_maps(stack: FrozenStack, encoder: FrozenStack) -> Tensor:
     deviation; here, as in the model, it is the population's.
     """
     found = []
-    states = block_output(encoder.end, encoder.states[-1], None)
+    states = attention_block_output(encoder.end, encoder.states[-1], None)
     for own, cross in attention_blocks(stack, states):
-        residual = _l1_closeness(cross.y, cross.residual())[:, None]
-        both = torch.cat([residual, _block_closeness(cross)[:, encoder.real]], dim=1)[stack.real]
+        residual = _alti_l1_closeness(cross.y, cross.residual())[:, None]
+        both = torch.cat([residual, _alti_block_closeness(cross)[:, encoder.real]], dim=1)[stack.real]
         r, x = normalise_rows(both).tensor_split([1], dim=1)
-        found.append(torch.cat([r * normalise_rows(_block_closeness(own)[stack.real][:, stack.real]), x], dim=1))
+        found.append(torch.cat([r * normalise_rows(_alti_block_closeness(own)[stack.real][:, stack.real]), x], dim=1))
     return torch.stack(found)
 
 
-def _block_closeness(block: AttentionBlock) -> Tensor:
+def _alti_block_closeness(block: AttentionBlock) -> Tensor:
     """(n, columns) c_ij"""
-    return torch.cat([_l1_closeness(block.y[rows, None], T) for rows, T in block.contributions()])
+    return torch.cat([_alti_l1_closeness(block.y[rows, None], T) for rows, T in block.contributions()])
 
 
-def _l1_closeness(y: Tensor, T: Tensor) -> Tensor:
+def _alti_l1_closeness(y: Tensor, T: Tensor) -> Tensor:
     return (y.abs().sum(-1) - (y - T).abs().sum(-1)).clamp_min(0)

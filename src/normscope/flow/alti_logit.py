@@ -16,7 +16,7 @@ from normscope.flow.interface import MethodRun
 from normscope.flow.maps import BackwardState, backward_block, backward_chain
 from normscope.flow.result import Scores
 from normscope.flow.rollout import rollout
-from normscope.flow.targets import LogitTarget, build_scores
+from normscope.flow.targets import LogitTarget, build_target_scores
 
 
 def run_alti_logit(run: MethodRun, target: LogitTarget) -> Scores:
@@ -34,7 +34,7 @@ def run_alti_logit(run: MethodRun, target: LogitTarget) -> Scores:
     in_place = (g * stack.states[0]).sum(-1)
     remainder = state.constants
     for layer, (block,) in enumerate(attention_blocks(stack)):
-        by_token = _logit_by_attended_token(block, g)
+        by_token = _alti_logit_by_attended_token(block, g)
         found += by_token[real] @ rolled_out[layer]
         attended = block.y - block.x
         in_place += (g * (stack.states[layer + 1] - stack.states[layer] - attended)).sum(-1)
@@ -43,10 +43,10 @@ def run_alti_logit(run: MethodRun, target: LogitTarget) -> Scores:
         remainder += float(in_place.sum())
     else:
         found += in_place[real]
-    return build_scores(target, model.logits, found, remainder)
+    return build_target_scores(target, model.logits, found, remainder)
 
 
-def _logit_by_attended_token(block: AttentionBlock, g: Tensor) -> Tensor:
+def _alti_logit_by_attended_token(block: AttentionBlock, g: Tensor) -> Tensor:
     """(j,): what the attention of a block adds along g, by its input token."""
     for one in reversed(block.branch_tail):
         g, _ = one.adjoint(g)

@@ -33,7 +33,7 @@ class AttentionBlock:
     def contributions(self) -> Iterator[tuple[slice, Tensor]]:
         """Some rows at a time: (rows, j, d) T_ij; for cross-attention, without the residual connection."""
         tokens, _, width = self.vectors.shape
-        for rows in row_slices(len(self.x), self.x.element_size() * tokens * width):
+        for rows in attention_block_row_slices(len(self.x), self.x.element_size() * tokens * width):
             weights = self.attention.weights[:, rows].permute(2, 1, 0)
             T = torch.bmm(weights, self.vectors).transpose(0, 1)
             for one in self.branch_tail:
@@ -52,12 +52,12 @@ def attention_blocks(stack: FrozenStack, encoder: Tensor | None = None) -> Itera
     for layer, x in zip(stack.layers, stack.states[:-1], strict=True):
         found: list[AttentionBlock] = []
         for block in layer.blocks:
-            found += _attention_branches(block, x, encoder)
-            x = block_output(block, x, encoder)
+            found += _attention_block_branches(block, x, encoder)
+            x = attention_block_output(block, x, encoder)
         yield found
 
 
-def _attention_branches(block: FrozenBlock, x: Tensor, encoder: Tensor | None) -> Iterator[AttentionBlock]:
+def _attention_block_branches(block: FrozenBlock, x: Tensor, encoder: Tensor | None) -> Iterator[AttentionBlock]:
     for chain in block.branches:
         number = next((n for n, one in enumerate(chain) if isinstance(one, FrozenAttention)), None)
         if number is None:
@@ -65,22 +65,22 @@ def _attention_branches(block: FrozenBlock, x: Tensor, encoder: Tensor | None) -
         attention = chain[number]
         assert isinstance(attention, FrozenAttention)
         before = FrozenBlock((chain[:number],), None, residual=False)
-        read = encoder if attention.cross else block_output(before, x, None)
+        read = encoder if attention.cross else attention_block_output(before, x, None)
         assert read is not None
         values = attention.values(read[:, None])
         if attention.bias is not None:
             values = values + attention.bias[:, None]
         vectors = torch.bmm(values, attention.matrix).transpose(0, 1).contiguous()
-        y = block_output(FrozenBlock((chain,), block.after), x, encoder)
+        y = attention_block_output(FrozenBlock((chain,), block.after), x, encoder)
         yield AttentionBlock(attention, vectors, x, chain[number + 1 :], block.after, y)
 
 
-def block_output(block: FrozenBlock, x: Tensor, encoder: Tensor | None) -> Tensor:
+def attention_block_output(block: FrozenBlock, x: Tensor, encoder: Tensor | None) -> Tensor:
     """(n, d): the model's own vectors after a block, computed from those before it."""
     return forward_block(block, x[:, None], None if encoder is None else encoder[:, None], True)[:, 0]
 
 
-def row_slices(total: int, row_bytes: int) -> Iterator[slice]:
+def attention_block_row_slices(total: int, row_bytes: int) -> Iterator[slice]:
     """Slices of `total` rows that hold about ROW_BYTES each."""
     step = max(1, ROW_BYTES // row_bytes)
     for start in range(0, total, step):

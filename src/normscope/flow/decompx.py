@@ -17,8 +17,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from normscope.flow.attention_blocks import row_slices
-from normscope.flow.exact import exact_maps, exact_scores, input_by_source, relative_error
+from normscope.flow.attention_blocks import attention_block_row_slices
+from normscope.flow.exact import exact_input_by_source, exact_maps, exact_relative_error, exact_scores
 from normscope.flow.interface import FlowMaps, MethodRun
 from normscope.flow.maps import (
     FrozenAttention,
@@ -30,7 +30,7 @@ from normscope.flow.maps import (
     FrozenPool,
 )
 from normscope.flow.result import Scores
-from normscope.flow.targets import LogitTarget, build_scores
+from normscope.flow.targets import LogitTarget, build_target_scores
 
 Split = Literal["absdot", "abssim", "norm", "equal"]
 SPLITS = get_args(Split)
@@ -58,7 +58,7 @@ def decompx_maps(model: FrozenModel, split: Split) -> tuple[Tensor, Tensor]:
     norms, errors = [], []
     for X, actual in zip(decompx_states(model, split), last.states[1:], strict=True):
         norms.append(X.norm(dim=-1)[last.real][:, columns])
-        errors.append(relative_error(X.sum(1)[last.real], actual[last.real]))
+        errors.append(exact_relative_error(X.sum(1)[last.real], actual[last.real]))
     return torch.stack(norms), torch.tensor(errors, dtype=torch.float64)
 
 
@@ -71,9 +71,9 @@ def decompx_scores(model: FrozenModel, target: LogitTarget, split: Split) -> Sco
     if not any(isinstance(one, FrozenPool) for one in chain):  # only the target's token is needed
         rows = slice(target.row, target.row + 1)
         X, chain = X[rows], tuple(one.for_rows(rows) for one in chain)
-    X = _split_chain(chain, X, split)
+    X = _decompx_split_chain(chain, X, split)
     columns = torch.cat([stack.real for stack in (last, *model.stacks[:-1])])
-    return build_scores(target, model.logits, (X[0] @ target.direction(model.logits)[target.row])[columns], 0.0)
+    return build_target_scores(target, model.logits, (X[0] @ target.direction(model.logits)[target.row])[columns], 0.0)
 
 
 def decompx_states(model: FrozenModel, split: Split) -> Iterator[Tensor]:
@@ -82,73 +82,81 @@ def decompx_states(model: FrozenModel, split: Split) -> Iterator[Tensor]:
     encoder: Tensor | None = None
     for stack in model.stacks:
         last = stack is model.stacks[-1]
-        X = input_by_source(stack.states[0], 0 if last else counts[-1], sum(counts), remainder=False)
+        X = exact_input_by_source(stack.states[0], 0 if last else counts[-1], sum(counts), remainder=False)
         for layer in stack.layers:
-            _split_layer(layer, X, encoder, split)
+            _decompx_split_layer(layer, X, encoder, split)
             if last:
                 yield X
         if not last:
-            for rows in row_slices(len(X), X[0].numel() * X.element_size()):
-                X[rows] = _split_chain([one.for_rows(rows) for one in stack.tail], X[rows], split)
+            for rows in attention_block_row_slices(len(X), X[0].numel() * X.element_size()):
+                X[rows] = _decompx_split_chain([one.for_rows(rows) for one in stack.tail], X[rows], split)
             encoder = X
 
 
-def _split_layer(layer: FrozenLayer, X: Tensor, encoder: Tensor | None, split: Split) -> None:
+def _decompx_split_layer(layer: FrozenLayer, X: Tensor, encoder: Tensor | None, split: Split) -> None:
     values: dict[int, Tensor] = {}
     for block in layer.blocks:
         for chain in block.branches:
             for number, one in enumerate(chain):
                 if isinstance(one, FrozenAttention):
-                    values[id(one)] = _split_values(one, chain[:number], encoder if one.cross else X, split)
-    widest = max([X.shape[2], *(w.shape[1] for one in _feed_forwards_of(layer) for u in one.units for w in u.weights)])
-    for rows in row_slices(len(X), X.shape[1] * widest * X.element_size()):
+                    values[id(one)] = _decompx_split_values(one, chain[:number], encoder if one.cross else X, split)
+    widest = max(
+        [X.shape[2], *(w.shape[1] for one in _decompx_feed_forwards(layer) for u in one.units for w in u.weights)]
+    )
+    for rows in attention_block_row_slices(len(X), X.shape[1] * widest * X.element_size()):
         x = X[rows]
         for block in layer.blocks:
-            x = _split_block(block, rows, x, values, split)
+            x = _decompx_split_block(block, rows, x, values, split)
         X[rows] = x
 
 
-def _split_values(one: FrozenAttention, before: tuple[FrozenMap, ...], read: Tensor | None, split: Split) -> Tensor:
+def _decompx_split_values(
+    one: FrozenAttention, before: tuple[FrozenMap, ...], read: Tensor | None, split: Split
+) -> Tensor:
     """(H, j, sources * d_h) for all tokens; cross-attention reads the encoder's states without a norm."""
     assert read is not None
     made = read.new_empty(len(one.value), len(read), read.shape[1] * one.value.shape[2])
-    for rows in row_slices(len(read), read[0].numel() * read.element_size()):
-        x = read[rows] if one.cross else _split_chain([part.for_rows(rows) for part in before], read[rows], split)
+    for rows in attention_block_row_slices(len(read), read[0].numel() * read.element_size()):
+        x = (
+            read[rows]
+            if one.cross
+            else _decompx_split_chain([part.for_rows(rows) for part in before], read[rows], split)
+        )
         made[:, rows] = one.values(x)
     return made
 
 
-def _split_block(block: FrozenBlock, rows: slice, x: Tensor, values: dict[int, Tensor], split: Split) -> Tensor:
+def _decompx_split_block(block: FrozenBlock, rows: slice, x: Tensor, values: dict[int, Tensor], split: Split) -> Tensor:
     total, late = x, None
     for chain in block.branches:
         state = x
         for number, one in enumerate(part.for_rows(rows) for part in chain):
             if not isinstance(one, FrozenAttention):
-                state = _split_map(one, state, split)
+                state = _decompx_split_map(one, state, split)
                 continue
             state = one.mix(values[id(chain[number])])
             if number == len(chain) - 1:
                 late = one.constant
             else:
-                state = _add_split_constant(state, one.constant, split)
+                state = _decompx_add_split_constant(state, one.constant, split)
         total = state.add_(total)
-    total = _add_split_constant(total, late, split)
-    return total if block.after is None else _split_map(block.after.for_rows(rows), total, split)
+    total = _decompx_add_split_constant(total, late, split)
+    return total if block.after is None else _decompx_split_map(block.after.for_rows(rows), total, split)
 
 
-def _split_chain(chain: tuple[FrozenMap, ...] | list[FrozenMap], X: Tensor, split: Split) -> Tensor:
+def _decompx_split_chain(chain: tuple[FrozenMap, ...] | list[FrozenMap], X: Tensor, split: Split) -> Tensor:
     for one in chain:
-        X = _split_map(one, X, split)
+        X = _decompx_split_map(one, X, split)
     return X
 
 
-def _split_map(one: FrozenMap, X: Tensor, split: Split) -> Tensor:
+def _decompx_split_map(one: FrozenMap, X: Tensor, split: Split) -> Tensor:
     if isinstance(one, FrozenFeedForward):
-        return _split_feed_forward(one, X, split)
-    return _add_split_constant(one.forward(X, None), one.constant, split)
+        return _decompx_split_feed_forward(one, X, split)
+    return _decompx_add_split_constant(one.forward(X, None), one.constant, split)
 
 
-def _split_feed_forward(one: FrozenFeedForward, X: Tensor, split: Split) -> Tensor:
+def _decompx_split_feed_forward(one: FrozenFeedForward, X: Tensor, split: Split) -> Tensor:
     """``(c * (p_k + w_k b_1)) W_2``, the second term computed as ``w_k`` times one vector per output."""
     assert one.constant is not None
     out, rest = torch.zeros_like(X), one.constant
@@ -160,24 +168,24 @@ def _split_feed_forward(one: FrozenFeedForward, X: Tensor, split: Split) -> Tens
             if bias is not None:
                 constant = (c[0] * bias) @ unit.out
                 rest = rest - constant
-                early.append((split_weights(hidden, bias, split)[..., None], constant[rows, None]))
+                early.append((decompx_split_weights(hidden, bias, split)[..., None], constant[rows, None]))
             gated.append(hidden.mul_(c[0][rows][:, None]))
         made = sum(gated[1:], gated[0]) @ unit.out
         for share, constant in early:
             made.addcmul_(share, constant)
         out[rows] += made
-    return _add_split_constant(out, rest, split)
+    return _decompx_add_split_constant(out, rest, split)
 
 
-def _add_split_constant(X: Tensor, constant: Tensor | None, split: Split) -> Tensor:
+def _decompx_add_split_constant(X: Tensor, constant: Tensor | None, split: Split) -> Tensor:
     """``x_k + w_k b``, in place."""
     if constant is None:
         return X
-    share = split_weights(X, constant, split)
+    share = decompx_split_weights(X, constant, split)
     return X.addcmul_(share[..., None], constant if constant.dim() == 1 else constant[:, None])
 
 
-def split_weights(X: Tensor, b: Tensor, split: Split) -> Tensor:
+def decompx_split_weights(X: Tensor, b: Tensor, split: Split) -> Tensor:
     """(n, sources) w, which sum to one for each output; zero vectors get zero weight. b is (d,) or (n, d)."""
     if split in ("absdot", "abssim"):
         found = (X @ b if b.dim() == 1 else torch.bmm(X, b[:, :, None])[:, :, 0]).abs_()
@@ -190,7 +198,7 @@ def split_weights(X: Tensor, b: Tensor, split: Split) -> Tensor:
     return found / found.sum(-1, keepdim=True).clamp_min(torch.finfo(X.dtype).tiny)
 
 
-def _feed_forwards_of(layer: FrozenLayer) -> Iterator[FrozenFeedForward]:
+def _decompx_feed_forwards(layer: FrozenLayer) -> Iterator[FrozenFeedForward]:
     for block in layer.blocks:
         for chain in block.branches:
             yield from (one for one in chain if isinstance(one, FrozenFeedForward))

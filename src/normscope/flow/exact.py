@@ -1,6 +1,6 @@
 """The exact decomposition of a whole model: the algebra of every layer, with the remainder kept apart.
 
-The frozen model is linear_map, so a late vector is ``x_i = sum_k x_i<-k + r_i``: k runs over the input tokens, and r_i
+The frozen model is affine, so a late vector is ``x_i = sum_k x_i<-k + r_i``: k runs over the input tokens, and r_i
 comes from biases. Forwards, `exact_maps` carries the vectors of a block of sources at a time through all layers
 (sources do not interact), so memory is n x block x d. Backwards, `exact_scores` takes the direction of a logit to every
 layer: by linearity this gives ``<g, x_i<-k>`` for all tokens at once, at the cost of about one more pass.
@@ -25,7 +25,7 @@ from normscope.flow.maps import (
     forward_layer,
 )
 from normscope.flow.result import Scores
-from normscope.flow.targets import LogitTarget, build_scores
+from normscope.flow.targets import LogitTarget, build_target_scores
 
 BLOCK_BYTES = 256 * 2**20
 
@@ -57,16 +57,18 @@ def exact_maps(model: FrozenModel, block_bytes: int = BLOCK_BYTES) -> tuple[Tens
     for first in range(0, total, step):
         count = min(step, total - first)
         remainder = first + count == total  # the last block includes the remainder
-        for layer, X in enumerate(_states_by_source(model, order, first, count, remainder)):
+        for layer, X in enumerate(_exact_states_by_source(model, order, first, count, remainder)):
             norms[layer, :, first : first + count] = torch.linalg.vector_norm(X[:, :count], dim=-1)
             sums[layer] += X.sum(1)
     real = last.real
-    errors = [relative_error(found[real], actual[real]) for found, actual in zip(sums, last.states[1:], strict=True)]
+    errors = [
+        exact_relative_error(found[real], actual[real]) for found, actual in zip(sums, last.states[1:], strict=True)
+    ]
     columns = torch.cat([stack.real for stack in order])
     return norms[:, real][:, :, columns], torch.tensor(errors, dtype=torch.float64)
 
 
-def _states_by_source(
+def _exact_states_by_source(
     model: FrozenModel, order: list[FrozenStack], first: int, count: int, remainder: bool
 ) -> list[Tensor]:
     """The last side's states (n, count [+ 1], d) after each layer, by the sources first .. first + count - 1."""
@@ -74,7 +76,7 @@ def _states_by_source(
     found: list[Tensor] = []
     for stack in model.stacks:
         begin = 0 if stack is order[0] else len(order[0].states[0])
-        X = input_by_source(stack.states[0], begin - first, count, remainder)
+        X = exact_input_by_source(stack.states[0], begin - first, count, remainder)
         found = []
         for layer in stack.layers:
             X = forward_layer(layer, X, encoder, remainder)
@@ -83,7 +85,7 @@ def _states_by_source(
     return found
 
 
-def input_by_source(x: Tensor, begin: int, count: int, remainder: bool) -> Tensor:
+def exact_input_by_source(x: Tensor, begin: int, count: int, remainder: bool) -> Tensor:
     """(n, count [+ 1], d): the input x (n, d) by source. Token t is source begin + t, if that is within 0 .. count - 1;
     the remainder starts at zero."""
     tokens, width = x.shape
@@ -93,7 +95,7 @@ def input_by_source(x: Tensor, begin: int, count: int, remainder: bool) -> Tenso
     return made
 
 
-def relative_error(found: Tensor, actual: Tensor) -> float:
+def exact_relative_error(found: Tensor, actual: Tensor) -> float:
     """``max_i ||found_i - actual_i|| / ||actual_i||``"""
     return float(((found - actual).norm(dim=-1) / actual.norm(dim=-1).clamp_min(1e-30)).max())
 
@@ -120,4 +122,6 @@ def exact_scores(model: FrozenModel, target: LogitTarget) -> Scores:
         layers[stack.side] = torch.stack(by_token[::-1])[:, stack.real]
         remainders[stack.side] = torch.tensor(constants[::-1], dtype=torch.float64)
     found = torch.cat([at_input[stack.side] for stack in (model.stacks[-1], *model.stacks[:-1])])
-    return replace(build_scores(target, model.logits, found, state.constants), layers=layers, remainders=remainders)
+    return replace(
+        build_target_scores(target, model.logits, found, state.constants), layers=layers, remainders=remainders
+    )

@@ -30,7 +30,7 @@ from normscope.flow.maps import (
     FrozenStack,
     norm_misfit,
 )
-from normscope.flow.module_calls import LayerOutputs, ModuleCalls, encoder_tail, log_module_calls
+from normscope.flow.module_calls import LayerOutputs, ModuleCalls, encoder_tail_of_module_calls, log_module_calls
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
@@ -38,7 +38,15 @@ from normscope.models.modules import layer_modules, value_map
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
 from normscope.tracing.build import RecordRequest
-from normscope.tracing.closeness import ELEMENT, PRODUCT, coarser, equal, is_product, misfit, rows_of
+from normscope.tracing.closeness import (
+    ELEMENT,
+    PRODUCT,
+    closeness_misfit,
+    closeness_rows,
+    coarser,
+    is_close,
+    is_close_to_product,
+)
 from normscope.tracing.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, Record, ScaleRecord
 from normscope.tracing.trace import trace
 
@@ -82,7 +90,7 @@ def freeze_layers(loaded: LoadedModel, item: Item, gate: Gate, head: bool = Fals
         requests = [_freeze_request(loaded, item, gate, sides, n, calls) for n in range(len(sides))]
         output = trace(loaded, [item], requests, head=head, to_the_end=True)
     for one in sides:
-        if not equal(one.states[-1][one.real], outputs.latest[one.stack.side][one.real], _coarsest_dtype(loaded)):
+        if not is_close(one.states[-1][one.real], outputs.latest[one.stack.side][one.real], _coarsest_dtype(loaded)):
             _refuse_layer(loaded, one.stack, len(one.layers) - 1, "its output differs from that of its last part")
     stacks = [FrozenStack(s.stack.side, tuple(s.states), tuple(s.layers), s.tail, s.real) for s in sides]
     return FrozenPass(tuple(stacks), calls, output)
@@ -105,8 +113,8 @@ def _freeze_request(
         if not states:
             states.append(record.input[0].clone())
             if number > 0:
-                encoder.tail, encoder.end = encoder_tail(calls[encoder.stack.side], encoder.states[-1])
-        elif not equal(states[-1][side.real], record.input[0][side.real], _coarsest_dtype(loaded)):
+                encoder.tail, encoder.end = encoder_tail_of_module_calls(calls[encoder.stack.side], encoder.states[-1])
+        elif not is_close(states[-1][side.real], record.input[0][side.real], _coarsest_dtype(loaded)):
             _refuse_layer(loaded, stack, record.index, f"its input is not the output of layer {record.index - 1}")
         try:
             values = _value_maps(loaded, modules[record.index], steps, record)
@@ -171,7 +179,7 @@ def log_layer_outputs(loaded: LoadedModel) -> Iterator[LayerOutputs]:
             if get_ident() != outputs.thread:
                 return
             y = made[0] if isinstance(made, tuple) else made
-            outputs.latest[side] = rows_of(y.detach().to(loaded.dtype)).clone()  # others may change it in place
+            outputs.latest[side] = closeness_rows(y.detach().to(loaded.dtype)).clone()  # others may change it in place
             outputs.counts[side] = outputs.counts.get(side, 0) + 1
             if outputs.counts[side] == depth:
                 outputs.finished = side
@@ -309,7 +317,7 @@ def _describe_part_mismatch(part: object) -> str:
 def _matches_residual_sum(summands: list[Tensor], made: Tensor, real: Tensor, dtype: torch.dtype) -> bool:
     total = sum(summands[1:], summands[0])[real]
     size = sum((one.abs() for one in summands[1:]), summands[0].abs())[real]
-    return misfit(lambda rows: (total[rows], size[rows]), made[real], ELEMENT[dtype]) <= 1
+    return closeness_misfit(lambda rows: (total[rows], size[rows]), made[real], ELEMENT[dtype]) <= 1
 
 
 def _attention_mismatch(
@@ -322,7 +330,7 @@ def _attention_mismatch(
     bias = None if one.bias is None else one.bias.flatten()
     used = part.values[0].repeat_interleave(heads // len(part.values[0]), 0)
     seen = one.weights[:, real].amax((0, 1)) > 0
-    if len(read) != len(seen) or not is_product(
+    if len(read) != len(seen) or not is_close_to_product(
         read[seen], flat, bias, used.transpose(0, 1).flatten(1)[seen], PRODUCT[dtype]
     ):
         return (
@@ -331,7 +339,7 @@ def _attention_mismatch(
         )
     mixed = torch.bmm(one.weights[:, real], used).transpose(0, 1).flatten(1)
     matrix = part.matrix.reshape(heads * small, -1)
-    fits = is_product(mixed, matrix, part.bias, part.output[0][real], MIXED[dtype])
+    fits = is_close_to_product(mixed, matrix, part.bias, part.output[0][real], MIXED[dtype])
     return "" if fits else f"{spec.output} does not output its linear map of the attended values"
 
 
@@ -350,4 +358,4 @@ def _matches_feed_forward(one: FrozenFeedForward, x: Tensor, made: Tensor, real:
         total[rows] += hidden @ unit.out
         size[rows] += largest.norm(dim=-1, keepdim=True) * unit.out.norm(dim=0)
     total, size = total[real], size[real]
-    return misfit(lambda rows: (total[rows], size[rows]), made[real], MIXED[dtype]) <= 1
+    return closeness_misfit(lambda rows: (total[rows], size[rows]), made[real], MIXED[dtype]) <= 1

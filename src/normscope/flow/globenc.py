@@ -14,7 +14,7 @@ from normscope.decompose.gram import mixing_ratio
 from normscope.flow.attention_blocks import attention_blocks
 from normscope.flow.interface import FlowMaps, MethodRun
 from normscope.flow.maps import FrozenStack
-from normscope.flow.rollout import half_residual, roll_out_sides, side_scope_maps
+from normscope.flow.rollout import roll_out_sides, rollout_half_residual, scope_maps_for_rollout
 from normscope.measures.first_token import normalise_rows
 
 SCOPES = {  # the variants that are rollouts of one scope's map
@@ -29,17 +29,21 @@ SCOPES = {  # the variants that are rollouts of one scope's map
 def run_globenc(run: MethodRun) -> FlowMaps:
     """The rollout of N_ENC, or of the variant that the option names."""
     if run.option in SCOPES:
-        return roll_out_sides(side_scope_maps(run, SCOPES[run.option]))
+        return roll_out_sides(scope_maps_for_rollout(run, SCOPES[run.option]))
     if run.option == "n_fixedres":
-        return roll_out_sides([half_residual(normalise_rows(one)) for one in side_scope_maps(run, "ATTN-N")])
+        return roll_out_sides(
+            [rollout_half_residual(normalise_rows(one)) for one in scope_maps_for_rollout(run, "ATTN-N")]
+        )
     (stack,) = run.model.stacks
-    norms, ratios = encoder_norms(stack)
+    norms, ratios = globenc_encoder_norms(stack)
     if run.option == "w_res":
-        return roll_out_sides([weighted_residual(side_scope_maps(run, "ATTN-W")[0], ratios[:, stack.real].cpu())])
+        return roll_out_sides(
+            [globenc_weighted_residual(scope_maps_for_rollout(run, "ATTN-W")[0], ratios[:, stack.real].cpu())]
+        )
     return roll_out_sides([norms[:, stack.real][:, :, stack.real]])
 
 
-def encoder_norms(stack: FrozenStack) -> tuple[Tensor, Tensor]:
+def globenc_encoder_norms(stack: FrozenStack) -> tuple[Tensor, Tensor]:
     """N_ENC, (layers, n, n) ``||e_ij||``, and the mixing ratios of e, (layers, n)."""
     maps, ratios = [], []
     for (block,), layer in zip(attention_blocks(stack), stack.layers, strict=True):
@@ -57,7 +61,7 @@ def encoder_norms(stack: FrozenStack) -> tuple[Tensor, Tensor]:
     return torch.stack(maps), torch.stack(ratios)
 
 
-def weighted_residual(weights: Tensor, ratios: Tensor) -> Tensor:
+def globenc_weighted_residual(weights: Tensor, ratios: Tensor) -> Tensor:
     """W_RES: attention weights to other tokens scaled to the mixing ratio r_i of N_ENC, with 1 - r_i on the
     diagonal."""
     others = weights.clone()

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from normscope.flow.interface import MethodRun
 from normscope.flow.maps import FrozenModel
-from normscope.flow.output_head import change_first_inputs, find_logits
+from normscope.flow.output_head import change_inputs_before_output_head, find_output_head_logits
 from normscope.flow.result import Scores
-from normscope.flow.targets import LogitTarget, build_scores
+from normscope.flow.targets import LogitTarget, build_target_scores
 from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
@@ -24,8 +24,8 @@ def gradient_x_input(run: MethodRun, target: LogitTarget) -> Scores:
     """``<d target / d x_k, x_k>``"""
     logits = run.model.logits
     assert logits is not None
-    _, gradients = _target_gradients(run.loaded, run.item, target, logits.shape, 1.0)
-    return build_scores(target, logits, _gradients_times_input(gradients, run.model))
+    _, gradients = _gradients_of_target(run.loaded, run.item, target, logits.shape, 1.0)
+    return build_target_scores(target, logits, _gradients_times_input(gradients, run.model))
 
 
 def integrated_gradients(run: MethodRun, target: LogitTarget) -> Scores:
@@ -40,10 +40,10 @@ def integrated_gradients(run: MethodRun, target: LogitTarget) -> Scores:
     total: dict[str, Tensor] = {}
     for node, weight in zip(*np.polynomial.legendre.leggauss(int(run.option)), strict=True):
         s = (1 + float(node)) / 2
-        _, found = _target_gradients(run.loaded, run.item, target, logits.shape, s**4)
+        _, found = _gradients_of_target(run.loaded, run.item, target, logits.shape, s**4)
         total = {side: total.get(side, 0) + 2 * s**3 * float(weight) * one for side, one in found.items()}
-    baseline, _ = _target_gradients(run.loaded, run.item, target, logits.shape, 0.0)
-    return build_scores(target, logits, _gradients_times_input(total, run.model), baseline)
+    baseline, _ = _gradients_of_target(run.loaded, run.item, target, logits.shape, 0.0)
+    return build_target_scores(target, logits, _gradients_times_input(total, run.model), baseline)
 
 
 def _gradients_times_input(gradients: dict[str, Tensor], model: FrozenModel) -> Tensor:
@@ -51,7 +51,7 @@ def _gradients_times_input(gradients: dict[str, Tensor], model: FrozenModel) -> 
     return torch.cat([(gradients[stack.side] * stack.states[0]).sum(-1)[stack.real] for stack in order])
 
 
-def _target_gradients(
+def _gradients_of_target(
     loaded: LoadedModel, item: Item, target: LogitTarget, shape: torch.Size, factor: float
 ) -> tuple[float, dict[str, Tensor]]:
     """The target, and side -> (n, d) its gradient, with the inputs of the first layers multiplied by a factor."""
@@ -61,8 +61,8 @@ def _target_gradients(
         leaves[side] = (factor * x).detach().requires_grad_()
         return leaves[side]
 
-    with model_lock(loaded.base), torch.enable_grad(), change_first_inputs(loaded, scale):
-        made = find_logits(loaded.model(**forward_inputs(loaded, [item])))
+    with model_lock(loaded.base), torch.enable_grad(), change_inputs_before_output_head(loaded, scale):
+        made = find_output_head_logits(loaded.model(**forward_inputs(loaded, [item])))
         assert made is not None
         logits = made.reshape(shape)
         value = (target.direction(logits) * logits).sum()

@@ -1,4 +1,4 @@
-"""A model frozen at one input: every layer as an linear_map map, and states carried through these maps.
+"""A model frozen at one input: every layer as an affine map, and states carried through these maps.
 
 Attention weights, norm statistics and activation gates keep the values of the forward pass; the rest is linear in the
 hidden states. A map acts on states ``X`` (n, sources, d): one vector for each token and each source of information. The
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normscope.decompose.state import GatedUnit
-from normscope.tracing.closeness import misfit
+from normscope.tracing.closeness import closeness_misfit
 
 UPCAST = 1e-6  # rounding of a norm that computes in float32 regardless of the model's dtype
 
@@ -250,7 +250,7 @@ def norm_misfit(one: FrozenNorm, offset: float, x: Tensor, made: Tensor, toleran
         size *= one.gain.abs() + offset
         return (found, size) if one.constant is None else (found + one.constant, size + one.constant.abs())
 
-    return misfit(guess, made, tolerance)
+    return closeness_misfit(guess, made, tolerance)
 
 
 def forward_layer(layer: FrozenLayer, X: Tensor, encoder: Tensor | None = None, remainder: bool = True) -> Tensor:

@@ -16,32 +16,32 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.scopes import resolve_scopes, scope_aliases, scope_names
 
 
-def _refuse_two_sided(loaded: LoadedModel, option: str = "") -> str:
+def _method_refuses_two_sided(loaded: LoadedModel, option: str = "") -> str:
     reason = "cross-attention is not in its definition; use exact, decompx, alti+ or rollout:layer"
     return reason if loaded.two_sided else ""
 
 
-def _refuse_one_sided(loaded: LoadedModel, option: str = "") -> str:
+def _method_refuses_one_sided(loaded: LoadedModel, option: str = "") -> str:
     return "" if loaded.two_sided else "it is for a decoder that reads an encoder; use alti"
 
 
-def _refuse_pre_norm(loaded: LoadedModel, option: str = "") -> str:
+def _method_refuses_pre_norm(loaded: LoadedModel, option: str = "") -> str:
     if all(block.after for stack in loaded.stacks for block in stack.blocks):
-        return _refuse_two_sided(loaded)
+        return _method_refuses_two_sided(loaded)
     return "it follows vectors through the norm after the feed-forward, which only post-LN layers have"
 
 
-def _refuse_post_norm(loaded: LoadedModel, option: str = "") -> str:
+def _method_refuses_post_norm(loaded: LoadedModel, option: str = "") -> str:
     if any(block.after for stack in loaded.stacks for block in stack.blocks):
         return "its last state must be the sum of all block outputs, and post-LN layers normalise that sum"
-    return _refuse_two_sided(loaded)
+    return _method_refuses_two_sided(loaded)
 
 
-def _refuse_rollout(loaded: LoadedModel, option: str) -> str:
-    return _refuse_scope(loaded, option) if option else _refuse_two_sided(loaded)
+def _method_refuses_rollout(loaded: LoadedModel, option: str) -> str:
+    return _method_refuses_scope(loaded, option) if option else _method_refuses_two_sided(loaded)
 
 
-def _refuse_scope(loaded: LoadedModel, option: str) -> str:
+def _method_refuses_scope(loaded: LoadedModel, option: str) -> str:
     if not option:
         raise NormscopeError("rollout-raw needs a scope after a colon, such as rollout-raw:layer.")
     resolve_scopes([option], *(stack.blocks for stack in loaded.stacks))
@@ -53,7 +53,7 @@ def _refuse_scope(loaded: LoadedModel, option: str) -> str:
     return ""
 
 
-def _refuse_steps(loaded: LoadedModel, option: str) -> str:
+def _method_refuses_steps(loaded: LoadedModel, option: str) -> str:
     if not option.isdecimal() or not 1 <= int(option) <= 1000:
         raise NormscopeError(
             f"Unknown method 'integrated_gradients:{option}'. The option is the number of steps, 1 to 1000."
@@ -64,15 +64,17 @@ def _refuse_steps(loaded: LoadedModel, option: str) -> str:
 METHODS: dict[str, Method] = {
     "exact": Method(run_exact_maps, run_exact_scores),
     "decompx": Method(run_decompx_maps, run_decompx_scores, options=(*SPLITS, "none")),
-    "rollout": Method(run_rollout, free_option=True, refusal=_refuse_rollout),  # :scope, with rows that sum to one
-    "rollout-raw": Method(run_raw_rollout, free_option=True, refusal=_refuse_scope),  # :scope
-    "globenc": Method(run_globenc, options=("n_enc", *SCOPES, "n_fixedres", "w_res"), refusal=_refuse_pre_norm),
-    "alti": Method(run_alti, refusal=_refuse_two_sided),
-    "alti+": Method(run_alti, refusal=_refuse_one_sided),
-    "alti_logit": Method(None, run_alti_logit, options=("all", "attention"), refusal=_refuse_post_norm),
-    "value_zeroing": Method(run_value_zeroing, refusal=_refuse_two_sided),
+    "rollout": Method(
+        run_rollout, free_option=True, refusal=_method_refuses_rollout
+    ),  # :scope, with rows that sum to one
+    "rollout-raw": Method(run_raw_rollout, free_option=True, refusal=_method_refuses_scope),  # :scope
+    "globenc": Method(run_globenc, options=("n_enc", *SCOPES, "n_fixedres", "w_res"), refusal=_method_refuses_pre_norm),
+    "alti": Method(run_alti, refusal=_method_refuses_two_sided),
+    "alti+": Method(run_alti, refusal=_method_refuses_one_sided),
+    "alti_logit": Method(None, run_alti_logit, options=("all", "attention"), refusal=_method_refuses_post_norm),
+    "value_zeroing": Method(run_value_zeroing, refusal=_method_refuses_two_sided),
     "gradient_x_input": Method(None, gradient_x_input),
     "integrated_gradients": Method(
-        None, integrated_gradients, options=("50",), free_option=True, refusal=_refuse_steps
+        None, integrated_gradients, options=("50",), free_option=True, refusal=_method_refuses_steps
     ),
 }

@@ -15,7 +15,7 @@ from normscope.errors import NormscopeError
 from normscope.flow.maps import UPCAST, FrozenLinear, FrozenMap, FrozenNorm, norm_misfit
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules, linear_map
-from normscope.tracing.closeness import ELEMENT, PRODUCT, coarser, equal, is_product, rows_of
+from normscope.tracing.closeness import ELEMENT, PRODUCT, closeness_rows, coarser, is_close, is_close_to_product
 
 
 @dataclass
@@ -57,10 +57,10 @@ def log_module_calls(loaded: LoadedModel, outputs: LayerOutputs) -> Iterator[Mod
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
             given: Any = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
             mine = get_ident() == outputs.thread
-            if mine and outputs.finished and _holds_vectors(given) and _holds_vectors(made):
+            if mine and outputs.finished and _module_call_holds_vectors(given) and _module_call_holds_vectors(made):
                 dtype = coarser(given.dtype, made.dtype, loaded.dtype)
-                x, y = (rows_of(one.detach().to(loaded.dtype)) for one in (given, made))
-                if is_linear_or_norm(module):
+                x, y = (closeness_rows(one.detach().to(loaded.dtype)) for one in (given, made))
+                if module_call_is_linear_or_norm(module):
                     x, y = x.clone(), y.clone()
                 calls[outputs.finished].append(ModuleCall(module, name, x, y, dtype))
 
@@ -76,31 +76,31 @@ def log_module_calls(loaded: LoadedModel, outputs: LayerOutputs) -> Iterator[Mod
             handle.remove()
 
 
-def _holds_vectors(x: Any) -> bool:
+def _module_call_holds_vectors(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 0
 
 
-def is_linear_module(module: nn.Module) -> bool:
+def module_call_is_linear(module: nn.Module) -> bool:
     """Whether the module computes ``x W + b``, judged by its class."""
     return hasattr(module, "weight") and (hasattr(module, "in_features") or type(module).__name__ == "Conv1D")
 
 
-def is_linear_or_norm(module: nn.Module) -> bool:
+def module_call_is_linear_or_norm(module: nn.Module) -> bool:
     """Whether the module is linear or a norm, judged by its class."""
-    return is_linear_module(module) or _is_norm_module(module)
+    return module_call_is_linear(module) or _module_call_is_norm(module)
 
 
-def _is_norm_module(module: nn.Module) -> bool:
+def _module_call_is_norm(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     return type(module).__name__.endswith("Norm") and (weight is None or weight.dim() == 1)
 
 
 def module_call_map(call: ModuleCall) -> FrozenMap | None:
     """The map of a linear module or norm; None if its output differs from ``x W + b`` or the norm of its input."""
-    return _linear_module_map(call) if is_linear_module(call.module) else _norm_module_map(call)
+    return _linear_module_call_map(call) if module_call_is_linear(call.module) else _norm_module_call_map(call)
 
 
-def _linear_module_map(call: ModuleCall) -> FrozenLinear | None:
+def _linear_module_call_map(call: ModuleCall) -> FrozenLinear | None:
     x = call.input
     try:
         weight, bias = linear_map(call.module)
@@ -108,11 +108,11 @@ def _linear_module_map(call: ModuleCall) -> FrozenLinear | None:
         return None
     matrix = weight.detach().to(x.dtype).t()
     constant = None if bias is None else bias.detach().to(x.dtype)
-    fits = is_product(x, matrix, constant, call.output, PRODUCT[call.dtype])
+    fits = is_close_to_product(x, matrix, constant, call.output, PRODUCT[call.dtype])
     return FrozenLinear(matrix, constant) if fits else None
 
 
-def _norm_module_map(call: ModuleCall) -> FrozenNorm | None:
+def _norm_module_call_map(call: ModuleCall) -> FrozenNorm | None:
     module, x = call.module, call.input
     epsilon = next((e for e in (getattr(module, n, None) for n in ("eps", "variance_epsilon")) if e is not None), 0.0)
     weight, shift = getattr(module, "weight", None), getattr(module, "bias", None)
@@ -131,20 +131,20 @@ def _norm_module_map(call: ModuleCall) -> FrozenNorm | None:
     return None
 
 
-def describe_broken_module(call: ModuleCall) -> str:
+def describe_broken_module_call(call: ModuleCall) -> str:
     """Why a linear module or norm has no map."""
-    expected = "x W + b" if is_linear_module(call.module) else "the LayerNorm or RMSNorm"
+    expected = "x W + b" if module_call_is_linear(call.module) else "the LayerNorm or RMSNorm"
     return f"{call} does not output {expected} of its input; a hook, a wrapper or its class does something else"
 
 
-def encoder_tail(calls: Sequence[ModuleCall], state: Tensor) -> tuple[tuple[FrozenMap, ...], Tensor]:
+def encoder_tail_of_module_calls(calls: Sequence[ModuleCall], state: Tensor) -> tuple[tuple[FrozenMap, ...], Tensor]:
     """The norms after the last layer of an encoder, and the model's own states after them."""
     chain: list[FrozenMap] = []
     for call in calls:
-        if _is_norm_module(call.module) and equal(state, call.input, call.dtype):
+        if _module_call_is_norm(call.module) and is_close(state, call.input, call.dtype):
             one = module_call_map(call)
             if one is None:
-                raise NormscopeError(f"The encoder's states cannot be followed: {describe_broken_module(call)}.")
+                raise NormscopeError(f"The encoder's states cannot be followed: {describe_broken_module_call(call)}.")
             chain.append(one)
             state = call.output
     return tuple(chain), state

@@ -21,18 +21,18 @@ from normscope.flow.freeze import freeze_layers, log_layer_outputs
 from normscope.flow.maps import FrozenMap, FrozenModel, FrozenNorm
 from normscope.flow.module_calls import (
     ModuleCall,
-    describe_broken_module,
-    is_linear_module,
-    is_linear_or_norm,
+    describe_broken_module_call,
     log_module_calls,
+    module_call_is_linear,
+    module_call_is_linear_or_norm,
     module_call_map,
 )
-from normscope.flow.output_head_steps import HeadStep, StepCandidates, find_head_steps, step_candidates
+from normscope.flow.output_head_steps import HeadStep, StepCandidates, find_output_head_steps, head_step_candidates
 from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules
-from normscope.tracing.closeness import coarser, rows_of
+from normscope.tracing.closeness import closeness_rows, coarser
 from normscope.tracing.hooks import only_in_this_thread
 from normscope.tracing.trace import model_lock, module_to_call
 
@@ -82,38 +82,40 @@ def freeze_with_output_head(loaded: LoadedModel, item: Item, gate: Gate = "ig") 
     """The model with its output head, frozen at this input; without a head, `logits` is None."""
     found = freeze_layers(loaded, item, gate, head=True)
     outputs = tuple(found.output) if isinstance(found.output, dict) else ()
-    logits = find_logits(found.output)
+    logits = find_output_head_logits(found.output)
     if logits is None:
         return FrozenModel(found.stacks, outputs=outputs)
     last = found.stacks[-1]
-    seen = _read_head_pass(loaded, found.calls[last.side], logits, last.states[-1])
-    candidates = step_candidates(loaded.model, last.real, loaded.dtype)
+    seen = _read_output_head_pass(loaded, found.calls[last.side], logits, last.states[-1])
+    candidates = head_step_candidates(loaded.model, last.real, loaded.dtype)
     with torch.no_grad():
-        chain = build_head_chain(seen, candidates, loaded.model, lambda: _run_noisy_pass(loaded, item))
+        chain = build_output_head_chain(
+            seen, candidates, loaded.model, lambda: _run_noisy_output_head_pass(loaded, item)
+        )
     norms = next((n for n, one in enumerate(chain.maps) if not isinstance(one, FrozenNorm)), len(chain.maps))
     stacks = (*found.stacks[:-1], replace(last, tail=chain.maps[:norms]))
     return FrozenModel(stacks, chain.maps[norms:], seen.logits, chain.notes, outputs)
 
 
-def find_logits(output: Any) -> Tensor | None:
+def find_output_head_logits(output: Any) -> Tensor | None:
     """The logits among the outputs of a model; those of the tokens if it also has logits for the whole text."""
     found = (getattr(output, name, None) for name in ("logits", "prediction_logits"))
     return next((one for one in found if isinstance(one, Tensor)), None)
 
 
-def _read_head_pass(loaded: LoadedModel, calls: Sequence[ModuleCall], logits: Tensor, state: Tensor) -> HeadPass:
-    rows = _logit_rows(logits, calls, len(state)).to(loaded.dtype)
+def _read_output_head_pass(loaded: LoadedModel, calls: Sequence[ModuleCall], logits: Tensor, state: Tensor) -> HeadPass:
+    rows = _output_head_logit_rows(logits, calls, len(state)).to(loaded.dtype)
     return HeadPass(state, calls, rows, coarser(loaded.dtype, logits.dtype))
 
 
-def _logit_rows(logits: Tensor, calls: Sequence[ModuleCall], tokens: int) -> Tensor:
+def _output_head_logit_rows(logits: Tensor, calls: Sequence[ModuleCall], tokens: int) -> Tensor:
     """(rows, classes) of one item's logits: a row for each token, or one for all. A head with one number per token has
     one class."""
-    single = any(is_linear_module(call.module) and call.output.shape == (tokens, 1) for call in calls)
-    return logits.reshape(-1, 1) if single and logits.shape == (1, tokens) else rows_of(logits[0])
+    single = any(module_call_is_linear(call.module) and call.output.shape == (tokens, 1) for call in calls)
+    return logits.reshape(-1, 1) if single and logits.shape == (1, tokens) else closeness_rows(logits[0])
 
 
-def _run_noisy_pass(loaded: LoadedModel, item: Item) -> HeadPass:
+def _run_noisy_output_head_pass(loaded: LoadedModel, item: Item) -> HeadPass:
     """A pass over the same input with noise added to the input of the first layers, so that all states differ."""
     generator = torch.Generator().manual_seed(0)
 
@@ -127,16 +129,16 @@ def _run_noisy_pass(loaded: LoadedModel, item: Item) -> HeadPass:
         torch.no_grad(),
         log_layer_outputs(loaded) as outputs,
         log_module_calls(loaded, outputs) as calls,
-        change_first_inputs(loaded, add_noise),
+        change_inputs_before_output_head(loaded, add_noise),
     ):
-        logits = find_logits(model(**forward_inputs(loaded, [item])))
+        logits = find_output_head_logits(model(**forward_inputs(loaded, [item])))
     assert logits is not None
     side = loaded.stacks[-1].side
-    return _read_head_pass(loaded, calls[side], logits, outputs.latest[side])
+    return _read_output_head_pass(loaded, calls[side], logits, outputs.latest[side])
 
 
 @contextmanager
-def change_first_inputs(loaded: LoadedModel, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
+def change_inputs_before_output_head(loaded: LoadedModel, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
     """Replace the input x of the first layer of each side by ``change(side, x)`` while the context is open, in this
     thread only."""
     handles, seen = [], set()
@@ -163,7 +165,7 @@ def change_first_inputs(loaded: LoadedModel, change: Callable[[str, Tensor], Ten
             handle.remove()
 
 
-def build_head_chain(
+def build_output_head_chain(
     seen: HeadPass, candidates: StepCandidates, model: nn.Module, run_again: Callable[[], HeadPass]
 ) -> HeadChain:
     """The maps from the last layer's states to the logits. If a step is ambiguous in this pass, it must also hold in
@@ -171,8 +173,8 @@ def build_head_chain(
     points = [_ChainPoint(-1, seen.state, coarser(seen.state.dtype, seen.dtype))]
     broken = []
     for number, call in enumerate(seen.calls):
-        has_map = is_linear_or_norm(call.module)
-        found = _find_source(points, call.input if has_map else call.output, call.dtype, candidates)
+        has_map = module_call_is_linear_or_norm(call.module)
+        found = _find_output_head_source(points, call.input if has_map else call.output, call.dtype, candidates)
         if found is None:
             continue  # not computed from the chain, or in an unknown way
         point, steps = found
@@ -182,35 +184,35 @@ def build_head_chain(
             continue
         link = _ChainLink(point.number, steps, number, one)
         points.append(_ChainPoint(number, call.output, call.dtype, (*point.links, link)))
-    found = _find_source(points, seen.logits, seen.dtype, candidates)
+    found = _find_output_head_source(points, seen.logits, seen.dtype, candidates)
     if found is None:
-        raise _unknown_head_error(model, _locate_unknown_step(seen, points, broken, candidates))
+        raise _unknown_output_head_error(model, _locate_output_head_gap(seen, points, broken, candidates))
     point, steps = found
-    return _resolve_chain((*point.links, _ChainLink(point.number, steps)), seen, model, run_again)
+    return _resolve_output_head_chain((*point.links, _ChainLink(point.number, steps)), seen, model, run_again)
 
 
-def _find_source(
+def _find_output_head_source(
     points: Sequence[_ChainPoint], t: Tensor, dtype: torch.dtype, candidates: StepCandidates
 ) -> tuple[_ChainPoint, list[HeadStep]] | None:
     """The point that a tensor was computed from, the latest if several are possible, and the steps from there."""
     best = None
     for point in reversed(points):
-        steps = find_head_steps(point.value, t, coarser(point.dtype, dtype), candidates)
+        steps = find_output_head_steps(point.value, t, coarser(point.dtype, dtype), candidates)
         if steps and not steps[0].maps:
             return point, steps
         best = best or ((point, steps) if steps else None)
     return best
 
 
-def _resolve_chain(
+def _resolve_output_head_chain(
     links: Sequence[_ChainLink], seen: HeadPass, model: nn.Module, run_again: Callable[[], HeadPass]
 ) -> HeadChain:
     """The chain of maps, with every ambiguous step decided by a second pass."""
     if any(len(link.steps) > 1 or not link.steps[0].sure for link in links):
         other = run_again()
         if [call.module for call in other.calls] != [call.module for call in seen.calls]:
-            raise _unknown_head_error(model, "other modules run when its input changes")
-        links = [replace(link, steps=_steps_that_hold(link, seen, other, model)) for link in links]
+            raise _unknown_output_head_error(model, "other modules run when its input changes")
+        links = [replace(link, steps=_resolve_output_head_link(link, seen, other, model)) for link in links]
     maps: list[FrozenMap] = []
     for link in links:
         maps += link.steps[0].maps
@@ -219,7 +221,7 @@ def _resolve_chain(
     return HeadChain(tuple(maps), tuple(link.steps[0].note for link in links if link.steps[0].note))
 
 
-def _steps_that_hold(link: _ChainLink, seen: HeadPass, other: HeadPass, model: nn.Module) -> list[HeadStep]:
+def _resolve_output_head_link(link: _ChainLink, seen: HeadPass, other: HeadPass, model: nn.Module) -> list[HeadStep]:
     """The one step of a link that also holds in another pass."""
     if len(link.steps) == 1 and link.steps[0].sure:
         return link.steps
@@ -230,34 +232,34 @@ def _steps_that_hold(link: _ChainLink, seen: HeadPass, other: HeadPass, model: n
     if len(holding) == 1:
         return holding
     reason = "may read any of several equal tokens" if holding else "depends on the input in an unknown way"
-    raise _unknown_head_error(model, f"{_describe_link(seen, link.source, link.number)} {reason}")
+    raise _unknown_output_head_error(model, f"{_describe_output_head_link(seen, link.source, link.number)} {reason}")
 
 
-def _unknown_head_error(model: nn.Module, where: str) -> NormscopeError:
+def _unknown_output_head_error(model: nn.Module, where: str) -> NormscopeError:
     return NormscopeError(
         f"The head of {type(model).__name__} cannot be decomposed: {where}. Leave the target out to get the flow to "
         "the hidden states."
     )
 
 
-def _locate_unknown_step(
+def _locate_output_head_gap(
     seen: HeadPass, points: Sequence[_ChainPoint], broken: Sequence[ModuleCall], candidates: StepCandidates
 ) -> str:
     """Where the first step without a known form is."""
     if broken:
-        return describe_broken_module(broken[0])
+        return describe_broken_module_call(broken[0])
     last = points[-1]
     for call in seen.calls[last.number + 1 :]:  # a module without children whose input, but not output, is reached
         leaf = not any(True for _ in call.module.children())
-        reached = leaf and _find_source(points, call.input, call.dtype, candidates)
-        if reached and not _find_source(points, call.output, call.dtype, candidates):
+        reached = leaf and _find_output_head_source(points, call.input, call.dtype, candidates)
+        if reached and not _find_output_head_source(points, call.output, call.dtype, candidates):
             return f"{call} has none of the known forms ({FORMS})"
     later = range(last.number + 1, len(seen.calls))
-    following = next((n for n in later if is_linear_or_norm(seen.calls[n].module)), None)
-    return f"{_describe_link(seen, last.number, following)} has none of the known forms ({FORMS})"
+    following = next((n for n in later if module_call_is_linear_or_norm(seen.calls[n].module)), None)
+    return f"{_describe_output_head_link(seen, last.number, following)} has none of the known forms ({FORMS})"
 
 
-def _describe_link(seen: HeadPass, source: int, target: int | None) -> str:
+def _describe_output_head_link(seen: HeadPass, source: int, target: int | None) -> str:
     start = "the last layer" if source < 0 else str(seen.calls[source])
     end = "the logits" if target is None else str(seen.calls[target])
     return f"the step between {start} and {end}"

@@ -19,7 +19,7 @@ from transformers.activations import ACT2FN
 
 from normscope.decompose.activations import CLOSED_FORMS, gate_coefficient
 from normscope.flow.maps import FrozenMap, FrozenPool, FrozenScale
-from normscope.tracing.closeness import ELEMENT, PIECE, equal, misfit
+from normscope.tracing.closeness import ELEMENT, PIECE, closeness_misfit, is_close
 
 Function = Callable[[Tensor], Tensor]
 ACTIVATIONS = ("tanh", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "silu", "quick_gelu", "sigmoid")
@@ -49,9 +49,9 @@ class HeadStep:
     note: str = ""
 
 
-def step_candidates(model: PreTrainedModel, real: Tensor, dtype: torch.dtype) -> StepCandidates:
+def head_step_candidates(model: PreTrainedModel, real: Tensor, dtype: torch.dtype) -> StepCandidates:
     """The candidates in the config and the parameters of a model."""
-    values = list(_config_entries(model.config.to_dict()))
+    values = list(_head_step_config_entries(model.config.to_dict()))
     named = [value for _, value in values if isinstance(value, str) and value in ACT2FN]
     numbers = [(key, float(v)) for key, v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
     capped = [v for key, v in numbers if key == "final_logit_softcapping"]
@@ -65,55 +65,59 @@ def step_candidates(model: PreTrainedModel, real: Tensor, dtype: torch.dtype) ->
     return StepCandidates(activations, capped[0] if capped else None, factors, constants, real)
 
 
-def _config_entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _head_step_config_entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The entries of a config and its nested configs."""
     for key, value in config.items():
         yield key, value
         if isinstance(value, Mapping):
-            yield from _config_entries(value)
+            yield from _head_step_config_entries(value)
 
 
-def find_head_steps(s: Tensor, t: Tensor, dtype: torch.dtype, known: StepCandidates) -> list[HeadStep]:
+def find_output_head_steps(s: Tensor, t: Tensor, dtype: torch.dtype, known: StepCandidates) -> list[HeadStep]:
     """The steps that take s to t, both computed in `dtype`: usually one or none, several if tokens are equal."""
-    if equal(s, t, dtype):
+    if is_close(s, t, dtype):
         return [HeadStep()]
     if len(t) == 1 and len(s) > 1:
-        return _find_pooling_steps(s, t, dtype, known)
-    one = _find_elementwise_step(s, t, dtype, known)
+        return _find_pooling_head_steps(s, t, dtype, known)
+    one = _find_elementwise_head_step(s, t, dtype, known)
     return [] if one is None else [one]
 
 
-def _find_pooling_steps(s: Tensor, t: Tensor, dtype: torch.dtype, known: StepCandidates) -> list[HeadStep]:
+def _find_pooling_head_steps(s: Tensor, t: Tensor, dtype: torch.dtype, known: StepCandidates) -> list[HeadStep]:
     """The steps that pool all vectors into one, perhaps followed by an elementwise function."""
-    pools = [pool for pool in _candidate_pools(s, known.real) if len(pool.weights) * s.shape[-1] == t.shape[-1]]
+    pools = [
+        pool for pool in _head_step_candidate_pools(s, known.real) if len(pool.weights) * s.shape[-1] == t.shape[-1]
+    ]
     plain = [
-        HeadStep((pool,), lambda s, t, pool=pool: _matches_pool(pool, dtype, s, t))  # type: ignore[misc]
+        HeadStep((pool,), lambda s, t, pool=pool: _matches_head_step_pool(pool, dtype, s, t))  # type: ignore[misc]
         for pool in pools
-        if _matches_pool(pool, dtype, s, t)
+        if _matches_head_step_pool(pool, dtype, s, t)
     ]
     if plain or t.numel() < MIN_ELEMENTS:
         return plain
-    changed = [(pool, _find_elementwise_step(pool.forward(s[:, None], None)[:, 0], t, dtype, known)) for pool in pools]
-    return [_pool_then_step(pool, one) for pool, one in changed if one is not None]
+    changed = [
+        (pool, _find_elementwise_head_step(pool.forward(s[:, None], None)[:, 0], t, dtype, known)) for pool in pools
+    ]
+    return [_pool_then_head_step(pool, one) for pool, one in changed if one is not None]
 
 
-def _pool_then_step(pool: FrozenPool, one: HeadStep) -> HeadStep:
+def _pool_then_head_step(pool: FrozenPool, one: HeadStep) -> HeadStep:
     def fits(s: Tensor, t: Tensor) -> bool:
         return one.fits(pool.forward(s[:, None], None)[:, 0], t)
 
     return HeadStep((pool, *one.maps), fits, one.sure, one.note)
 
 
-def _matches_pool(pool: FrozenPool, dtype: torch.dtype, s: Tensor, t: Tensor) -> bool:
+def _matches_head_step_pool(pool: FrozenPool, dtype: torch.dtype, s: Tensor, t: Tensor) -> bool:
     """Whether pooling s gives t: exactly for a single row, within rounding for a mean."""
     made = pool.forward(s[:, None], None)[:, 0]
     if len(pool.weights) == 1 and int(pool.weights.count_nonzero()) == 1:
         return torch.equal(made.to(dtype), t.to(dtype))
     size = pool.forward(s.abs()[:, None], None)[:, 0]
-    return misfit(lambda rows: (made[rows], size[rows]), t, ELEMENT[dtype]) <= 1
+    return closeness_misfit(lambda rows: (made[rows], size[rows]), t, ELEMENT[dtype]) <= 1
 
 
-def _candidate_pools(s: Tensor, real: Tensor) -> Iterator[FrozenPool]:
+def _head_step_candidate_pools(s: Tensor, real: Tensor) -> Iterator[FrozenPool]:
     """The ways to pool all tokens: one token, the mean of all or of those not masked, or the first token beside the
     mean of the others, with or without register tokens."""
     eye = torch.eye(len(s), dtype=s.dtype, device=s.device)
@@ -137,18 +141,18 @@ class _ElementwiseCandidate:
 
     def misfit(self, s: Tensor, t: Tensor, dtype: torch.dtype) -> float:
         """How far the function of s is from t; equal up to 1."""
-        return misfit(lambda rows: self.guess(s[rows]), t, ELEMENT[dtype])
+        return closeness_misfit(lambda rows: self.guess(s[rows]), t, ELEMENT[dtype])
 
 
-def _find_elementwise_step(s: Tensor, t: Tensor, dtype: torch.dtype, known: StepCandidates) -> HeadStep | None:
+def _find_elementwise_head_step(s: Tensor, t: Tensor, dtype: torch.dtype, known: StepCandidates) -> HeadStep | None:
     """The elementwise function that takes s to t; the closest if several do within rounding."""
     if s.shape != t.shape or s.numel() == 0:
         return None
     candidates = [
-        *_activation_candidates(known),
-        *_softcap_candidates(known),
-        *_factor_candidates(s, t, known),
-        *_constant_candidates(s, t, dtype, known),
+        *_activation_head_step_candidates(known),
+        *_softcap_head_step_candidates(known),
+        *_factor_head_step_candidates(s, t, known),
+        *_constant_head_step_candidates(s, t, dtype, known),
     ]
     off = [one.misfit(s, t, dtype) for one in candidates]
     nearest = min(range(len(off)), key=off.__getitem__)
@@ -158,7 +162,7 @@ def _find_elementwise_step(s: Tensor, t: Tensor, dtype: torch.dtype, known: Step
     return HeadStep((best.freeze(s),), lambda s, t: best.misfit(s, t, dtype) <= 1, best.sure, best.note)
 
 
-def _activation_candidates(known: StepCandidates) -> Iterator[_ElementwiseCandidate]:
+def _activation_head_step_candidates(known: StepCandidates) -> Iterator[_ElementwiseCandidate]:
     for name, function in known.activations.items():
 
         def guess(a: Tensor, function: Function = function) -> tuple[Tensor, Tensor]:
@@ -172,7 +176,7 @@ def _activation_candidates(known: StepCandidates) -> Iterator[_ElementwiseCandid
         yield _ElementwiseCandidate(guess, freeze)
 
 
-def _softcap_candidates(known: StepCandidates) -> Iterator[_ElementwiseCandidate]:
+def _softcap_head_step_candidates(known: StepCandidates) -> Iterator[_ElementwiseCandidate]:
     """``c tanh(a / c)``, frozen at its ratio to a."""
     if known.softcap is not None:
         cap = known.softcap
@@ -185,7 +189,7 @@ def _softcap_candidates(known: StepCandidates) -> Iterator[_ElementwiseCandidate
         yield _ElementwiseCandidate(guess, lambda a: FrozenScale(CLOSED_FORMS["tanh"](a / cap)), note=note)
 
 
-def _factor_candidates(s: Tensor, t: Tensor, known: StepCandidates) -> Iterator[_ElementwiseCandidate]:
+def _factor_head_step_candidates(s: Tensor, t: Tensor, known: StepCandidates) -> Iterator[_ElementwiseCandidate]:
     """``t = k s`` with one k for all rows and units, by least squares. Unless k is found in the config it may depend on
     the input. With few or nearly equal numbers a factor cannot be distinguished from a constant."""
     total, square, product = 0.0, 0.0, 0.0
@@ -205,27 +209,29 @@ def _factor_candidates(s: Tensor, t: Tensor, known: StepCandidates) -> Iterator[
     yield _ElementwiseCandidate(guess, lambda a: FrozenScale(a.new_full((a.shape[-1],), factor)), sure)
 
 
-def _constant_candidates(
+def _constant_head_step_candidates(
     s: Tensor, t: Tensor, dtype: torch.dtype, known: StepCandidates
 ) -> Iterator[_ElementwiseCandidate]:
     """``t = s + b`` with one b for all rows: a vector of the model, or any vector that is the same in all rows."""
     vectors = known.constants.get(s.shape[-1], s[:0])
     near = (s[0] + vectors - t[0]).abs() <= ELEMENT[dtype] * (s[0].abs() + vectors.abs())
-    named = [_constant_candidate(b) for b in vectors[near.all(-1)]]
+    named = [_constant_head_step_candidate(b) for b in vectors[near.all(-1)]]
     yield from named
     b = (t.mean(0, dtype=torch.float64) - s.mean(0, dtype=torch.float64)).to(s.dtype)
-    if _distinguishes_constant(s, b, ELEMENT[dtype]) and not any(one.misfit(s, t, dtype) <= 1 for one in named):
-        yield replace(_constant_candidate(b), sure=False)
+    if _distinguishes_head_step_constant(s, b, ELEMENT[dtype]) and not any(
+        one.misfit(s, t, dtype) <= 1 for one in named
+    ):
+        yield replace(_constant_head_step_candidate(b), sure=False)
 
 
-def _constant_candidate(b: Tensor) -> _ElementwiseCandidate:
+def _constant_head_step_candidate(b: Tensor) -> _ElementwiseCandidate:
     def guess(a: Tensor) -> tuple[Tensor, Tensor]:
         return a + b, a.abs() + b.abs()
 
     return _ElementwiseCandidate(guess, lambda a: FrozenScale(torch.ones_like(b), b))
 
 
-def _distinguishes_constant(s: Tensor, b: Tensor, tolerance: float) -> bool:
+def _distinguishes_head_step_constant(s: Tensor, b: Tensor, tolerance: float) -> bool:
     """Whether the rows of s differ enough to distinguish a constant b from a factor: in every unit that b changes, the
     factor ``1 + b / s`` of one row would be wrong in another by more than rounding."""
     if len(s) < 2:

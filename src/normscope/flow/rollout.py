@@ -35,12 +35,12 @@ def roll_out_sides(sides: list[Tensor]) -> FlowMaps:
     return rollout(sides[-1], rollout(sides[0])[-1] if len(sides) == 2 else None), None
 
 
-def half_residual(weights: Tensor) -> Tensor:
+def rollout_half_residual(weights: Tensor) -> Tensor:
     """``0.5 A + 0.5 I``, A the mean of the heads."""
     return 0.5 * weights + 0.5 * torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
 
 
-def side_scope_maps(run: MethodRun, scope: str) -> list[Tensor]:
+def scope_maps_for_rollout(run: MethodRun, scope: str) -> list[Tensor]:
     """The maps of one scope, as `Analyzer.analyze` computes them, for each side."""
     requests = requests_for(run.loaded, Options(scopes=[scope]))
     found: Any = run_requests(run.loaded, [run.item], requests, run.workspace)[0]
@@ -50,10 +50,10 @@ def side_scope_maps(run: MethodRun, scope: str) -> list[Tensor]:
 def run_rollout(run: MethodRun) -> FlowMaps:
     """Attention rollout, or that of any scope with rows that sum to one."""
     if run.option:
-        return roll_out_sides([normalise_rows(one) for one in side_scope_maps(run, run.option)])
-    return roll_out_sides([half_residual(one) for one in side_scope_maps(run, "weights")])
+        return roll_out_sides([normalise_rows(one) for one in scope_maps_for_rollout(run, run.option)])
+    return roll_out_sides([rollout_half_residual(one) for one in scope_maps_for_rollout(run, "weights")])
 
 
 def run_raw_rollout(run: MethodRun) -> FlowMaps:
     """The rollout of a scope's maps without normalization."""
-    return roll_out_sides(side_scope_maps(run, run.option))
+    return roll_out_sides(scope_maps_for_rollout(run, run.option))

@@ -15,7 +15,7 @@ from normscope.flow.interface import FlowMaps, Method, MethodRun
 from normscope.flow.methods import METHODS
 from normscope.flow.output_head import freeze_with_output_head
 from normscope.flow.result import Flow, Scores
-from normscope.flow.targets import build_scores, resolve_target, target_row_of_map
+from normscope.flow.targets import build_target_scores, resolve_target, target_row_of_map
 from normscope.inputs.item import Item
 from normscope.labels import Label
 from normscope.models.loaded import LoadedModel
@@ -105,7 +105,7 @@ def _add_scores(found: Flow, run: MethodRun, method: Method, target: Any, positi
     if method.scores is None:
         assert model.logits is not None
         maps = found.maps, found.completeness
-        to = build_scores(logit, model.logits, target_row_of_map(logit, model, found.map))
+        to = build_target_scores(logit, model.logits, target_row_of_map(logit, model, found.map))
         return replace(found, to=to, _maps=lambda: maps)
     to = method.scores(run, logit)
     if method.maps is not None and gate != "tangent":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normscope.errors import NormscopeError
 from normscope.labels import Label
-from normscope.saving import read_tensors, tensors_under, write_tensors
+from normscope.saving import load_saved_tensors, save_tensors, tensors_under
 
 if TYPE_CHECKING:
     from normscope.flow.result import Flow, Scores
@@ -43,22 +43,22 @@ def save_flow(path: str | os.PathLike[str], flow: Flow) -> Path:
         "to": None if to is None else {name: getattr(to, name) for name in numbers},
         "info": json.loads(json.dumps(dict(flow.info), default=str)),
     }
-    return write_tensors(path, tensors, meta)
+    return save_tensors(path, tensors, meta)
 
 
 def load_flow(path: str | os.PathLike[str], make_flow: Callable[..., Flow], make_scores: Callable[..., Scores]) -> Flow:
     """Read a file written by `save_flow`; refuse a damaged or foreign one. Pass the classes Flow and Scores."""
-    tensors, meta = read_tensors(path, "Flow.save", FORMAT)
+    tensors, meta = load_saved_tensors(path, "Flow.save", FORMAT)
     try:
-        flow = _build_flow(tensors, meta, make_flow, make_scores)
+        flow = _build_saved_flow(tensors, meta, make_flow, make_scores)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NormscopeError(f"{path} lacks a part of a flow: {error}.") from error
-    if not _flow_labels_fit(flow):
+    if not _saved_flow_labels_fit(flow):
         raise NormscopeError(f"{path} is damaged: its labels do not fit its tensors.")
     return flow
 
 
-def _build_flow(
+def _build_saved_flow(
     tensors: Mapping[str, Tensor],
     meta: Mapping[str, Any],
     make_flow: Callable[..., Flow],
@@ -75,11 +75,11 @@ def _build_flow(
         layers=tuple(meta["layers"]),
         to=to,
         info=dict(meta["info"]),
-        _maps=None if maps is None else partial(return_maps, maps, tensors.get("completeness")),
+        _maps=None if maps is None else partial(return_saved_flow_maps, maps, tensors.get("completeness")),
     )
 
 
-def _flow_labels_fit(flow: Flow) -> bool:
+def _saved_flow_labels_fit(flow: Flow) -> bool:
     """Whether the labels match the shapes of the tensors."""
     layers, rows, columns = len(flow.layers), len(flow.rows), len(flow.columns)
     fits = not flow.has_maps or tuple(flow.maps.shape) == (layers, rows, columns)
@@ -92,6 +92,6 @@ def _flow_labels_fit(flow: Flow) -> bool:
     return fits
 
 
-def return_maps(maps: Tensor, completeness: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def return_saved_flow_maps(maps: Tensor, completeness: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The maps as they are: the `_maps` of a flow that was loaded, copied or unpickled."""
     return maps, completeness

@@ -35,7 +35,7 @@ class LogitTarget:
         return float((self.direction(logits).double() * logits.double()).sum())
 
 
-def build_scores(target: LogitTarget, logits: Tensor, found: Tensor, remainder: float = nan) -> Scores:
+def build_target_scores(target: LogitTarget, logits: Tensor, found: Tensor, remainder: float = nan) -> Scores:
     """The scores of a target; without a remainder, they do not decompose it and their completeness is nan."""
     value, total = target.value(logits), found.double()
     size = max(abs(value), float(total.abs().sum()), 1e-30)
@@ -68,22 +68,22 @@ def resolve_target(
             f"{type(loaded.model).__name__} {has}, so there is no logit to explain. Load the model with another head, "
             "such as AutoModelForCausalLM or AutoModelForSequenceClassification, or leave the target out."
         )
-    row = _logit_row(loaded, model.logits, tokens, position)
+    row = _target_logit_row(loaded, model.logits, tokens, position)
     wanted = target if isinstance(target, tuple) else (target,)
     if len(wanted) not in (1, 2):
         raise NormscopeError(
             f"A target is one class or token, or a tuple of two for their difference, not {len(wanted)}."
         )
-    indices = tuple(_logit_index(loaded, model.logits, row, one) for one in wanted)
+    indices = tuple(_target_logit_index(loaded, model.logits, row, one) for one in wanted)
     if len(indices) == 2 and indices[0] == indices[1]:
         raise NormscopeError("The two targets are the same, so their difference is zero.")
-    named = " minus ".join(_logit_name(loaded, model.logits, index) for index in indices)
+    named = " minus ".join(_target_logit_name(loaded, model.logits, index) for index in indices)
     place = f" at position {row}" if len(model.logits) > 1 else ""
     notes = "".join(f" ({note})" for note in model.notes)
     return LogitTarget(row, indices, f"logit of {named}{notes}{place}")
 
 
-def _logit_row(loaded: LoadedModel, logits: Tensor, tokens: tuple[str, ...], position: Any) -> int:
+def _target_logit_row(loaded: LoadedModel, logits: Tensor, tokens: tuple[str, ...], position: Any) -> int:
     size = len(logits)
     if position is not None:
         if isinstance(position, bool) or not isinstance(position, int):
@@ -101,12 +101,12 @@ def _logit_row(loaded: LoadedModel, logits: Tensor, tokens: tuple[str, ...], pos
     raise NormscopeError("This model has logits at every token: pass position=, or mask a token in the text.")
 
 
-def _logit_index(loaded: LoadedModel, logits: Tensor, row: int, target: Any) -> int:
+def _target_logit_index(loaded: LoadedModel, logits: Tensor, row: int, target: Any) -> int:
     size = logits.shape[1]
     if isinstance(target, str):
         if target == "top":
             return int(logits[row].argmax())
-        return _index_of_name(loaded, size, target)
+        return _target_index_of_name(loaded, size, target)
     if isinstance(target, bool) or not isinstance(target, int):
         raise NormscopeError(f"A target is an index, a label or a token, not {type(target).__name__} {target!r}.")
     if not -size <= target < size:
@@ -114,9 +114,9 @@ def _logit_index(loaded: LoadedModel, logits: Tensor, row: int, target: Any) -> 
     return target % size
 
 
-def _index_of_name(loaded: LoadedModel, size: int, target: str) -> int:
-    if not _has_vocabulary_logits(loaded, size):
-        labels = {name.lower(): index for index, name in class_names(loaded).items()}
+def _target_index_of_name(loaded: LoadedModel, size: int, target: str) -> int:
+    if not _target_has_vocabulary_logits(loaded, size):
+        labels = {name.lower(): index for index, name in target_class_names(loaded).items()}
         if target.lower() not in labels and target.isdecimal() and int(target) < size:
             return int(target)
         if target.lower() not in labels:
@@ -137,18 +137,18 @@ def _index_of_name(loaded: LoadedModel, size: int, target: str) -> int:
     raise NormscopeError(f"{target!r} is split into {pieces}; pass one of these tokens.")
 
 
-def _has_vocabulary_logits(loaded: LoadedModel, size: int) -> bool:
+def _target_has_vocabulary_logits(loaded: LoadedModel, size: int) -> bool:
     return size >= int(getattr(loaded.model.config, "vocab_size", 2**62))
 
 
-def class_names(loaded: LoadedModel) -> dict[int, str]:
+def target_class_names(loaded: LoadedModel) -> dict[int, str]:
     """The names of a classifier's classes by index, from the config."""
     found: Any = loaded.model.config.id2label or {}
     return {int(index): str(name) for index, name in found.items()}
 
 
-def _logit_name(loaded: LoadedModel, logits: Tensor, index: int) -> str:
-    if _has_vocabulary_logits(loaded, logits.shape[1]):
+def _target_logit_name(loaded: LoadedModel, logits: Tensor, index: int) -> str:
+    if _target_has_vocabulary_logits(loaded, logits.shape[1]):
         token = loaded.tokenizer.convert_ids_to_tokens(index) if loaded.tokenizer is not None else index
         return repr(token)
-    return repr(class_names(loaded).get(index, index))
+    return repr(target_class_names(loaded).get(index, index))

@@ -38,22 +38,27 @@ def value_zeroing_maps(loaded: LoadedModel, item: Item, model: FrozenModel) -> T
     (part,) = (b.op for block in stack.blocks for b in block.branches if isinstance(b.op, Attention))
     real = item.sides[stack.side].real.nonzero().flatten().tolist()
     found = []
-    sizes = _value_head_sizes(model)
+    sizes = _value_zeroing_head_sizes(model)
     with model_lock(loaded.base), torch.no_grad():
-        for layer, args, kwargs, y in _record_layer_runs(loaded, item):
+        for layer, args, kwargs, y in _record_value_zeroing_runs(loaded, item):
             found.append(
-                [_cosine_distance(y, _run_without_value(j, layer, part, sizes, args, kwargs))[real] for j in real]
+                [
+                    _value_zeroing_cosine_distance(y, _run_with_value_zeroing(j, layer, part, sizes, args, kwargs))[
+                        real
+                    ]
+                    for j in real
+                ]
             )
     return normalise_rows(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())
 
 
-def _record_layer_runs(loaded: LoadedModel, item: Item) -> list[LayerRun]:
+def _record_value_zeroing_runs(loaded: LoadedModel, item: Item) -> list[LayerRun]:
     """Every layer call of a forward pass; a shared layer occurs several times."""
     runs: list[LayerRun] = []
     handles = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-        runs.append((module, args, kwargs, _layer_output(made)))
+        runs.append((module, args, kwargs, _value_zeroing_layer_output(made)))
 
     try:
         for layer in layer_modules(loaded.base, loaded.stacks[0]):
@@ -65,7 +70,7 @@ def _record_layer_runs(loaded: LoadedModel, item: Item) -> list[LayerRun]:
     return runs
 
 
-def _run_without_value(
+def _run_with_value_zeroing(
     j: int, layer: nn.Module, part: Attention, sizes: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
     """The layer's output with the values of token j, their bias included, set to zero."""
@@ -77,12 +82,12 @@ def _run_without_value(
 
     handle = layer.get_submodule(part.value).register_forward_hook(only_in_this_thread(hook))
     try:
-        return _layer_output(layer(*args, **kwargs))
+        return _value_zeroing_layer_output(layer(*args, **kwargs))
     finally:
         handle.remove()
 
 
-def _value_head_sizes(model: FrozenModel) -> tuple[int, int]:
+def _value_zeroing_head_sizes(model: FrozenModel) -> tuple[int, int]:
     """The number of value heads, and their width."""
     blocks = model.stacks[0].layers[0].blocks
     found = (one for block in blocks for chain in block.branches for one in chain if isinstance(one, FrozenAttention))
@@ -90,10 +95,10 @@ def _value_head_sizes(model: FrozenModel) -> tuple[int, int]:
     return attention.shared, attention.value.shape[2]
 
 
-def _layer_output(made: Any) -> Tensor:
+def _value_zeroing_layer_output(made: Any) -> Tensor:
     return made[0] if isinstance(made, tuple) else made  # type: ignore[no-any-return]
 
 
-def _cosine_distance(y: Tensor, other: Tensor) -> Tensor:
+def _value_zeroing_cosine_distance(y: Tensor, other: Tensor) -> Tensor:
     """(n,): 1 - cos, clamped at zero against rounding."""
     return (1 - torch.cosine_similarity(y[0].double(), other[0].double(), dim=-1)).clamp_min(0)

@@ -30,14 +30,15 @@ def _encode_input(loaded: LoadedModel, given: Any, truncation: bool, generate: i
             raise NormscopeError(
                 f"{loaded.family.name} is a vision model and does not generate text. Leave generate out."
             )
-        return media.image_item(given, loaded.tokenizer, loaded.base)
+        return media.media_image_items(given, loaded.tokenizer, loaded.base)
     if loaded.two_sided:
         return _encode_pair(loaded, given, truncation, generate)
     _refuse_image(given)
     items = encode_text(given, loaded.tokenizer, loaded.limits, truncation)
     if generate is not None:
         return [
-            generation.continue_text(loaded.model, loaded.tokenizer, item, generate, loaded.limits) for item in items
+            generation.generate_continuation(loaded.model, loaded.tokenizer, item, generate, loaded.limits)
+            for item in items
         ]
     return items
 
@@ -69,7 +70,7 @@ def _encode_pair(loaded: LoadedModel, given: Any, truncation: bool, generate: in
                 f"{loaded.family.name} is a speech model: pass a dict with input_features from its feature extractor, "
                 f"not {type(source).__name__}."
             )
-        sources = media.sound_items(source, loaded.base.config)
+        sources = media.media_sound_items(source, loaded.base.config)
     else:
         _refuse_image(source)
         sources = encode_text(source, loaded.tokenizer, loaded.limits, truncation)
@@ -85,7 +86,7 @@ def _encode_pair(loaded: LoadedModel, given: Any, truncation: bool, generate: in
         targets = encode_text(target, loaded.tokenizer, loaded.target_limits, truncation)
     else:
         targets = [
-            generation.force_target(loaded.model, loaded.tokenizer, target, loaded.target_limits, truncation)
+            generation.force_generation_target(loaded.model, loaded.tokenizer, target, loaded.target_limits, truncation)
             for _ in sources
         ]
     if len(targets) != len(sources):

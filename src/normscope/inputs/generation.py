@@ -18,7 +18,7 @@ from normscope.models.loaded import Limits
 MAX_TARGET = 64  # default maximum length of a generated target
 
 
-def chat_text(tokenizer: Any, chat: Any) -> dict[str, Any]:
+def chat_text_for_generation(tokenizer: Any, chat: Any) -> dict[str, Any]:
     """Encode a conversation with the chat template, ready for the model's next turn."""
     if not getattr(tokenizer, "chat_template", None):
         raise NormscopeError("This tokenizer has no chat template. Pass the prompt as text.")
@@ -32,11 +32,11 @@ def chat_text(tokenizer: Any, chat: Any) -> dict[str, Any]:
     return dict(tokenizer(text, add_special_tokens=False))
 
 
-def continue_text(model: Any, tokenizer: Any, item: Item, tokens: int, limits: Limits) -> Item:
+def generate_continuation(model: Any, tokenizer: Any, item: Item, tokens: int, limits: Limits) -> Item:
     """The item followed by at most `tokens` tokens that the model generates greedily."""
     if limits.side != "decoder":
         raise NormscopeError("This model is an encoder and does not generate text. Leave generate out.")
-    count = _check_token_count(tokens)
+    count = _check_generated_count(tokens)
     extra = set(item.tensors) - {"input_ids", "attention_mask"}
     if extra:
         raise NormscopeError(f"Cannot continue a prompt with {', '.join(sorted(extra))}. Pass the whole input instead.")
@@ -48,7 +48,7 @@ def continue_text(model: Any, tokenizer: Any, item: Item, tokens: int, limits: L
     (side,) = item.sides.values()
     mask = torch.cat([side.real.to(ids.dtype), torch.ones_like(new)])
     grown = {"input_ids": ids} | ({"attention_mask": mask} if "attention_mask" in item.tensors else {})
-    names = side.names + _generated_names(tokenizer, new)
+    names = side.names + _generated_token_names(tokenizer, new)
     words = None if side.word_ids is None else side.word_ids + (None,) * len(new)
     sides = {"decoder": Tokens(names, mask.bool(), words)}
     return replace(item, tensors=grown, sides=sides, warnings=warnings)
@@ -56,14 +56,14 @@ def continue_text(model: Any, tokenizer: Any, item: Item, tokens: int, limits: L
 
 def generate_target(model: Any, tokenizer: Any, source: Item, tokens: int | None, limits: Limits) -> Item:
     """The target that an encoder-decoder generates for a source, as its decoder reads it (without the last token)."""
-    count = MAX_TARGET if tokens is None else _check_token_count(tokens)
+    count = MAX_TARGET if tokens is None else _check_generated_count(tokens)
     if limits.positions is not None:
         count = min(count, limits.positions - 1)
     ids = _generate_ids(model, {k: v[None] for k, v in source.tensors.items()}, max_length=1 + count)
-    return _decoder_item(ids[:-1] if len(ids) > 1 else ids, tokenizer)
+    return _generation_decoder_item(ids[:-1] if len(ids) > 1 else ids, tokenizer)
 
 
-def force_target(model: Any, tokenizer: Any, target: Any, limits: Limits, truncation: bool) -> Item:
+def force_generation_target(model: Any, tokenizer: Any, target: Any, limits: Limits, truncation: bool) -> Item:
     """A given target text as the decoder reads it: the start token, then the text without its last token."""
     if tokenizer is None:
         raise NormscopeError("This Analyzer has no tokenizer. Pass the target as decoder_input_ids in the encoding.")
@@ -78,20 +78,20 @@ def force_target(model: Any, tokenizer: Any, target: Any, limits: Limits, trunca
     if truncation:
         ids = ids[: limits.positions]
     warnings = check_length(len(ids), limits, "The target", "Shorten it, or ask for truncation=True.")
-    return replace(_decoder_item(torch.tensor([int(start), *ids[:-1]]), tokenizer), warnings=warnings)
+    return replace(_generation_decoder_item(torch.tensor([int(start), *ids[:-1]]), tokenizer), warnings=warnings)
 
 
-def _decoder_item(ids: Tensor, tokenizer: Any) -> Item:
+def _generation_decoder_item(ids: Tensor, tokenizer: Any) -> Item:
     mask = torch.ones_like(ids)
     tensors = {"input_ids": ids, "attention_mask": mask}
-    return Item(tensors, {"decoder": Tokens(_generated_names(tokenizer, ids), mask.bool())})
+    return Item(tensors, {"decoder": Tokens(_generated_token_names(tokenizer, ids), mask.bool())})
 
 
-def _generated_names(tokenizer: Any, ids: Tensor) -> tuple[str, ...]:
+def _generated_token_names(tokenizer: Any, ids: Tensor) -> tuple[str, ...]:
     return token_names(ids.tolist(), tokenizer)
 
 
-def _check_token_count(tokens: Any) -> int:
+def _check_generated_count(tokens: Any) -> int:
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise NormscopeError(f"generate must be a number of tokens, at least 1, not {tokens!r}.")
     return tokens

@@ -17,19 +17,19 @@ from normscope.inputs.item import IGNORED_KEYS, Item, Tokens
 SECONDS_PER_FRAME = 0.02  # of Whisper's encoder
 
 
-def image_item(given: Any, processor: Any, base: PreTrainedModel) -> list[Item]:
+def media_image_items(given: Any, processor: Any, base: PreTrainedModel) -> list[Item]:
     """Convert a path, PIL image, array (height, width, channels) or encoding with pixel_values to items."""
     config: Any = base.config
     if isinstance(given, Mapping):
-        _refuse_unknown_keys(given, "pixel_values")
-        pixels = _read_features(given, "pixel_values", 3)
+        _refuse_unknown_media_keys(given, "pixel_values")
+        pixels = _read_media_features(given, "pixel_values", 3)
     else:
         if processor is None:
             raise NormscopeError(
                 "This Analyzer has no image processor. Pass an encoding, which is a dict with pixel_values, or create "
                 "the Analyzer with AutoImageProcessor.from_pretrained(...) to analyse images."
             )
-        image = _as_image(given)
+        image = _as_media_image(given)
         try:
             pixels = processor(images=image, return_tensors="pt")["pixel_values"]
         except (ValueError, TypeError) as error:
@@ -45,12 +45,12 @@ def image_item(given: Any, processor: Any, base: PreTrainedModel) -> list[Item]:
             "one."
         )
     patches = (f"{row + 1},{column + 1}" for row in range(grid[0]) for column in range(grid[1]))
-    names = (*_image_special_tokens(base), *patches)
+    names = (*_media_image_special_tokens(base), *patches)
     tokens = Tokens(names, torch.ones(len(names), dtype=torch.bool))
     return [Item({"pixel_values": one}, {"encoder": tokens}, grid) for one in pixels]
 
 
-def _image_special_tokens(base: PreTrainedModel) -> tuple[str, ...]:
+def _media_image_special_tokens(base: PreTrainedModel) -> tuple[str, ...]:
     """Names of the tokens before the patches: [CLS], DeiT's distillation token, registers."""
     embeddings = getattr(base, "embeddings", None)
     found: list[str] = []
@@ -61,10 +61,10 @@ def _image_special_tokens(base: PreTrainedModel) -> tuple[str, ...]:
     return tuple(found)
 
 
-def sound_items(given: Mapping[str, Any], config: Any) -> list[Item]:
+def media_sound_items(given: Mapping[str, Any], config: Any) -> list[Item]:
     """Convert an encoding with input_features (mel bins x frames) to encoder items."""
-    _refuse_unknown_keys(given, "input_features", "attention_mask")  # the mask is used in training only
-    features = _read_features(given, "input_features", 2)
+    _refuse_unknown_media_keys(given, "input_features", "attention_mask")  # the mask is used in training only
+    features = _read_media_features(given, "input_features", 2)
     bins, frames = features.shape[1:]
     if bins != config.num_mel_bins or frames != 2 * config.max_source_positions:
         raise NormscopeError(
@@ -76,7 +76,7 @@ def sound_items(given: Mapping[str, Any], config: Any) -> list[Item]:
     return [Item({"input_features": one}, {"encoder": tokens}) for one in features]
 
 
-def _refuse_unknown_keys(given: Mapping[str, Any], *known: str) -> None:
+def _refuse_unknown_media_keys(given: Mapping[str, Any], *known: str) -> None:
     unknown = {key for key, value in given.items() if value is not None} - set(known) - IGNORED_KEYS
     if known[0] in given and unknown:
         raise NormscopeError(
@@ -84,7 +84,7 @@ def _refuse_unknown_keys(given: Mapping[str, Any], *known: str) -> None:
         )
 
 
-def _read_features(given: Mapping[str, Any], key: str, dimensions: int) -> Tensor:
+def _read_media_features(given: Mapping[str, Any], key: str, dimensions: int) -> Tensor:
     if given.get(key) is None:
         raise NormscopeError(f"The encoding has no {key}. Its keys are: {', '.join(map(str, given)) or 'none'}.")
     try:
@@ -103,7 +103,7 @@ def _read_features(given: Mapping[str, Any], key: str, dimensions: int) -> Tenso
     return values
 
 
-def open_image(path: str | os.PathLike[str]) -> Any:
+def open_media_image(path: str | os.PathLike[str]) -> Any:
     """Read an image file as RGB."""
     try:
         from PIL import Image
@@ -116,7 +116,7 @@ def open_image(path: str | os.PathLike[str]) -> Any:
         raise NormscopeError(f"{path} cannot be read as an image: {str(error).rstrip('.')}.") from error
 
 
-def _as_image(given: Any) -> Any:
+def _as_media_image(given: Any) -> Any:
     """Convert a path, PIL image or array to an image that a processor accepts."""
     if isinstance(given, str | os.PathLike):
         if not Path(given).is_file():
@@ -124,7 +124,7 @@ def _as_image(given: Any) -> Any:
                 f"This is a vision model: it reads images, and there is no file {str(given)[:80]!r}. "
                 "Pass the path of an image, a PIL image or an array (height, width, channels)."
             )
-        return open_image(given)
+        return open_media_image(given)
     if hasattr(given, "convert"):
         return given.convert("RGB")
     if hasattr(given, "shape") and len(given.shape) == 3:

@@ -21,7 +21,9 @@ SETTINGS = ("AWO", "AWI")
 Links = frozenset[tuple[int, int]]  # (source word, target word), from 0
 
 
-def word_maps(maps: Tensor, source: Sequence[int | None], target: Sequence[int | None], setting: str) -> Tensor:
+def alignment_maps_of_words(
+    maps: Tensor, source: Sequence[int | None], target: Sequence[int | None], setting: str
+) -> Tensor:
     """(..., target words, source words and special tokens): a map of subwords merged into a map of words.
 
     `maps` (..., rows, columns) has a row for each decoder input and a column for each source token; `source` and
@@ -38,12 +40,12 @@ def word_maps(maps: Tensor, source: Sequence[int | None], target: Sequence[int |
     if any(word is not None for word in target[:1]):
         raise NormscopeError("The decoder's first input must be a start token, not part of a word.")
     shift = 1 if setting == "AWO" else 0
-    return _target_word_means(target, shift, maps) @ (maps @ _source_word_sums(source, maps))
+    return _alignment_target_word_means(target, shift, maps) @ (maps @ _alignment_source_word_sums(source, maps))
 
 
-def _source_word_sums(source: Sequence[int | None], like: Tensor) -> Tensor:
+def _alignment_source_word_sums(source: Sequence[int | None], like: Tensor) -> Tensor:
     """(columns, words and special tokens): 1 where a token belongs to the word or is that special token."""
-    words = _count_words(source)
+    words = _count_alignment_words(source)
     special = [n for n, word in enumerate(source) if word is None]
     matrix = torch.zeros(len(source), words + len(special), dtype=like.dtype)
     for n, word in enumerate(source):
@@ -51,16 +53,16 @@ def _source_word_sums(source: Sequence[int | None], like: Tensor) -> Tensor:
     return matrix
 
 
-def _target_word_means(target: Sequence[int | None], shift: int, like: Tensor) -> Tensor:
+def _alignment_target_word_means(target: Sequence[int | None], shift: int, like: Tensor) -> Tensor:
     """(words, rows): averages over the rows of a word, moved up by `shift`."""
-    matrix = torch.zeros(_count_words(target), len(target), dtype=like.dtype)
+    matrix = torch.zeros(_count_alignment_words(target), len(target), dtype=like.dtype)
     for n, word in enumerate(target):
         if word is not None:
             matrix[word, n - shift] = 1
     return matrix / matrix.sum(1, keepdim=True)
 
 
-def _count_words(words: Sequence[int | None]) -> int:
+def _count_alignment_words(words: Sequence[int | None]) -> int:
     """The number of words, after a check that each has a token."""
     there = {word for word in words if word is not None}
     if there != set(range(len(there))):
@@ -68,7 +70,7 @@ def _count_words(words: Sequence[int | None]) -> int:
     return len(there)
 
 
-def argmax_links(words: Tensor, sources: int) -> Tensor:
+def argmax_alignment_links(words: Tensor, sources: int) -> Tensor:
     """(..., target words): the source word of each target word, -1 if a special token has the largest cell."""
     best = words.argmax(-1)
     return torch.where(best < sources, best, -1)
@@ -99,7 +101,7 @@ class Hits:
         return self.in_sure / self.sure if self.sure else nan
 
 
-def count_gold_hits(best: Tensor, sources: int, sure: Links, possible: Links) -> dict[str, Tensor]:
+def count_gold_alignment_hits(best: Tensor, sources: int, sure: Links, possible: Links) -> dict[str, Tensor]:
     """Counts for one sentence, each (...): `links` |A|, `in_sure`, `in_possible` and `linked`.
 
     `linked` is |A| restricted to target words with a gold link. All links of other target words count as wrong, even if

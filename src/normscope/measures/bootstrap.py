@@ -42,7 +42,7 @@ class Difference:
     p: float
 
 
-def difference_of_means(
+def bootstrap_mean_difference(
     first: Any,
     second: Any,
     *,
@@ -60,11 +60,13 @@ def difference_of_means(
     if not all(len(group) for group in groups):
         return Difference(nan, nan, nan, nan)
     generator = np.random.default_rng(seed)
-    drawn = [resampled_means(group, resamples, generator) for group in groups]
-    return _summarise_differences(float(groups[0].mean() - groups[1].mean()), drawn[0] - drawn[1], sided, alpha)
+    drawn = [bootstrap_resampled_means(group, resamples, generator) for group in groups]
+    return _summarise_bootstrap_differences(
+        float(groups[0].mean() - groups[1].mean()), drawn[0] - drawn[1], sided, alpha
+    )
 
 
-def clustered_difference(
+def bootstrap_clustered_difference(
     sums: Any,
     counts: Any,
     *,
@@ -73,7 +75,7 @@ def clustered_difference(
     alpha: float = 0.05,
     seed: int | Sequence[int] = 0,
 ) -> tuple[Difference, ...]:
-    """As `difference_of_means`, but resamples clusters (sequences) of dependent instances; one result per layer.
+    """As `bootstrap_mean_difference`, but resamples clusters (sequences) of dependent instances; one result per layer.
 
     `sums` (layers, clusters, 2) has the sum over each group's instances in a cluster, `counts` (clusters, 2) their
     number. Draws in which a group is empty are dropped.
@@ -91,23 +93,25 @@ def clustered_difference(
     table = np.concatenate([totals.transpose(1, 0, 2).reshape(clusters, -1), sizes], 1)  # (clusters, 2 layers + 2)
     generator = np.random.default_rng(seed)
     drawn = [
-        _group_differences(_cluster_counts(clusters, size, generator) @ table)
-        for size in _chunk_sizes(resamples, max(1, AT_ONCE // clusters))
+        _bootstrap_group_differences(_bootstrap_cluster_counts(clusters, size, generator) @ table)
+        for size in _bootstrap_chunk_sizes(resamples, max(1, AT_ONCE // clusters))
     ]
     found = np.concatenate(drawn)
     found = found[np.isfinite(found).all(1)]
-    given = _group_differences(table.sum(0)[None])[0]
-    return tuple(_summarise_differences(float(given[layer]), found[:, layer], sided, alpha) for layer in range(layers))
+    given = _bootstrap_group_differences(table.sum(0)[None])[0]
+    return tuple(
+        _summarise_bootstrap_differences(float(given[layer]), found[:, layer], sided, alpha) for layer in range(layers)
+    )
 
 
-def resampled_means(values: Values, resamples: int, generator: np.random.Generator) -> Values:
+def bootstrap_resampled_means(values: Values, resamples: int, generator: np.random.Generator) -> Values:
     """(resamples,): means of resamples of the values, drawn with replacement and of the same size."""
     size = len(values)
     if size * resamples <= DIRECT or size <= 2 * ALONE + STRATA:
-        pieces = _chunk_sizes(resamples, max(1, AT_ONCE // size))
+        pieces = _bootstrap_chunk_sizes(resamples, max(1, AT_ONCE // size))
         return np.concatenate([values[generator.integers(0, size, (n, size))].mean(1) for n in pieces])
     centre = values.mean()
-    strata = _split_into_strata(np.sort(values) - centre)
+    strata = _split_into_bootstrap_strata(np.sort(values) - centre)
     sizes = np.array([len(stratum) for stratum in strata])
     means = np.array([stratum.mean() for stratum in strata])
     variances = np.array([stratum.var() for stratum in strata])
@@ -117,19 +121,19 @@ def resampled_means(values: Values, resamples: int, generator: np.random.Generat
     return found
 
 
-def _split_into_strata(ordered: Values) -> list[Values]:
+def _split_into_bootstrap_strata(ordered: Values) -> list[Values]:
     """Sorted values in groups of neighbours; values at both ends are groups of one."""
     low, middle, high = np.split(ordered, [ALONE, len(ordered) - ALONE])
     return [*np.split(low, ALONE), *np.array_split(middle, STRATA), *np.split(high, ALONE)]
 
 
-def _cluster_counts(clusters: int, size: int, generator: np.random.Generator) -> Values:
+def _bootstrap_cluster_counts(clusters: int, size: int, generator: np.random.Generator) -> Values:
     """(size, clusters): how often each cluster occurs in each of `size` resamples."""
     drawn = generator.integers(0, clusters, (size, clusters)) + clusters * np.arange(size)[:, None]
     return np.bincount(drawn.ravel(), minlength=size * clusters).reshape(size, clusters).astype(np.float64)
 
 
-def _group_differences(totals: Values) -> Values:
+def _bootstrap_group_differences(totals: Values) -> Values:
     """(n, 2 layers + 2) sums and counts of both groups -> (n, layers): differences of the groups' means."""
     with np.errstate(invalid="ignore", divide="ignore"):
         means = totals[:, :-2].reshape(len(totals), -1, 2) / totals[:, None, -2:]
@@ -137,7 +141,7 @@ def _group_differences(totals: Values) -> Values:
     return found
 
 
-def _summarise_differences(given: float, drawn: Values, sided: Sided, alpha: float) -> Difference:
+def _summarise_bootstrap_differences(given: float, drawn: Values, sided: Sided, alpha: float) -> Difference:
     if not len(drawn):
         return Difference(given, nan, nan, nan)
     below, above = (1 + int((drawn <= 0).sum())) / (1 + len(drawn)), (1 + int((drawn >= 0).sum())) / (1 + len(drawn))
@@ -145,7 +149,7 @@ def _summarise_differences(given: float, drawn: Values, sided: Sided, alpha: flo
     return Difference(given, float(low), float(high), below if sided == "one" else min(1.0, 2 * min(below, above)))
 
 
-def _chunk_sizes(total: int, most: int) -> list[int]:
+def _bootstrap_chunk_sizes(total: int, most: int) -> list[int]:
     return [min(most, total - start) for start in range(0, total, most)]
 
 

@@ -16,8 +16,8 @@ from normscope.errors import NormscopeError
 
 def expansion_rate(W_V: Tensor, b_V: Tensor, W_O: Tensor, b_O: Tensor) -> float:
     """The expansion rate of ``M = [[W_V W_O, 0], [b_V W_O + b_O, 1]]``, as the paper defines it."""
-    W_V, b_V, W_O, b_O = _affine_in_float64(W_V, b_V, W_O, b_O)
-    squares = _squared_norm(W_V @ W_O) + _squared_norm(b_V @ W_O + b_O) + 1.0
+    W_V, b_V, W_O, b_O = _expansion_affine_in_float64(W_V, b_V, W_O, b_O)
+    squares = _expansion_squared_norm(W_V @ W_O) + _expansion_squared_norm(b_V @ W_O + b_O) + 1.0
     return math.sqrt(squares / (len(W_V) + 1))
 
 
@@ -27,22 +27,24 @@ def released_code_expansion_rate(W_V: Tensor, b_V: Tensor, W_O: Tensor, b_O: Ten
     The code appends b_O as a column of W_O instead of a row; the paper's table has these values. None if b_O is not
     zero and the heads together are not as wide as the model, so that b_O does not fit.
     """
-    W_V, b_V, W_O, b_O = _affine_in_float64(W_V, b_V, W_O, b_O)
+    W_V, b_V, W_O, b_O = _expansion_affine_in_float64(W_V, b_V, W_O, b_O)
     if bool(b_O.any()):
         if W_O.shape[0] != W_O.shape[1]:
             return None
-        column, corner = _squared_norm(W_V @ b_O), float(b_V @ b_O) + 1.0
+        column, corner = _expansion_squared_norm(W_V @ b_O), float(b_V @ b_O) + 1.0
     else:
         column, corner = 0.0, 1.0
-    squares = _squared_norm(W_V @ W_O) + column + _squared_norm(b_V @ W_O) + corner**2
+    squares = _expansion_squared_norm(W_V @ W_O) + column + _expansion_squared_norm(b_V @ W_O) + corner**2
     return math.sqrt(squares / (len(W_V) + 1))
 
 
-def _squared_norm(values: Tensor) -> float:
+def _expansion_squared_norm(values: Tensor) -> float:
     return float(values.square().sum())
 
 
-def _affine_in_float64(W_V: Tensor, b_V: Tensor, W_O: Tensor, b_O: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _expansion_affine_in_float64(
+    W_V: Tensor, b_V: Tensor, W_O: Tensor, b_O: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four tensors in float64, after a check that their shapes make up one map from d to d."""
     d, k = W_V.shape if W_V.dim() == 2 else (0, 0)
     if d == 0 or (tuple(W_O.shape), tuple(b_V.shape), tuple(b_O.shape)) != ((k, d), (k,), (d,)):

@@ -21,19 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import NormscopeError
-from normscope.measures.bootstrap import resampled_means
+from normscope.measures.bootstrap import bootstrap_resampled_means
 
 Values = NDArray[np.float64]
 
 
-def count_in_share(share: float, tokens: int) -> int:
+def faithfulness_count_in_share(share: float, tokens: int) -> int:
     """The number of tokens in a share of them, rounded up: at least one for any share above zero."""
     if not 0 <= share <= 1:
         raise NormscopeError(f"A share of the tokens must be between 0 and 1, not {share}.")
     return math.ceil(share * tokens - 1e-9)
 
 
-def rank_by_score(scores: Sequence[float]) -> tuple[int, ...]:
+def faithfulness_token_ranking(scores: Sequence[float]) -> tuple[int, ...]:
     """Token positions by falling score; among equal scores the earlier token comes first."""
     values = np.asarray(scores, dtype=np.float64)
     if not np.isfinite(values).all():
@@ -41,17 +41,17 @@ def rank_by_score(scores: Sequence[float]) -> tuple[int, ...]:
     return tuple(np.argsort(-values, kind="stable").tolist())
 
 
-def top_tokens(order: Sequence[int], share: float) -> frozenset[int]:
+def faithfulness_top_tokens(order: Sequence[int], share: float) -> frozenset[int]:
     """The top `share` of the tokens: what comprehensiveness removes."""
-    return frozenset(order[: count_in_share(share, len(order))])
+    return frozenset(order[: faithfulness_count_in_share(share, len(order))])
 
 
-def all_but_top_tokens(order: Sequence[int], share: float) -> frozenset[int]:
+def faithfulness_all_but_top_tokens(order: Sequence[int], share: float) -> frozenset[int]:
     """All tokens but the top `share`: what sufficiency removes."""
-    return frozenset(order[count_in_share(share, len(order)) :])
+    return frozenset(order[faithfulness_count_in_share(share, len(order)) :])
 
 
-def probability_drop(full: Any, after: Any) -> Values:
+def faithfulness_probability_drop(full: Any, after: Any) -> Values:
     """(..., shares): ``p(x) - p(after)``, the comprehensiveness or sufficiency at each share."""
     found: Values = np.asarray(full, dtype=np.float64)[..., None] - np.asarray(after, dtype=np.float64)
     return found
@@ -70,7 +70,7 @@ def aopc(drops: Any, *, with_empty: bool = False) -> Values:
     return found
 
 
-def area_under_curve(curve: Any, shares: Sequence[float]) -> Values:
+def faithfulness_area_under_curve(curve: Any, shares: Sequence[float]) -> Values:
     """(...,): the area under a curve (..., shares) by the trapezoidal rule, divided by the range of the shares."""
     values, at = np.asarray(curve, dtype=np.float64), np.asarray(shares, dtype=np.float64)
     if values.shape[-1:] != at.shape or len(at) < 2 or not (np.diff(at) > 0).all():
@@ -79,7 +79,7 @@ def area_under_curve(curve: Any, shares: Sequence[float]) -> Values:
     return found
 
 
-def choice_accuracy(choices: Any, right: Any) -> Values:
+def faithfulness_choice_accuracy(choices: Any, right: Any) -> Values:
     """(..., shares): 1 where the model's choice (..., shares) equals the right one (...,), 0 elsewhere."""
     found: Values = (np.asarray(choices) == np.asarray(right)[..., None]).astype(np.float64)
     return found
@@ -95,7 +95,7 @@ class Interval:
     p: float = nan
 
 
-def bootstrap_interval(values: Any, *, resamples: int = 10_000, alpha: float = 0.05, seed: int = 0) -> Interval:
+def faithfulness_interval(values: Any, *, resamples: int = 10_000, alpha: float = 0.05, seed: int = 0) -> Interval:
     """The mean of one value per entry with its percentile bootstrap; NaN if there are none.
 
     The p-value tests for a mean of zero. For differences of two methods on the same entries this is a paired test.
@@ -106,13 +106,13 @@ def bootstrap_interval(values: Any, *, resamples: int = 10_000, alpha: float = 0
         raise NormscopeError(f"A bootstrap needs 0 < alpha < 1 and at least one resample, not {alpha} and {resamples}.")
     if not len(given):
         return Interval(nan, nan, nan)
-    drawn = resampled_means(given, resamples, np.random.default_rng(seed))
+    drawn = bootstrap_resampled_means(given, resamples, np.random.default_rng(seed))
     low, high = np.quantile(drawn, [alpha / 2, 1 - alpha / 2])
     below, above = ((1 + int(side.sum())) / (1 + resamples) for side in (drawn <= 0, drawn >= 0))
     return Interval(float(given.mean()), float(low), float(high), min(1.0, 2 * min(below, above)))
 
 
-def mean_by_entry(values: Any, entries: Sequence[Any]) -> Values:
+def faithfulness_mean_by_entry(values: Any, entries: Sequence[Any]) -> Values:
     """(distinct entries,): the mean of each entry's values without NaN, in order of first appearance.
 
     A bootstrap should resample these means, since the values of one entry are not independent.

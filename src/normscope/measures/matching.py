@@ -35,7 +35,7 @@ def match_distances(targets: Any, others: Any, seed: int = 0) -> Matched:
     `targets` and `others` are integer distances, |i - j| or i - j. At a distance with fewer others than targets, only
     as many targets are kept.
     """
-    wanted, pool = (_as_whole_distances(distances) for distances in (targets, others))
+    wanted, pool = (_matching_whole_distances(distances) for distances in (targets, others))
     if not len(wanted) or not len(pool):
         return Matched(np.zeros(0, np.int64), np.zeros(0, np.int64), len(wanted))
     low = min(int(wanted.min()), int(pool.min()))
@@ -43,11 +43,11 @@ def match_distances(targets: Any, others: Any, seed: int = 0) -> Matched:
     there = np.bincount(wanted - low, minlength=size)
     room = np.minimum(there, np.bincount(pool - low, minlength=size))
     generator = np.random.default_rng(seed)
-    kept = _draw_by_bin(wanted - low, room, generator)
-    return Matched(kept, _draw_by_bin(pool - low, room, generator), len(wanted) - len(kept))
+    kept = _draw_matching_by_bin(wanted - low, room, generator)
+    return Matched(kept, _draw_matching_by_bin(pool - low, room, generator), len(wanted) - len(kept))
 
 
-def _draw_by_bin(bins: Places, room: Places, generator: np.random.Generator) -> Places:
+def _draw_matching_by_bin(bins: Places, room: Places, generator: np.random.Generator) -> Places:
     """Sorted indices of room[b] members of every bin b, drawn without replacement."""
     candidates = np.flatnonzero(room[bins] > 0)
     order = generator.permutation(candidates)
@@ -58,7 +58,7 @@ def _draw_by_bin(bins: Places, room: Places, generator: np.random.Generator) -> 
     return found
 
 
-def _as_whole_distances(distances: Any) -> Places:
+def _matching_whole_distances(distances: Any) -> Places:
     values = np.asarray(distances)
     if values.ndim != 1 or not (np.issubdtype(values.dtype, np.integer) or not values.size):
         raise NormscopeError("Distances must be a list of integers.")

@@ -89,7 +89,7 @@ def _explain_loading_errors(name: str, config: Any = None) -> Iterator[None]:
             part = "it" if kind is None else "its image processor" if kind == "image" else "its tokenizer"
             raise NormscopeError(
                 f"{start} {part} needs {package}, which is not installed. Install it with: "
-                f"{packages.install_command(package)}"
+                f"{packages.package_install_command(package)}"
             ) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise NormscopeError(f"{start} {reason} {EXPECTED_MODEL}") from error

@@ -40,7 +40,7 @@ def missing_package(error: BaseException, readers: Iterable[str] = ()) -> str | 
     """
     named = [found[1].lower() for pattern in MISSING for found in re.finditer(pattern, str(error))]
     candidates = [*named, *readers] if isinstance(error, ImportError) else [*readers, *named]
-    return next((package for package in candidates if not is_installed(package)), None)
+    return next((package for package in candidates if not is_package_installed(package)), None)
 
 
 def tokenizer_packages(name: str, model_type: str) -> tuple[str, ...]:
@@ -51,29 +51,29 @@ def tokenizer_packages(name: str, model_type: str) -> tuple[str, ...]:
     """
     if TOKENIZER_MAPPING_NAMES.get(model_type, "") is None:  # transformers found no sentencepiece
         return ("sentencepiece",)
-    if _find_tokenizer_file(name, "tokenizer.json") is not None:
+    if _tokenizer_file_for_packages(name, "tokenizer.json") is not None:
         return ()
     found = next(
-        (path for path in (_find_tokenizer_file(name, file) for file in VOCABULARIES) if path is not None), None
+        (path for path in (_tokenizer_file_for_packages(name, file) for file in VOCABULARIES) if path is not None), None
     )
     if found is None:
         return ()
-    return ("tiktoken",) if _is_tiktoken(found) else ("sentencepiece", "protobuf")
+    return ("tiktoken",) if _needs_tiktoken_package(found) else ("sentencepiece", "protobuf")
 
 
-def is_installed(package: str) -> bool:
+def is_package_installed(package: str) -> bool:
     try:
         return find_spec(MODULES.get(package, package.replace("-", "_"))) is not None
     except ModuleNotFoundError:  # the parent package is missing too
         return False
 
 
-def install_command(package: str) -> str:
+def package_install_command(package: str) -> str:
     """The pip command that installs a package."""
     return f"pip install 'normscope[{EXTRAS[package]}]'" if package in EXTRAS else f"pip install {package}"
 
 
-def _find_tokenizer_file(name: str, file: str) -> Path | None:
+def _tokenizer_file_for_packages(name: str, file: str) -> Path | None:
     """A file in a local folder, or in the local cache of a hub model; None if there is no such file."""
     if Path(name).is_dir():
         return Path(name, file) if Path(name, file).is_file() else None
@@ -81,7 +81,7 @@ def _find_tokenizer_file(name: str, file: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _is_tiktoken(path: Path) -> bool:
+def _needs_tiktoken_package(path: Path) -> bool:
     """True if a vocabulary file has lines of base64 tokens and ranks; SentencePiece files are binary."""
     with path.open("rb") as file:
         return re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+\s*", file.readline(1000)) is not None

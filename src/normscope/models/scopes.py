@@ -41,21 +41,21 @@ def layer_steps(blocks: tuple[Block, ...]) -> tuple[Step, ...]:
     for number, block in enumerate(blocks):
         parallel = len(block.branches) > 1
         for branch in block.branches:
-            path, branch_steps = _branch_steps(branch, path, mixed=number > 0, parallel=parallel)
+            path, branch_steps = _scope_branch_steps(branch, path, mixed=number > 0, parallel=parallel)
             steps += branch_steps
         path += "RES"
         attends = any(isinstance(branch.op, Attention) for branch in block.branches)
         crosses = any(isinstance(branch.op, Attention) and branch.op.cross for branch in block.branches)
         weights = f"{path}-W" if attends and not crosses and not parallel else None
         alias = "attention-residual" if attends else "ff-residual"
-        steps.append(Step("sum", None, f"{path}-N", weights, alias, reader=_sum_reader(blocks, number)))
+        steps.append(Step("sum", None, f"{path}-N", weights, alias, reader=_scope_sum_reader(blocks, number)))
         if block.after:
             path += "LN"
             steps.append(Step("after", block.after, f"{path}-N"))
     return tuple(steps)
 
 
-def _sum_reader(blocks: tuple[Block, ...], number: int) -> str | None:
+def _scope_sum_reader(blocks: tuple[Block, ...], number: int) -> str | None:
     """Path of the submodule that reads the sum of a block: the norm after it, or the start of the next block."""
     after = blocks[number].after
     if after is not None:
@@ -65,7 +65,7 @@ def _sum_reader(blocks: tuple[Block, ...], number: int) -> str | None:
     return next(path for branch in blocks[number + 1].branches if (path := branch.entry) is not None)
 
 
-def _branch_steps(branch: Branch, path: str, *, mixed: bool, parallel: bool) -> tuple[str, list[Step]]:
+def _scope_branch_steps(branch: Branch, path: str, *, mixed: bool, parallel: bool) -> tuple[str, list[Step]]:
     """The extended path and the components of one branch. `mixed`: an earlier block has mixed tokens, so that the norm
     before the operation is a separate scope."""
     steps = []
@@ -125,7 +125,7 @@ def scope_keeps_own_token(scope: str) -> bool:
     return re.search("XATTN(LN)?-[WN]$", scope) is None
 
 
-def _is_list(value: object) -> TypeGuard[Iterable[object]]:
+def _is_scope_list(value: object) -> TypeGuard[Iterable[object]]:
     return isinstance(value, Iterable) and not isinstance(value, str)
 
 
@@ -145,7 +145,7 @@ def resolve_scopes(wanted: Iterable[str] | str | None, *stacks: tuple[Block, ...
     aliases = [scope_aliases(blocks) for blocks in stacks]
     if wanted is None:
         return names
-    entries = [check_scope_name(entry) for entry in (wanted if _is_list(wanted) else [wanted])]
+    entries = [check_scope_name(entry) for entry in (wanted if _is_scope_list(wanted) else [wanted])]
     known = list(dict.fromkeys(name for some in names for name in some))
     short = list(dict.fromkeys(alias for some in aliases for alias in some))
     if not entries:

@@ -13,11 +13,15 @@ TESTED = ("5.21.0", "5.22.2")  # lowest (pyproject.toml) and newest (constraints
 
 
 @lru_cache(maxsize=1)
-def warn_if_untested() -> None:
+def warn_if_untested_version() -> None:
     """Warn once if the installed transformers is older or newer than the tested minor versions."""
     installed = transformers.__version__
     lowest, newest = TESTED
-    if not _minor_version(lowest) <= _minor_version(installed) <= _minor_version(newest):
+    if (
+        not _minor_transformers_version(lowest)
+        <= _minor_transformers_version(installed)
+        <= _minor_transformers_version(newest)
+    ):
         warnings.warn(
             f"normscope is tested with transformers {lowest} to {newest}; {installed} is installed. Models whose "
             "layers are built differently in that version may be refused.",
@@ -26,6 +30,6 @@ def warn_if_untested() -> None:
         )
 
 
-def _minor_version(version: str) -> tuple[int, int]:
+def _minor_transformers_version(version: str) -> tuple[int, int]:
     major, minor = version.split(".")[:2]
     return int(major), int(minor)

@@ -12,7 +12,7 @@ import torch
 
 from normscope.corpus.measure_registry import Columns
 from normscope.corpus.store import Run
-from normscope.labels import format_ranges
+from normscope.labels import number_ranges_label
 from normscope.measures import correlation
 from normscope.papers import published
 from normscope.papers.runs import RunPlan
@@ -28,7 +28,7 @@ def masked_run(setting: Setting) -> str:
     return "masked" if setting.masks and getattr(setting.readings, "masking", True) else "plain"
 
 
-def describe_masking(setting: Setting) -> str:
+def describe_common_masking(setting: Setting) -> str:
     """Whether the text of `masked_run` is masked, with the reason if it is not."""
     if masked_run(setting) == "masked":
         return "12 % of the tokens of each sequence are masked, as in the paper."
@@ -57,7 +57,7 @@ def finite_numbers(numbers: Mapping[str, float | None]) -> dict[str, float]:
 
 def layers_text(layers: Sequence[int]) -> str:
     """ "layers 3-7, 9-11" for sorted numbers, "layer 6" for one, "no layer" for none."""
-    return f"layer{'s' if len(layers) > 1 else ''} {format_ranges(layers)}" if layers else "no layer"
+    return f"layer{'s' if len(layers) > 1 else ''} {number_ranges_label(layers)}" if layers else "no layer"
 
 
 def typed_columns(types: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> Columns:

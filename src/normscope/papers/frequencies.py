@@ -57,7 +57,7 @@ class CountFit:
         return self.tokens < ENOUGH or (self.covered >= COVERED and self.common >= COMMON)
 
 
-def count_tokens(ids: Iterable[int]) -> Frequencies:
+def count_token_frequencies(ids: Iterable[int]) -> Frequencies:
     """Frequencies of token ids, in order of first occurrence."""
     found: dict[int, int] = {}
     for id in ids:
@@ -70,7 +70,7 @@ def read_frequencies(path: str | Path, tokenizer: Any, vocabulary: int) -> Frequ
     file = Path(path)
     suffix = file.suffix.lower()
     delimiter = {".csv": ",", ".tsv": "\t"}.get(suffix)
-    rows = _counts_by_id(file) if delimiter is None else _counts_by_token(file, delimiter, tokenizer)
+    rows = _frequencies_by_id(file) if delimiter is None else _frequencies_by_token(file, delimiter, tokenizer)
     found: dict[int, int] = {}
     for number, id, count in rows:
         if not 0 <= id < vocabulary:
@@ -86,7 +86,7 @@ def read_frequencies(path: str | Path, tokenizer: Any, vocabulary: int) -> Frequ
     return Frequencies(found, str(file))
 
 
-def entry_token_ids(entries: Iterable[Entry], tokenizer: Any) -> Iterator[int]:
+def token_ids_for_frequencies(entries: Iterable[Entry], tokenizer: Any) -> Iterator[int]:
     """Token ids of entries (of the source in parallel text), including special tokens."""
     for entry in entries:
         given = entry.given
@@ -100,20 +100,20 @@ def entry_token_ids(entries: Iterable[Entry], tokenizer: Any) -> Iterator[int]:
 
 def load_or_count_frequencies(setting: Setting, ids: Iterable[int]) -> tuple[Frequencies, CountFit | None]:
     """Frequencies from the given file with their fit to the corpus; without a file, counted in the corpus."""
-    own, lens = count_tokens(ids), setting.lens
+    own, lens = count_token_frequencies(ids), setting.lens
     if setting.frequencies is None:
         return own, None
     special = () if lens.tokenizer is None else lens.tokenizer.all_special_ids
     found = read_frequencies(setting.frequencies, lens.tokenizer, lens.loaded.limits.vocabulary)
-    return found, refuse_other_vocabulary(found, own, special)
+    return found, refuse_unfit_frequencies(found, own, special)
 
 
-def missing_word_counts(setting: Setting) -> str | None:
+def missing_frequencies(setting: Setting) -> str | None:
     """Why words cannot be counted, or None. A file for another vocabulary is refused here, before anything runs."""
     if setting.lens.family.input != "text":
         return "Word frequencies need text, but this model does not read text."
     if setting.frequencies is not None and setting.entries and setting.lens.tokenizer is not None:
-        load_or_count_frequencies(setting, entry_token_ids(setting.entries, setting.lens.tokenizer))
+        load_or_count_frequencies(setting, token_ids_for_frequencies(setting.entries, setting.lens.tokenizer))
     return None
 
 
@@ -125,7 +125,7 @@ def fit_of_counts(file: Frequencies, own: Frequencies, special: Iterable[int] = 
     total = sum(here.values())
     if not total:
         return CountFit(0, 0.0, 0.0, 0, float("nan"))
-    frequent = _most_frequent_half(there)
+    frequent = _frequencies_top_half(there)
     both = sorted(here.keys() & there.keys())
     return CountFit(
         tokens=total,
@@ -136,7 +136,7 @@ def fit_of_counts(file: Frequencies, own: Frequencies, special: Iterable[int] = 
     )
 
 
-def refuse_other_vocabulary(file: Frequencies, own: Frequencies, special: Iterable[int] = ()) -> CountFit:
+def refuse_unfit_frequencies(file: Frequencies, own: Frequencies, special: Iterable[int] = ()) -> CountFit:
     """The fit of a file to the corpus; a file for another vocabulary is an error that states the fit."""
     found = fit_of_counts(file, own, special)
     if not found.good:
@@ -150,7 +150,7 @@ def refuse_other_vocabulary(file: Frequencies, own: Frequencies, special: Iterab
     return found
 
 
-def _most_frequent_half(counts: Mapping[int, int]) -> set[int]:
+def _frequencies_top_half(counts: Mapping[int, int]) -> set[int]:
     """The most frequent types, which together make up half of the counts."""
     wanted = sum(counts.values()) / 2
     chosen: set[int] = set()
@@ -163,7 +163,7 @@ def _most_frequent_half(counts: Mapping[int, int]) -> set[int]:
     return chosen
 
 
-def _frequency_lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines_of_frequencies(path: Path) -> Iterator[tuple[int, str]]:
     """Number and text of the non-blank lines; damaged lines are errors."""
     for line in text_lines(path):
         if line.damage:
@@ -172,9 +172,9 @@ def _frequency_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield line.number, line.text
 
 
-def _counts_by_id(path: Path) -> Iterator[tuple[int, int, int]]:
+def _frequencies_by_id(path: Path) -> Iterator[tuple[int, int, int]]:
     """Line number, id and count from a file in the authors' format."""
-    for number, text in _frequency_lines(path):
+    for number, text in _lines_of_frequencies(path):
         cells = text.split()
         if len(cells) != 3 or not all(map(_is_whole_number, cells)):
             raise NormscopeError(
@@ -184,7 +184,7 @@ def _counts_by_id(path: Path) -> Iterator[tuple[int, int, int]]:
         yield number, int(cells[2]), int(cells[1])
 
 
-def _counts_by_token(path: Path, delimiter: str, tokenizer: Any) -> Iterator[tuple[int, int, int]]:
+def _frequencies_by_token(path: Path, delimiter: str, tokenizer: Any) -> Iterator[tuple[int, int, int]]:
     """Line number, id and count from a file of tokens and counts."""
     if tokenizer is None:
         raise NormscopeError(
@@ -193,7 +193,7 @@ def _counts_by_token(path: Path, delimiter: str, tokenizer: Any) -> Iterator[tup
     vocabulary: Mapping[str, int] = tokenizer.get_vocab()
     unknown: list[str] = []
     known = 0
-    for number, row in _token_count_rows(path, delimiter):
+    for number, row in _rows_of_frequencies(path, delimiter):
         if len(row) != 2 or not _is_whole_number(row[1]):
             if number == 1 and len(row) == 2:
                 continue  # the header
@@ -211,9 +211,9 @@ def _counts_by_token(path: Path, delimiter: str, tokenizer: Any) -> Iterator[tup
         )
 
 
-def _token_count_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _rows_of_frequencies(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """The non-blank rows. In tab-separated files, quotation marks are ordinary tokens."""
-    for number, text in _frequency_lines(path):
+    for number, text in _lines_of_frequencies(path):
         if delimiter == "\t":
             yield number, text.split("\t")
             continue

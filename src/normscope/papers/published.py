@@ -61,7 +61,7 @@ def published_numbers(paper: str, model: str | None = None, data: str | None = N
     }
 
 
-def paper_numbers(paper: str) -> dict[str, float]:
+def published_main_numbers(paper: str) -> dict[str, float]:
     """A paper's main numbers, shown next to ours: BERT-base on Wikipedia (alignment: the German-English model; named
     entities: CoNLL-2003)."""
     found = published_numbers(paper, "transformer-iwslt-de-en", "rwth-de-en")

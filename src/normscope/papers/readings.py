@@ -24,7 +24,7 @@ def reading_field(default: Any, help: str, choices: Sequence[Any] | None = None)
     return field(default=default, metadata={"help": help, "choices": None if choices is None else tuple(choices)})
 
 
-def choice_field(help: str, *options: str) -> Any:
+def reading_choice_field(help: str, *options: str) -> Any:
     """A field of a readings dataclass with fixed options; the first is the default."""
     return reading_field(options[0], help, options)
 

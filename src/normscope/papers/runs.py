@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from normscope.analyzer import Analyzer
-from normscope.corpus.measure_registry import find_measures
+from normscope.corpus.measure_registry import find_registered_measures
 from normscope.corpus.runner import run as corpus_run
-from normscope.corpus.store import Run, read_manifest
+from normscope.corpus.store import Run, read_store_manifest
 from normscope.corpus.store import open as open_run
 from normscope.errors import NormscopeError
-from normscope.model_loading import as_analyzer
+from normscope.model_loading import model_loading_as_analyzer
 from normscope.models.source import ModelSource
 
 
@@ -33,7 +33,7 @@ class EngineOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A corpus run that an experiment reads. Plans with the same name are merged (see `merge_plans`)."""
+    """A corpus run that an experiment reads. Plans with the same name are merged (see `merge_papers_run_plans`)."""
 
     name: str  # its folder under DIR/runs
     measures: tuple[str, ...]
@@ -42,17 +42,17 @@ class RunPlan:
     masked: bool = False  # 12 % masked if the model has a mask token (readings.mask_seed)
 
 
-def load_for_engine(model: str | Path | ModelSource | Analyzer, engine: EngineOptions) -> Analyzer:
+def load_papers_run_analyzer(model: str | Path | ModelSource | Analyzer, engine: EngineOptions) -> Analyzer:
     """The Analyzer, loaded if given by name or path; the engine "ray" requires a name or path."""
     where = engine.get("engine", "local")
     if where == "ray" and isinstance(model, Analyzer):
         raise NormscopeError(
             "The engine 'ray' loads the model in each worker: pass its name or path instead of an Analyzer."
         )
-    return as_analyzer(model, where)
+    return model_loading_as_analyzer(model, where)
 
 
-def run_corpus(
+def complete_papers_run(
     data: str, model: str | Path | ModelSource | Analyzer, folder: Path, name: str = "", **options: Any
 ) -> Run:
     """Run a corpus to the end. An interrupted run, or one without any result, is an error."""
@@ -67,11 +67,11 @@ def run_corpus(
     return run
 
 
-def merge_plans(plans: Iterable[RunPlan]) -> list[RunPlan]:
+def merge_papers_run_plans(plans: Iterable[RunPlan]) -> list[RunPlan]:
     """One plan per name with the union of measures, scopes and maps; plans of one name must agree on masking."""
     merged: dict[str, RunPlan] = {}
     for plan in plans:
-        scopes = _plan_scopes(plan)
+        scopes = _papers_run_scopes(plan)
         before = merged.get(plan.name)
         if before is None:
             merged[plan.name] = replace(plan, scopes=scopes)
@@ -80,22 +80,22 @@ def merge_plans(plans: Iterable[RunPlan]) -> list[RunPlan]:
             raise NormscopeError(f"Two experiments disagree on whether the run {plan.name!r} masks tokens.")
         merged[plan.name] = RunPlan(
             plan.name,
-            _ordered_union(before.measures, plan.measures),
-            None if before.scopes is None or scopes is None else _ordered_union(before.scopes, scopes),
-            _ordered_union(before.maps, plan.maps),
+            _papers_runs_union(before.measures, plan.measures),
+            None if before.scopes is None or scopes is None else _papers_runs_union(before.scopes, scopes),
+            _papers_runs_union(before.maps, plan.maps),
             plan.masked,
         )
     return list(merged.values())
 
 
-def find_run(plan: RunPlan, runs: Path) -> tuple[RunPlan, Path]:
+def find_papers_run(plan: RunPlan, runs: Path) -> tuple[RunPlan, Path]:
     """An existing run that covers the plan, with the options it was made with; otherwise a new folder, called NAME, or
     NAME-2 and so on after earlier runs that cover fewer experiments."""
     for number in count(1):
         folder = runs / (plan.name if number == 1 else f"{plan.name}-{number}")
         if not (folder / "manifest.json").is_file():
             return plan, folder
-        before = read_manifest(folder)["options"]
+        before = read_store_manifest(folder)["options"]
         measures, scopes, maps = before["measures"], before["scopes"], before["maps"]
         has_scopes = scopes is None or (plan.scopes is not None and set(plan.scopes) <= set(scopes))
         if has_scopes and set(plan.measures) <= set(measures) and set(plan.maps) <= set(maps):
@@ -104,15 +104,15 @@ def find_run(plan: RunPlan, runs: Path) -> tuple[RunPlan, Path]:
     raise AssertionError("unreachable")
 
 
-def _plan_scopes(plan: RunPlan) -> tuple[str, ...] | None:
+def _papers_run_scopes(plan: RunPlan) -> tuple[str, ...] | None:
     """The scopes that a plan computes: those it names and those of its measures, or None for all."""
-    measures = find_measures(plan.measures)
+    measures = find_registered_measures(plan.measures)
     if plan.scopes is None and any(measure.scopes is None for measure in measures):
         return None
-    return _ordered_union(
+    return _papers_runs_union(
         plan.scopes or (), (scope for measure in measures for scope in measure.scopes or ()), plan.maps
     )
 
 
-def _ordered_union(*some: Iterable[str]) -> tuple[str, ...]:
+def _papers_runs_union(*some: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chain(*some)))

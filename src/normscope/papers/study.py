@@ -19,8 +19,15 @@ from normscope.errors import NormscopeError
 from normscope.models.source import ModelSource
 from normscope.papers import published
 from normscope.papers.readings import describe_readings, parse_readings
-from normscope.papers.runs import EngineOptions, RunPlan, find_run, load_for_engine, merge_plans, run_corpus
-from normscope.papers.verify import check_numbers
+from normscope.papers.runs import (
+    EngineOptions,
+    RunPlan,
+    complete_papers_run,
+    find_papers_run,
+    load_papers_run_analyzer,
+    merge_papers_run_plans,
+)
+from normscope.papers.verify import verify_numbers
 from normscope.reports import facts
 from normscope.reports.report import Report, Section
 from normscope.reports.write import write_report
@@ -139,7 +146,7 @@ def find_paper(name: str) -> Paper:
     """A paper by its name on the command line."""
     if name not in PAPERS:
         raise NormscopeError(f"Unknown paper {name!r}. Known: {', '.join(PAPERS)}.")
-    _require_report_packages()
+    _require_study_packages()
     found: Paper = import_module(f"normscope.papers.{PAPERS[name]}").PAPER
     return found
 
@@ -169,20 +176,20 @@ def reproduce(
     may be None if no experiment needs a corpus. With `verify` the model must be one of the paper's models. `engine`,
     `workers`, `threads` and `address` are those of `normscope.corpus.run`.
     """
-    _require_report_packages()
-    chosen = _named_experiments(paper, experiments)
+    _require_study_packages()
+    chosen = _study_experiments(paper, experiments)
     parsed = parse_readings(paper.readings, readings)
-    lens = load_for_engine(model, engine)
-    key = _key_of_model(paper, lens, required=verify)
+    lens = load_papers_run_analyzer(model, engine)
+    key = _study_model_key(paper, lens, required=verify)
     file = None if frequencies is None else Path(frequencies)
-    setting = _with_first_entries(
+    setting = _study_with_first_entries(
         Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit)
     )
-    able, skipped = _split_by_ability(paper, chosen, setting, strict=experiments is not None)
+    able, skipped = _split_study_experiments(paper, chosen, setting, strict=experiments is not None)
     source = model if engine.get("engine") == "ray" else lens
-    runs = _run_plans(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
-    sections = _experiment_sections(setting, able, runs, progress)
-    lengths = facts.sequence_lengths(next(iter(runs.values()))) if runs else []
+    runs = _run_study_plans(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
+    sections = _study_sections(setting, able, runs, progress)
+    lengths = facts.facts_sequence_lengths(next(iter(runs.values()))) if runs else []
     numbers = {name: value for section in sections for name, value in section.numbers.items()}
     figures = published.published_numbers(paper.name, key, published.published_corpus_key(lengths, key))
     report = Report(
@@ -193,8 +200,8 @@ def reproduce(
         describe_readings(parsed),
         sections,
         tuple(skipped),
-        paper_command(paper.name, model, setting, out, readings, experiments, batch_size),
-        check_numbers(numbers, figures),
+        study_command(paper.name, model, setting, out, readings, experiments, batch_size),
+        verify_numbers(numbers, figures),
         bool(published.published_models(paper.name)),
     )
     path = write_report(report, out)
@@ -204,7 +211,7 @@ def reproduce(
     return report, path
 
 
-def paper_command(
+def study_command(
     paper: str,
     model: str | Path | ModelSource | Analyzer,
     setting: Setting,
@@ -215,9 +222,9 @@ def paper_command(
 ) -> str:
     """The command that makes this report."""
     options: list[tuple[str, Any]] = [
-        *facts.model_arguments(model, setting.lens),
+        *facts.facts_model_arguments(model, setting.lens),
         ("--format", setting.format),
-        *facts.reader_arguments(setting.reader),
+        *facts.facts_reader_arguments(setting.reader),
         *(("--experiment", entry) for entry in experiments or ()),
         *(("--reading", entry) for entry in readings),
         ("--frequencies", setting.frequencies),
@@ -226,10 +233,10 @@ def paper_command(
         ("--batch-size", None if batch_size == 16 else batch_size),
         ("--out", out),
     ]
-    return facts.shell_command(("paper", paper, *([setting.data] if setting.data else [])), options)
+    return facts.facts_shell_command(("paper", paper, *([setting.data] if setting.data else [])), options)
 
 
-def _key_of_model(paper: Paper, lens: Analyzer, required: bool) -> str | None:
+def _study_model_key(paper: Paper, lens: Analyzer, required: bool) -> str | None:
     """The key of a model with published numbers, or None; with `required`, other models are an error."""
     key = published.published_model_key(lens)
     known = published.published_models(paper.name)
@@ -240,13 +247,13 @@ def _key_of_model(paper: Paper, lens: Analyzer, required: bool) -> str | None:
     return key
 
 
-def _require_report_packages() -> None:
+def _require_study_packages() -> None:
     for package, extra in (("matplotlib", "plot"), ("polars", "corpus")):
         if find_spec(package) is None:
             raise NormscopeError(f"Reports need {package}: pip install 'normscope[{extra}]'.")
 
 
-def _named_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
+def _study_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
     """The experiments with these names, or all."""
     known = {experiment.name: experiment for experiment in paper.experiments}
     for name in names or ():
@@ -255,7 +262,7 @@ def _named_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experi
     return [experiment for experiment in paper.experiments if names is None or experiment.name in names]
 
 
-def _split_by_ability(
+def _split_study_experiments(
     paper: Paper, chosen: Sequence[Experiment], setting: Setting, strict: bool
 ) -> tuple[list[Experiment], list[tuple[str, str]]]:
     """The experiments that can run, and the titles of the others with the reason; with `strict` all must run."""
@@ -274,7 +281,7 @@ def _split_by_ability(
     return able, skipped
 
 
-def _with_first_entries(setting: Setting) -> Setting:
+def _study_with_first_entries(setting: Setting) -> Setting:
     """The setting with the first readable entries of its data filled in."""
     if not setting.data:
         return setting
@@ -282,11 +289,11 @@ def _with_first_entries(setting: Setting) -> Setting:
     return replace(setting, entries=tuple(islice(entries, PEEK)))
 
 
-def _merged_plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
-    return merge_plans(plan for experiment in experiments for plan in experiment.runs(setting))
+def _merged_study_plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
+    return merge_papers_run_plans(plan for experiment in experiments for plan in experiment.runs(setting))
 
 
-def _run_plans(
+def _run_study_plans(
     setting: Setting,
     experiments: Iterable[Experiment],
     model: str | Path | ModelSource | Analyzer,
@@ -296,9 +303,9 @@ def _run_plans(
 ) -> dict[str, Run]:
     """The corpus runs of all experiments, by name."""
     runs = {}
-    for plan in _merged_plans(setting, experiments):
-        known, folder = find_run(plan, root)
-        runs[plan.name] = run_corpus(
+    for plan in _merged_study_plans(setting, experiments):
+        known, folder = find_papers_run(plan, root)
+        runs[plan.name] = complete_papers_run(
             setting.data,
             model,
             folder,
@@ -316,7 +323,7 @@ def _run_plans(
     return runs
 
 
-def _experiment_sections(
+def _study_sections(
     setting: Setting, experiments: Sequence[Experiment], runs: Runs, progress: Progress | None
 ) -> tuple[Section, ...]:
     sections = []
@@ -333,8 +340,8 @@ def _study_facts(
 ) -> tuple[tuple[str, str], ...]:
     lens = setting.lens
     found = [
-        ("model", facts.model_display_name(lens)),
-        ("layers", facts.describe_layers(lens)),
+        ("model", facts.facts_model_name(lens)),
+        ("layers", facts.layer_facts(lens)),
         ("precision", str(lens.dtype).split(".")[-1]),
     ]
     if setting.data:
@@ -342,14 +349,14 @@ def _study_facts(
         read_as = ", ".join(text for text in (setting.format and f"read as {setting.format}", options) if text)
         found.append(("data", f"{setting.data} ({read_as})" if read_as else setting.data))
     if lengths:
-        found.append(("sequences", facts.describe_sequences(lengths, setting.limit)))
+        found.append(("sequences", facts.sequence_facts(lengths, setting.limit)))
     if setting.frequencies is not None:
         found.append(("word frequencies", str(setting.frequencies)))
-    for plan in _merged_plans(setting, experiments):
+    for plan in _merged_study_plans(setting, experiments):
         masked = "no tokens masked"
         if plan.masked and setting.mask_seed is None:
             masked += " (the model has no mask token)"
         elif plan.masked:
             masked = f"12 % of the tokens masked (seed {setting.mask_seed})"
-        found.append((f"run \u201c{plan.name}\u201d", f"{masked}; {facts.describe_run(runs[plan.name])}"))
-    return (*found, ("versions", facts.package_versions()))
+        found.append((f"run \u201c{plan.name}\u201d", f"{masked}; {facts.run_facts(runs[plan.name])}"))
+    return (*found, ("versions", facts.package_version_facts()))

@@ -60,18 +60,18 @@ RULES = (
 )
 
 
-def check_numbers(numbers: Mapping[str, float], figures: Mapping[str, float]) -> tuple[Check, ...]:
+def verify_numbers(numbers: Mapping[str, float], figures: Mapping[str, float]) -> tuple[Check, ...]:
     """A check for each published number that we have, in the published order."""
-    return tuple(_check_number(key, value, float(numbers[key])) for key, value in figures.items() if key in numbers)
+    return tuple(_verify_number(key, value, float(numbers[key])) for key, value in figures.items() if key in numbers)
 
 
-def tolerance_rule(key: str) -> ToleranceRule:
+def verify_tolerance_rule(key: str) -> ToleranceRule:
     """The rule that applies to a key."""
     return next(rule for rule in RULES if re.fullmatch(rule.pattern, key))
 
 
-def _check_number(key: str, published: float, ours: float) -> Check:
-    rule = tolerance_rule(key)
+def _verify_number(key: str, published: float, ours: float) -> Check:
+    rule = verify_tolerance_rule(key)
     slack = 1e-9 * max(1.0, abs(published))  # decimal fractions are not exact in binary
     near = ours < published if rule.below else abs(ours - published) <= rule.tolerance + slack
     passed = (near and math.isfinite(ours)) if rule.counts else None

@@ -17,21 +17,21 @@ from normscope.corpus.store import Run
 from normscope.models.source import ModelSource
 
 
-def sequence_lengths(run: Run) -> list[int]:
+def facts_sequence_lengths(run: Run) -> list[int]:
     """The number of tokens of each analysed sequence, on the encoder side if there are two."""
     items = run.scan("items").select("side", "length").collect()
     first = items["side"][0]
     return [int(length) for side, length in items.iter_rows() if side == first]
 
 
-def describe_sequences(lengths: Sequence[int], limit: int | None) -> str:
+def sequence_facts(lengths: Sequence[int], limit: int | None) -> str:
     """The number of sequences and their lengths, in words."""
     only = f" (only the first {limit:,} entries)" if limit else ""
     total = sum(lengths)
     return f"{len(lengths):,} with {total / len(lengths):.1f} tokens on average, {total:,} in total{only}"
 
 
-def describe_run(run: Run) -> str:
+def run_facts(run: Run) -> str:
     """The number of entries that could not be analysed, and the worst completeness error, in words."""
     faults = len(run.scan("errors").select("id").collect()) if "errors" in run.tables else 0
     worst = run.scan("items").select("completeness").max().collect().item()
@@ -39,17 +39,17 @@ def describe_run(run: Run) -> str:
     return f"{faults:,} of {entries:,} entries could not be analysed; worst completeness error {worst:.1e}"
 
 
-def package_versions() -> str:
+def package_version_facts() -> str:
     """The versions of normscope, transformers and torch."""
     return f"normscope {__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
 
 
-def model_display_name(lens: Analyzer) -> str:
+def facts_model_name(lens: Analyzer) -> str:
     """The name of a model; for the default model, its name instead of its folder."""
     return default_model.NAME if default_model.is_in(lens.model_name) else lens.model_name
 
 
-def describe_layers(lens: Analyzer) -> str:
+def layer_facts(lens: Analyzer) -> str:
     """The model family with its number of layers, heads and width, in words."""
     width = getattr(lens.loaded.base.config, "hidden_size", None)
     sides = [
@@ -59,25 +59,25 @@ def describe_layers(lens: Analyzer) -> str:
     return f"{lens.family.name}: {', '.join(sides)}{f', width {width}' if width else ''}"
 
 
-def shell_command(command: Sequence[str], options: Iterable[tuple[str, Any]]) -> str:
+def facts_shell_command(command: Sequence[str], options: Iterable[tuple[str, Any]]) -> str:
     """A normscope command as a shell line, without options whose value is None."""
     parts = [part for option, value in options if value is not None for part in (option, str(value))]
     return shlex.join(["normscope", *command, *parts])
 
 
-def model_arguments(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
+def facts_model_arguments(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
     """The command-line options that select a model, with those that affect its numbers."""
     source = ModelSource(lens.model_name) if isinstance(model, Analyzer) else ModelSource.of(model)
     name = "default" if default_model.is_in(source.name) else source.name
     return [("--model", name), ("--dtype", source.dtype), ("--revision", source.revision)]
 
 
-def reader_arguments(reader: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts_reader_arguments(reader: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Reader options as command-line arguments."""
-    return [("--reader", f"{key}={_format_argument(value)}") for key, value in reader.items()]
+    return [("--reader", f"{key}={_facts_argument_text(value)}") for key, value in reader.items()]
 
 
-def _format_argument(value: Any) -> str:
+def _facts_argument_text(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return ",".join(map(_format_argument, value))
+        return ",".join(map(_facts_argument_text, value))
     return str(value).lower() if isinstance(value, bool | None) else str(value)

@@ -29,17 +29,17 @@ def write_report(report: Report, folder: str | Path) -> Path:
     root = Path(folder)
     parts = [part for section in report.sections for part in section.parts]
     pictures = [part for part in parts if isinstance(part, Picture)]
-    figures = {picture.name: charts.figure_to_svg(picture.figure, picture.name) for picture in pictures}
+    figures = {picture.name: charts.chart_to_svg(picture.figure, picture.name) for picture in pictures}
     files = {f"tables/{part.name}.csv": csv_text(part.columns, part.rows) for part in parts if isinstance(part, Table)}
     files |= {f"figures/{name}.svg": text for name, text in figures.items()}
     files |= {
         "numbers.csv": csv_text(("section", "key", "ours", "published", "tolerance", "passed"), _number_rows(report)),
         "claims.csv": csv_text(("section", "claim", "holds", "ours", "published"), _claim_rows(report)),
         "report.md": markdown.markdown_page(report),
-        "report.html": html.html_page(report, figures),
+        "report.html": html.report_html_page(report, figures),
     }
     contents = {name: text.encode("utf-8", "backslashreplace") for name, text in files.items()}
-    contents |= {f"figures/{picture.name}.pdf": charts.figure_to_pdf(picture.figure) for picture in pictures}
+    contents |= {f"figures/{picture.name}.pdf": charts.chart_to_pdf(picture.figure) for picture in pictures}
     for name, content in contents.items():
         _write_report_file(root / name, content)
     return root / "report.html"

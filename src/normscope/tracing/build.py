@@ -29,7 +29,7 @@ from normscope.models.modules import (
 )
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
-from normscope.tracing.closeness import coarser, equal, is_product, rows_of
+from normscope.tracing.closeness import closeness_rows, coarser, is_close, is_close_to_product
 from normscope.tracing.records import (
     AttentionRecord,
     FeedForwardRecord,
@@ -237,7 +237,7 @@ class LayerCall:
         if (
             not _nearly_equal(projected, values)
             or not _nearly_equal(given, entered)
-            or not is_product(rows_of(entered), weight.t(), bias, rows_of(flat))
+            or not is_close_to_product(closeness_rows(entered), weight.t(), bias, closeness_rows(flat))
         ):
             raise NormscopeError(
                 f"The values of {part.module} do not come from {part.value} after {norm or 'no norm'}: a hook changes "
@@ -350,7 +350,7 @@ def _projection_half(both: Projection, number: int, interleaved: bool = False) -
 
 
 def _nearly_equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and equal(rows_of(a), rows_of(b), coarser(a.dtype, b.dtype))
+    return a.shape == b.shape and is_close(closeness_rows(a), closeness_rows(b), coarser(a.dtype, b.dtype))
 
 
 def _join_chunks(pieces: list[Tensor]) -> Tensor:

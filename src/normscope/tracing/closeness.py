@@ -24,7 +24,7 @@ def coarser(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if all(dtype == torch.float64 for dtype in dtypes) else torch.float32
 
 
-def misfit(guess: Guess, actual: Tensor, tolerance: float) -> float:
+def closeness_misfit(guess: Guess, actual: Tensor, tolerance: float) -> float:
     """``max |guess - actual| / (tolerance * size)`` over the elements of (rows, width); at most 1 if the two are equal.
 
     Compares the first row, then blocks of rows, and stops at the first difference. NaN counts as a difference.
@@ -44,14 +44,16 @@ def misfit(guess: Guess, actual: Tensor, tolerance: float) -> float:
     return worst
 
 
-def equal(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+def is_close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     """True if two tensors (rows, width) are equal within the rounding error of `dtype`."""
     if a.shape != b.shape:
         return False
-    return torch.equal(a, b) or misfit(lambda rows: (a[rows], b[rows].abs()), b, ELEMENT[dtype]) <= 1
+    return torch.equal(a, b) or closeness_misfit(lambda rows: (a[rows], b[rows].abs()), b, ELEMENT[dtype]) <= 1
 
 
-def is_product(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor, tolerance: float | None = None) -> bool:
+def is_close_to_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor, tolerance: float | None = None
+) -> bool:
     """True if ``x W + b`` equals `output`, for x (rows, d) and W (d, d')."""
     if weight.shape != (x.shape[-1], output.shape[-1]) or len(x) != len(output):
         return False
@@ -60,10 +62,13 @@ def is_product(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor, t
         return True
     allowed = PRODUCT[coarser(x.dtype, output.dtype)] if tolerance is None else tolerance
     columns: Tensor = torch.linalg.vector_norm(weight, dim=0)
-    return misfit(lambda rows: (found[rows], _product_size(x[rows], columns, bias)), output, allowed) <= 1
+    return (
+        closeness_misfit(lambda rows: (found[rows], _product_closeness_scale(x[rows], columns, bias)), output, allowed)
+        <= 1
+    )
 
 
-def _product_size(x: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
+def _product_closeness_scale(x: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
     """(rows, d'): the size of the terms of ``x W + b``, ``||x_i|| (||w_k|| + |b_k|) + |b_k|``; `columns` are the
     ||w_k||.
 
@@ -73,6 +78,6 @@ def _product_size(x: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
     return lengths * columns if bias is None else lengths * (columns + bias.abs()) + bias.abs()
 
 
-def rows_of(x: Tensor) -> Tensor:
+def closeness_rows(x: Tensor) -> Tensor:
     """(rows, width): the last dimension stays, all others become rows."""
     return x.reshape(-1, x.shape[-1])

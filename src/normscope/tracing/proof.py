@@ -1,8 +1,8 @@
 """The proof: before it is analysed, a model runs on a short input twice, without and with recording.
 
 Both passes must agree in the output of every layer and of the head, and every component recomputed from its record must
-agree with the model. The proof holds until the model is changed: `structure_fingerprint` is compared before each run,
-and the proof is repeated if it differs.
+agree with the model. The proof holds until the model is changed: `proof_structure_fingerprint` is compared before each
+run, and the proof is repeated if it differs.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def prove(loaded: LoadedModel) -> None:
         update_prompt(loaded)
     with model_lock(loaded.base):
         found = _proved.get(loaded.base)
-        if found is None or found[0] != (loaded.stacks, structure_fingerprint(loaded)):
+        if found is None or found[0] != (loaded.stacks, proof_structure_fingerprint(loaded)):
             forget_proof(loaded)
             calls = _run_proof(loaded)  # before the fingerprint: transformers may add hooks when the model runs
-            found = _proved[loaded.base] = ((loaded.stacks, structure_fingerprint(loaded)), calls)
+            found = _proved[loaded.base] = ((loaded.stacks, proof_structure_fingerprint(loaded)), calls)
         loaded.calls = calls = found[1]
         loaded.depths = [len(calls.modules[stack.side]) for stack in loaded.stacks]
         loaded.head_counts = [max(calls.heads[stack.side]) for stack in loaded.stacks]
@@ -85,8 +85,8 @@ def forget_proof(loaded: LoadedModel) -> None:
 
 def _run_proof(loaded: LoadedModel) -> LayerCalls:
     if loaded.family.input == "text" and has_foreign_attention(loaded.base):  # it must respect masks and windows too
-        compare_passes(loaded, _random_proof_input(loaded, MASKED_LENGTH, holes=True))
-    calls, worst = compare_passes(loaded, _random_proof_input(loaded, SHORT_LENGTH))
+        compare_proof_passes(loaded, _random_proof_input(loaded, MASKED_LENGTH, holes=True))
+    calls, worst = compare_proof_passes(loaded, _random_proof_input(loaded, SHORT_LENGTH))
     if isnan(worst):
         raise NormscopeError("The model returns NaN or infinite values for a short input. Check its weights and dtype.")
     return calls
@@ -105,13 +105,13 @@ def proof_input(loaded: LoadedModel, items: Sequence[Item]) -> ProofInput:
     return ProofInput(forward_inputs(loaded, items), real)
 
 
-def compare_passes(loaded: LoadedModel, given: ProofInput) -> tuple[LayerCalls, float]:
+def compare_proof_passes(loaded: LoadedModel, given: ProofInput) -> tuple[LayerCalls, float]:
     """The layer calls of a recorded pass, and its largest relative difference from a plain pass (NaN if the plain pass
     returns values that are not finite). Raises an error at the first difference above CLOSE."""
     base, prompt = loaded.base, loaded.prompt
-    refuse_maskless_attention(base)
+    prove_attention_has_mask(base)
     with model_lock(base):
-        plain, output, entered = _plain_pass(loaded, given)
+        plain, output, entered = _plain_proof_pass(loaded, given)
         comparison = _PassComparison(loaded, given, plain)
         requests = [
             RecordRequest(
@@ -134,7 +134,7 @@ def compare_passes(loaded: LoadedModel, given: ProofInput) -> tuple[LayerCalls, 
         return LayerCalls(modules, heads), comparison.worst
 
 
-def structure_fingerprint(loaded: LoadedModel) -> Any:
+def proof_structure_fingerprint(loaded: LoadedModel) -> Any:
     """Everything except the weights that determines a forward pass: modules, their code, hooks, dtypes, attention.
     Equal fingerprints mean that none of it has changed."""
     modules = []
@@ -167,7 +167,7 @@ def has_foreign_attention(base: PreTrainedModel) -> bool:
     return any(one is not None and not one.__module__.startswith("transformers.") for one in functions)
 
 
-def refuse_maskless_attention(base: PreTrainedModel) -> None:
+def prove_attention_has_mask(base: PreTrainedModel) -> None:
     """Raise an error for an attention implementation without a registered mask function: transformers then builds no
     mask, and the tokens it attends to are unknown."""
     for name in {attention_implementation(config) for config in attention_configs(base)}:
@@ -179,7 +179,9 @@ def refuse_maskless_attention(base: PreTrainedModel) -> None:
             )
 
 
-def _plain_pass(loaded: LoadedModel, given: ProofInput) -> tuple[dict[str, list[tuple[nn.Module, Tensor]]], Any, bool]:
+def _plain_proof_pass(
+    loaded: LoadedModel, given: ProofInput
+) -> tuple[dict[str, list[tuple[nn.Module, Tensor]]], Any, bool]:
     """Run the model without recording: side -> the module and output of every layer call; the output of the model; True
     if the base model itself was called."""
     refuse_autocast(loaded.base.device)
@@ -194,7 +196,7 @@ def _plain_pass(loaded: LoadedModel, given: ProofInput) -> tuple[dict[str, list[
         if threading.get_ident() == thread:
             entered[0] = True
             named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | dict(kwargs)
-            changed.extend(key for key, one in given.inputs.items() if _inputs_differ(one, named.get(key)))
+            changed.extend(key for key, one in given.inputs.items() if _proof_inputs_differ(one, named.get(key)))
 
     def output_hook(side: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -256,9 +258,9 @@ class _PassComparison:
                 if not error <= CLOSE:
                     raise NormscopeError(
                         f"{self._module_path(module)}, layer {record.index} (counted from 0), does not match its "
-                        f"family: the input or output of {_step_name(step)} has a relative difference of {error:.1e} "
-                        "from the expected one. A hook changes values there, a module is wrapped or replaced, or the "
-                        "family is described incorrectly. Undo the change, or describe the modified model with "
+                        f"family: the input or output of {_proof_step_name(step)} has a relative difference of "
+                        f"{error:.1e} from the expected one. A hook changes values there, a module is wrapped or "
+                        "replaced, or the family is described incorrectly. Undo the change, or describe the modified model with "
                         "normscope.register_family."
                     )
             last: Any = record.parts[-1]
@@ -279,7 +281,7 @@ class _PassComparison:
             if not isnan(self.worst) and len(heads) != len(self.plain[side]):
                 self._refuse_pass(f"after layer call {len(heads)}: a plain pass makes {len(self.plain[side])}", nan)
         for one, other in (
-            () if isnan(self.worst) else zip(_output_tensors(plain), _output_tensors(watched), strict=False)
+            () if isnan(self.worst) else zip(_proof_output_tensors(plain), _proof_output_tensors(watched), strict=False)
         ):
             real = self.given.real[self.loaded.stacks[-1].side]
             if real.shape != one.shape[:-1]:  # pooled, or without padding: compare all vectors
@@ -289,7 +291,7 @@ class _PassComparison:
                 self._refuse_pass("after the last layer", error)
 
     def _measure_difference(self, found: Tensor, actual: Tensor, real: Tensor) -> float:
-        error = _largest_difference(found, actual, real)
+        error = _largest_proof_difference(found, actual, real)
         self.worst = self.worst if isnan(self.worst) else max(self.worst, error)
         return error
 
@@ -305,14 +307,14 @@ class _PassComparison:
         )
 
 
-def _step_name(step: Step) -> str:
+def _proof_step_name(step: Step) -> str:
     part = step.part
     path = getattr(part, "path", None) or getattr(part, "output", None) or getattr(part, "out", None)
     path = path or getattr(part, "module", None)
     return "the residual sum" if path is None else str(path)
 
 
-def _largest_difference(found: Tensor, actual: Tensor, real: Tensor) -> float:
+def _largest_proof_difference(found: Tensor, actual: Tensor, real: Tensor) -> float:
     """The largest ``||found - actual|| / ||actual||`` over vectors; for vectors below 1e-3 of the longest one, relative
     to that bound."""
     if torch.equal(found, actual):
@@ -324,13 +326,13 @@ def _largest_difference(found: Tensor, actual: Tensor, real: Tensor) -> float:
     return float((torch.linalg.vector_norm(found - actual, dim=-1) / torch.maximum(length, floor)).amax())
 
 
-def _inputs_differ(one: Any, other: Any) -> bool:
+def _proof_inputs_differ(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor):
         return False
     return not isinstance(other, Tensor) or one.shape != other.shape or not torch.equal(one, other)
 
 
-def _output_tensors(output: Any) -> list[Tensor]:
+def _proof_output_tensors(output: Any) -> list[Tensor]:
     """The logits or last hidden states that a model returned, as a list of at most one tensor."""
     parts = output.to_tuple() if hasattr(output, "to_tuple") else output if isinstance(output, tuple) else (output,)
     return [one for one in parts[:1] if isinstance(one, Tensor) and one.is_floating_point() and one.dim() > 1]

@@ -45,27 +45,35 @@ def replay_layer(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[St
                 source, values = layer.proof.encoder if op.cross else state, layer.proof.values[op.value]
                 if source is not None:
                     yield step, source, read[op.value]
-                yield step, _values_by_token(values), _values_by_token(part.values[:, :, : values.shape[2]])
-            mixed = _mix_values(part)
+                yield (
+                    step,
+                    _replay_values_by_token(values),
+                    _replay_values_by_token(part.values[:, :, : values.shape[2]]),
+                )
+            mixed = _replay_mixed_values(part)
             yield step, mixed, read[op.output]
             if op.output not in plain:
-                yield step, _add_bias(mixed @ part.matrix.flatten(0, 1), part.bias), part.output
+                yield step, _replay_with_bias(mixed @ part.matrix.flatten(0, 1), part.bias), part.output
         elif isinstance(part, FeedForwardRecord) and isinstance(op, FeedForward):
             (unit,) = part.units
             for path in (op.into,) if op.up is None else (op.into, op.up):
                 yield step, state, read[path]
             if {op.into, op.up} - plain - {None}:
-                yield from ((step, *projected) for projected in _project_hidden(state, unit))
-            yield step, _gate_hidden(unit), read[op.out]
+                yield from ((step, *projected) for projected in _replay_projections(state, unit))
+            yield step, _replay_gated_hidden(unit), read[op.out]
             if op.out not in plain:
-                yield step, _unit_output(unit), part.output
+                yield step, _replay_unit_output(unit), part.output
         elif isinstance(part, FeedForwardRecord):
             for unit in part.units:
-                yield from ((step, *projected) for projected in _project_hidden(state, unit))
-            yield step, sum((_unit_output(unit) for unit in part.units[1:]), _unit_output(part.units[0])), part.output
+                yield from ((step, *projected) for projected in _replay_projections(state, unit))
+            yield (
+                step,
+                sum((_replay_unit_output(unit) for unit in part.units[1:]), _replay_unit_output(part.units[0])),
+                part.output,
+            )
         elif isinstance(part, NormRecord):
             centred = state - state.mean(-1, keepdim=True) if part.kind == "layer" else state
-            yield step, _add_bias(centred * part.inverse[..., None] * part.gain, part.shift), part.output
+            yield step, _replay_with_bias(centred * part.inverse[..., None] * part.gain, part.shift), part.output
         else:
             yield step, sum((*done, entry), state), part.output
         state = part.output
@@ -75,24 +83,24 @@ def replay_layer(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[St
             entry = state
 
 
-def _mix_values(part: AttentionRecord) -> Tensor:
+def _replay_mixed_values(part: AttentionRecord) -> Tensor:
     """(b, i, H d_h): the input of W_O."""
     shared = part.weights.shape[1] // part.values.shape[1]
     values = part.values if shared == 1 else part.values.repeat_interleave(shared, dim=1)
     return torch.matmul(part.weights, values).transpose(1, 2).flatten(2)
 
 
-def _values_by_token(values: Tensor) -> Tensor:
+def _replay_values_by_token(values: Tensor) -> Tensor:
     return values.transpose(1, 2).flatten(2)
 
 
-def _project_hidden(x: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
+def _replay_projections(x: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
     for one in (unit.into, unit.up):
         if one is not None:
-            yield _add_bias(x @ one.weight, one.bias), one.hidden
+            yield _replay_with_bias(x @ one.weight, one.bias), one.hidden
 
 
-def _gate_hidden(unit: Unit) -> Tensor:
+def _replay_gated_hidden(unit: Unit) -> Tensor:
     """(b, n, d_ff): the input of W_2."""
     hidden = unit.into.hidden
     if unit.joint is not None and unit.up is not None:
@@ -101,10 +109,10 @@ def _gate_hidden(unit: Unit) -> Tensor:
     return gated if unit.up is None else gated * unit.up.hidden
 
 
-def _unit_output(unit: Unit) -> Tensor:
-    output = _add_bias(_gate_hidden(unit) @ unit.out, unit.out_bias)
+def _replay_unit_output(unit: Unit) -> Tensor:
+    output = _replay_with_bias(_replay_gated_hidden(unit) @ unit.out, unit.out_bias)
     return output if unit.routing is None else output * unit.routing[..., None]
 
 
-def _add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+def _replay_with_bias(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias

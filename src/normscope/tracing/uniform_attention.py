@@ -21,7 +21,7 @@ from normscope.models.spec import Attention, Stack
 from normscope.tracing.trace import active_trace, attention_stand_in, model_lock
 
 
-def run_uniform(loaded: LoadedModel, item: Item, layers: Sequence[int], *, logits: bool = False) -> Tensor:
+def run_uniform_attention(loaded: LoadedModel, item: Item, layers: Sequence[int], *, logits: bool = False) -> Tensor:
     """(n, d): the final hidden states, or with `logits` the logits, with uniform attention in `layers` (none: the plain
     forward pass)."""
     loaded.refuse_prompt("Uniform attention")
@@ -63,7 +63,7 @@ def _attend_uniformly(loaded: LoadedModel, stack: Stack, layers: frozenset[int])
             uniform.inside = False
 
     def replace_probabilities(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        return (_uniform_probabilities(args[0]), *args[1:]) if is_active() and uniform.applies() else None
+        return (_uniform_attention_weights(args[0]), *args[1:]) if is_active() and uniform.applies() else None
 
     with attention_stand_in(loaded.base, uniform) as handles:
         for layer in layer_modules(loaded.base, stack):
@@ -99,10 +99,17 @@ class _UniformAttention:
         """Attend with zero queries, which give every key the same score, and without additive biases in the mask."""
         if not self.applies():
             return eager(module, query, key, value, mask, **kwargs)
-        return eager(module, torch.zeros_like(query), key, value, _forbidding_mask(mask), **_drop_position_bias(kwargs))
+        return eager(
+            module,
+            torch.zeros_like(query),
+            key,
+            value,
+            _uniform_attention_mask(mask),
+            **_uniform_attention_kwargs(kwargs),
+        )
 
 
-def _forbidding_mask(mask: Tensor | None) -> Tensor | None:
+def _uniform_attention_mask(mask: Tensor | None) -> Tensor | None:
     """The mask with zeros for all keys that it does not forbid."""
     if mask is None or not mask.is_floating_point():
         return mask
@@ -110,11 +117,11 @@ def _forbidding_mask(mask: Tensor | None) -> Tensor | None:
     return torch.zeros_like(mask).masked_fill(forbidden, torch.finfo(torch.float32).min)
 
 
-def _drop_position_bias(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _uniform_attention_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: None if key == "position_bias" else value for key, value in kwargs.items()}
 
 
-def _uniform_probabilities(probabilities: Tensor) -> Tensor:
+def _uniform_attention_weights(probabilities: Tensor) -> Tensor:
     """Equal weights for all keys with a positive weight, which for an unpadded item are those that are not masked."""
     visible = (probabilities > 0).to(probabilities.dtype)
     return visible / visible.sum(-1, keepdim=True)

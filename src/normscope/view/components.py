@@ -25,7 +25,7 @@ COMPONENT_KINDS = {"ATTN": "attention", "XATTN": "cross-attention", "FF": "ff", 
 def layer_components(analysis: Analysis) -> list[dict[str, Any]]:
     """One entry per component: its kind and label, the indices of its block and branch, and the scopes of this analysis
     that end at it."""
-    blocks = find_layer_blocks(analysis)
+    blocks = find_component_blocks(analysis)
     made = _components_from_scope_names(analysis) if blocks is None else _components_from_blocks(blocks)
     present = set(analysis.scopes)
     return [
@@ -41,7 +41,7 @@ def layer_components(analysis: Analysis) -> list[dict[str, Any]]:
     ]
 
 
-def find_layer_blocks(analysis: Analysis) -> tuple[Block, ...] | None:
+def find_component_blocks(analysis: Analysis) -> tuple[Block, ...] | None:
     """The blocks of the analysed layer, from the known family with this name, side and scopes; None if unknown."""
     name, side = analysis.info.get("family"), analysis.rows[0].side
     stacks = [stack for family in families() if family.name == name for stack in family.stacks if stack.side == side]

@@ -22,10 +22,10 @@ from torch import Tensor
 from normscope.analysis import Analysis
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
-from normscope.labels import Label, visible_text
+from normscope.labels import Label, visible_label_text
 from normscope.view import log16
 from normscope.view.components import layer_components
-from normscope.view.images import image_data_url, patch_grid
+from normscope.view.images import image_data_url, image_patch_grid
 from normscope.view.tokens import model_label
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def sides_of(result: Result) -> dict[str, Analysis]:
     return {result.rows[0].side: result}
 
 
-def result_title(result: Result) -> str:
+def document_title(result: Result) -> str:
     """The model and the size of the analysis, for a title bar."""
     sides = sides_of(result)
     named = len(sides) > 1
@@ -57,7 +57,7 @@ def result_title(result: Result) -> str:
         f"{side + ' ' if named else ''}{_pluralize(len(one.rows), 'token')}, {_pluralize(len(one.layers), 'layer')}"
         for side, one in sides.items()
     )
-    return f"{visible_text(model_label(result))}: {'; '.join(counts)}"
+    return f"{visible_label_text(model_label(result))}: {'; '.join(counts)}"
 
 
 def document_header(
@@ -72,11 +72,11 @@ def document_header(
     info = next(iter(sides.values())).info
     return {
         "format": FORMAT,
-        "title": result_title(result),
+        "title": document_title(result),
         "text": text,
         "warnings": list(dict.fromkeys([*result.warnings, *(() if flow is None else flow.warnings)])),
         "model": {
-            "name": visible_text(model_label(result)) if name is None else name,
+            "name": visible_label_text(model_label(result)) if name is None else name,
             "family": str(info.get("family") or ""),
             "dtype": str(info.get("dtype") or ""),
             "gate": str(info.get("gate") or "ig"),
@@ -86,18 +86,18 @@ def document_header(
         },
         "encoding": "float32",
         "precision": 0.0,
-        "sides": [_describe_side(side, one, sides) for side, one in sides.items()],
+        "sides": [_describe_document_side(side, one, sides) for side, one in sides.items()],
         "image": None if image is None else image_data_url(image),
-        "flow": None if flow is None else describe_scores(flow, sides),
+        "flow": None if flow is None else describe_document_scores(flow, sides),
     }
 
 
-def header_to_json(described: dict[str, Any]) -> str:
+def document_header_to_json(described: dict[str, Any]) -> str:
     """A header as ASCII JSON, since tokens may contain lone surrogates, which UTF-8 cannot encode."""
     return json.dumps(described, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def map_bytes(result: Result, side: str, scope: str, layer: int | None = None) -> bytes:
+def document_map_bytes(result: Result, side: str, scope: str, layer: int | None = None) -> bytes:
     """The array of a side, scope and layer as little-endian float32; without a layer, those of all layers in order."""
     analysis = sides_of(result).get(side)
     if analysis is None:
@@ -106,7 +106,7 @@ def map_bytes(result: Result, side: str, scope: str, layer: int | None = None) -
     maps = analysis.heads[kind] if scope.startswith(HEADS) else analysis[kind]
     if layer is not None:
         maps = maps[analysis.layer_position(layer)]
-    return _to_numpy(maps).astype("<f4", copy=False).tobytes()
+    return _document_array_to_numpy(maps).astype("<f4", copy=False).tobytes()
 
 
 def pack_document(result: Result, *, image: Any = None, flow: Flow | None = None) -> tuple[dict[str, Any], bytes]:
@@ -119,13 +119,13 @@ def pack_document(result: Result, *, image: Any = None, flow: Flow | None = None
     entries = {entry["side"]: entry for entry in described["sides"]}
     for side, scope, maps in document_arrays(result):
         try:
-            codes, span = log16.encode_log16(_to_numpy(maps))
+            codes, span = log16.encode_log16(_document_array_to_numpy(maps))
         except NormscopeError as error:
             raise NormscopeError(f"{scope}: {error}") from error
         entries[side]["ranges"][scope] = list(span)
         worst = max(worst, log16.log16_precision(span))
         pieces.append(pack.compress(codes.astype("<u2", copy=False).tobytes()))
-    described |= {"encoding": "log16", "precision": _round_up(worst)}
+    described |= {"encoding": "log16", "precision": _round_up_in_document(worst)}
     return described, b"".join([*pieces, pack.flush()])
 
 
@@ -144,28 +144,28 @@ def head_scopes(analysis: Analysis) -> list[str]:
     return sorted(analysis.heads, key=lambda scope: (scope.startswith("X"), not scope.endswith("-W"), scope))
 
 
-def arrays_size(result: Result) -> int:
+def document_arrays_size(result: Result) -> int:
     """Size of the arrays in bytes."""
     return sum(maps.numel() * maps.element_size() for _, _, maps in document_arrays(result))
 
 
-def _describe_side(side: str, analysis: Analysis, sides: dict[str, Analysis]) -> dict[str, Any]:
-    words = words_by_side(sides)
+def _describe_document_side(side: str, analysis: Analysis, sides: dict[str, Analysis]) -> dict[str, Any]:
+    words = document_words_by_side(sides)
     causal = bool(analysis.info.get("causal", side == "decoder"))
-    grid = patch_grid(analysis)
+    grid = image_patch_grid(analysis)
     return {
         "side": side,
         "causal": causal,
-        "rows": describe_tokens(analysis.rows, words, grid is not None),
-        "columns": describe_tokens(analysis.columns, words, grid is not None),
+        "rows": describe_document_tokens(analysis.rows, words, grid is not None),
+        "columns": describe_document_tokens(analysis.columns, words, grid is not None),
         "layers": list(analysis.layers),
         "model_layers": int(analysis.info.get("model_layers", max(analysis.layers) + 1)),
         "components": layer_components(analysis),
         "scopes": list(analysis.scopes),
         "aliases": {alias: scope for alias, scope in analysis.aliases.items() if scope in analysis.measured},
-        "completeness": {scope: round_numbers(one.completeness) for scope, one in analysis.measured.items()},
-        "mixing": {scope: round_numbers(analysis.mixing_ratio(scope)) for scope in analysis.mixing_scopes},
-        "remainder": {scope: round_numbers(one.remainder) for scope, one in analysis.measured.items()},
+        "completeness": {scope: round_document_numbers(one.completeness) for scope, one in analysis.measured.items()},
+        "mixing": {scope: round_document_numbers(analysis.mixing_ratio(scope)) for scope in analysis.mixing_scopes},
+        "remainder": {scope: round_document_numbers(one.remainder) for scope, one in analysis.measured.items()},
         "heads": list(analysis.head_indices),
         "head_scopes": head_scopes(analysis),
         "grid": None if grid is None else list(grid),
@@ -173,7 +173,7 @@ def _describe_side(side: str, analysis: Analysis, sides: dict[str, Analysis]) ->
     }
 
 
-def describe_scores(flow: Flow, sides: Mapping[str, Analysis]) -> dict[str, Any]:
+def describe_document_scores(flow: Flow, sides: Mapping[str, Analysis]) -> dict[str, Any]:
     """The header's entry for a flow to a target, which must have the same tokens as these analyses."""
     if flow.to is None:
         raise NormscopeError(
@@ -184,25 +184,25 @@ def describe_scores(flow: Flow, sides: Mapping[str, Analysis]) -> dict[str, Any]
         if own != [label for label in flow.columns if label.side == side]:
             raise NormscopeError(f"The flow and the analysis have different inputs: their {side} tokens differ.")
     to, place = flow.to, TARGET_POSITION.search(flow.to.target)
-    value, remainder, completeness = round_numbers(
+    value, remainder, completeness = round_document_numbers(
         torch.tensor([to.value, to.remainder, to.completeness], dtype=torch.float64), SCORE_DIGITS
     )
-    picture = any(patch_grid(one) is not None for one in sides.values())
+    picture = any(image_patch_grid(one) is not None for one in sides.values())
     return {
         "method": flow.method,
-        "target": visible_text(TARGET_POSITION.sub("", to.target)),
+        "target": visible_label_text(TARGET_POSITION.sub("", to.target)),
         "position": None if place is None else int(place[1]),  # counted from 0
         "value": value,
         "remainder": remainder,
         "completeness": completeness,
-        "columns": describe_tokens(flow.columns, words_by_side(sides), picture),
-        "scores": round_numbers(to.scores, SCORE_DIGITS),
-        "layers": {side: round_numbers(by_token) for side, by_token in to.layers.items()},
-        "remainders": {side: round_numbers(constants) for side, constants in to.remainders.items()},
+        "columns": describe_document_tokens(flow.columns, document_words_by_side(sides), picture),
+        "scores": round_document_numbers(to.scores, SCORE_DIGITS),
+        "layers": {side: round_document_numbers(by_token) for side, by_token in to.layers.items()},
+        "remainders": {side: round_document_numbers(constants) for side, constants in to.remainders.items()},
     }
 
 
-def words_by_side(sides: Mapping[str, Analysis]) -> Words:
+def document_words_by_side(sides: Mapping[str, Analysis]) -> Words:
     found: Words = {}
     for one in sides.values():
         if one.word_ids is not None:
@@ -212,21 +212,21 @@ def words_by_side(sides: Mapping[str, Analysis]) -> Words:
     return found
 
 
-def describe_tokens(given: Iterable[Label], words: Words, picture: bool) -> list[dict[str, Any]]:
+def describe_document_tokens(given: Iterable[Label], words: Words, picture: bool) -> list[dict[str, Any]]:
     """Tokens with their sides, positions and words; with `picture`, tokens are patches."""
     return [
         {
-            "token": visible_text(label.token),
+            "token": visible_label_text(label.token),
             "side": label.side,
             "position": label.position,
-            "special": _is_special_token(label, words, picture),
+            "special": _is_special_document_token(label, words, picture),
             "word": words.get(label.side, {}).get(label.position),
         }
         for label in given
     ]
 
 
-def _is_special_token(label: Label, words: Words, picture: bool) -> bool:
+def _is_special_document_token(label: Label, words: Words, picture: bool) -> bool:
     """True for a token that stands for no text: in an encoder, one without a word id.
 
     Decoders are judged by spelling, because generated tokens have no word ids.
@@ -239,7 +239,7 @@ def _is_special_token(label: Label, words: Words, picture: bool) -> bool:
     return SPECIAL.fullmatch(label.token) is not None
 
 
-def round_numbers(tensor: Tensor, digits: int = DIGITS) -> Any:
+def round_document_numbers(tensor: Tensor, digits: int = DIGITS) -> Any:
     """Nested lists rounded to `digits` significant digits; values that are not finite become None."""
     values = tensor.detach().cpu().double().numpy()
     finite = np.isfinite(values)
@@ -247,21 +247,21 @@ def round_numbers(tensor: Tensor, digits: int = DIGITS) -> Any:
     factors = 10.0 ** np.clip(digits - 1 - np.floor(sizes), -300, 300)
     with np.errstate(all="ignore"):
         rounded = np.rint(values * factors) / factors
-    return rounded.tolist() if bool(np.isfinite(rounded).all()) else _replace_nonfinite(rounded.tolist())
+    return rounded.tolist() if bool(np.isfinite(rounded).all()) else _replace_nonfinite_in_document(rounded.tolist())
 
 
-def _replace_nonfinite(value: Any) -> Any:
+def _replace_nonfinite_in_document(value: Any) -> Any:
     if isinstance(value, list):
-        return [_replace_nonfinite(entry) for entry in value]
+        return [_replace_nonfinite_in_document(entry) for entry in value]
     return value if math.isfinite(value) else None
 
 
-def _to_numpy(maps: Tensor) -> NDArray[Any]:
+def _document_array_to_numpy(maps: Tensor) -> NDArray[Any]:
     array: NDArray[Any] = maps.detach().cpu().numpy()
     return array
 
 
-def _round_up(value: float) -> float:
+def _round_up_in_document(value: float) -> float:
     """`value` rounded up to two significant digits."""
     if value == 0:
         return 0.0

@@ -69,57 +69,61 @@ def export(
     if suffix == ".html":
         return write_page(analysis, target, image=image)
     if suffix == ".json":
-        return write_json_file(analysis_to_dict(analysis), target)
+        return export_json_file(analysis_to_export_dict(analysis), target)
     if suffix == ".npz":
-        return _write_npz(analysis, target)
+        return _export_npz(analysis, target)
     return analysis.save(target)
 
 
-def analysis_to_dict(analysis: Result) -> dict[str, Any]:
+def analysis_to_export_dict(analysis: Result) -> dict[str, Any]:
     """The content of an analysis' JSON file: plain lists, numbers and strings."""
     if isinstance(analysis, EncoderDecoderAnalysis):
-        sides = {side: analysis_to_dict(one) for side, one in analysis.sides.items()}
-        return {"format": FORMAT, "info": to_json_value(analysis.info), "sides": sides}
+        sides = {side: analysis_to_export_dict(one) for side, one in analysis.sides.items()}
+        return {"format": FORMAT, "info": exported_json_value(analysis.info), "sides": sides}
     content: dict[str, Any] = {
         "format": FORMAT,
-        "info": to_json_value(analysis.info),
+        "info": exported_json_value(analysis.info),
         "layers": list(analysis.layers),
         "rows": [label._asdict() for label in analysis.rows],
         "columns": [label._asdict() for label in analysis.columns],
         "scopes": {
-            scope: {name: _tensor_to_lists(tensor) for name, tensor in vars(measured).items() if tensor is not None}
+            scope: {
+                name: _exported_tensor_lists(tensor) for name, tensor in vars(measured).items() if tensor is not None
+            }
             for scope, measured in analysis.measured.items()
         },
     }
     if analysis.heads:
         content["heads"] = {
             "indices": list(analysis.head_indices),
-            "maps": {scope: _tensor_to_lists(tensor) for scope, tensor in analysis.heads.items()},
-            "value_norms": None if analysis.value_norms is None else _tensor_to_lists(analysis.value_norms),
+            "maps": {scope: _exported_tensor_lists(tensor) for scope, tensor in analysis.heads.items()},
+            "value_norms": None if analysis.value_norms is None else _exported_tensor_lists(analysis.value_norms),
         }
     return content
 
 
-def flow_to_dict(flow: Flow) -> dict[str, Any]:
+def flow_to_export_dict(flow: Flow) -> dict[str, Any]:
     """The content of a flow's JSON file: plain lists, numbers and strings."""
     content: dict[str, Any] = {
         "format": FLOW_FORMAT,
-        "info": to_json_value(dict(flow.info)),
+        "info": exported_json_value(dict(flow.info)),
         "method": flow.method,
         "layers": list(flow.layers),
         "rows": [label._asdict() for label in flow.rows],
         "columns": [label._asdict() for label in flow.columns],
     }
-    content |= {"maps": to_json_value(flow.maps)} if flow.to is None else {"to": to_json_value(vars(flow.to))}
+    content |= (
+        {"maps": exported_json_value(flow.maps)} if flow.to is None else {"to": exported_json_value(vars(flow.to))}
+    )
     return content
 
 
-def write_flow_json(flow: Flow, target: Path) -> Path:
+def export_flow_json(flow: Flow, target: Path) -> Path:
     """Write a flow as JSON."""
-    return write_json_file(flow_to_dict(flow), target)
+    return export_json_file(flow_to_export_dict(flow), target)
 
 
-def write_json_file(content: dict[str, Any], target: Path) -> Path:
+def export_json_file(content: dict[str, Any], target: Path) -> Path:
     """Write plain lists, numbers and strings as JSON."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     with write_atomically(target) as temporary:
@@ -128,16 +132,18 @@ def write_json_file(content: dict[str, Any], target: Path) -> Path:
     return target
 
 
-def _write_npz(analysis: Result, target: Path) -> Path:
+def _export_npz(analysis: Result, target: Path) -> Path:
     with write_atomically(target) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **_npz_arrays(analysis))
+        np.savez_compressed(file, **_exported_npz_arrays(analysis))
     return target
 
 
-def _npz_arrays(analysis: Result) -> dict[str, Any]:
+def _exported_npz_arrays(analysis: Result) -> dict[str, Any]:
     if isinstance(analysis, EncoderDecoderAnalysis):
         return {
-            f"{side}/{name}": array for side, one in analysis.sides.items() for name, array in _npz_arrays(one).items()
+            f"{side}/{name}": array
+            for side, one in analysis.sides.items()
+            for name, array in _exported_npz_arrays(one).items()
         }
     arrays: dict[str, Any] = {
         f"{name}/{scope}": tensor.detach().cpu().numpy()
@@ -149,47 +155,47 @@ def _npz_arrays(analysis: Result) -> dict[str, Any]:
     if analysis.value_norms is not None:
         arrays["value_norms"] = analysis.value_norms.detach().cpu().numpy()
     return arrays | {
-        "tokens": _string_array(analysis.tokens),
-        "column_tokens": _string_array([label.token for label in analysis.columns]),
-        "row_sides": _string_array([label.side for label in analysis.rows]),
-        "column_sides": _string_array([label.side for label in analysis.columns]),
-        "row_positions": _position_array(analysis.rows),
-        "column_positions": _position_array(analysis.columns),
-        "scopes": _string_array(analysis.scopes),
+        "tokens": _exported_strings(analysis.tokens),
+        "column_tokens": _exported_strings([label.token for label in analysis.columns]),
+        "row_sides": _exported_strings([label.side for label in analysis.rows]),
+        "column_sides": _exported_strings([label.side for label in analysis.columns]),
+        "row_positions": _exported_positions(analysis.rows),
+        "column_positions": _exported_positions(analysis.columns),
+        "scopes": _exported_strings(analysis.scopes),
         "layers": np.array(analysis.layers, dtype=np.int64),
         "head_indices": np.array(analysis.head_indices, dtype=np.int64),
-        "info": np.array(json.dumps(to_json_value(analysis.info), allow_nan=False)),
+        "info": np.array(json.dumps(exported_json_value(analysis.info), allow_nan=False)),
     }
 
 
-def _string_array(texts: Sequence[str]) -> np.ndarray[Any, Any]:
+def _exported_strings(texts: Sequence[str]) -> np.ndarray[Any, Any]:
     return np.array(texts, dtype=np.str_)
 
 
-def _position_array(labels: Sequence[Label]) -> np.ndarray[Any, Any]:
+def _exported_positions(labels: Sequence[Label]) -> np.ndarray[Any, Any]:
     return np.array([label.position for label in labels], dtype=np.int64)
 
 
-def _tensor_to_lists(tensor: Tensor) -> Any:
+def _exported_tensor_lists(tensor: Tensor) -> Any:
     """Nested lists with as many significant digits as the dtype has."""
     digits = 17 if tensor.dtype == torch.float64 else 9
-    return _round_nested(tensor.detach().cpu().tolist(), digits)
+    return _round_exported_lists(tensor.detach().cpu().tolist(), digits)
 
 
-def _round_nested(value: Any, digits: int) -> Any:
+def _round_exported_lists(value: Any, digits: int) -> Any:
     if isinstance(value, list):
-        return [_round_nested(entry, digits) for entry in value]
+        return [_round_exported_lists(entry, digits) for entry in value]
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
-def to_json_value(value: Any) -> Any:
+def exported_json_value(value: Any) -> Any:
     """A value that JSON can represent: tensors as lists, non-finite numbers as None, unknown objects as text."""
     if isinstance(value, Tensor):
-        return _tensor_to_lists(value)
+        return _exported_tensor_lists(value)
     if isinstance(value, Mapping):
-        return {str(key): to_json_value(entry) for key, entry in value.items()}
+        return {str(key): exported_json_value(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json_value(entry) for entry in value]
+        return [exported_json_value(entry) for entry in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)

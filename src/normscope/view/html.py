@@ -22,8 +22,8 @@ from typing import Any
 from normscope.errors import NormscopeError
 from normscope.files import check_suffix, write_atomically
 from normscope.flow.result import Flow
-from normscope.labels import Label, visible_text
-from normscope.view.document import Result, header_to_json, pack_document, result_title, sides_of
+from normscope.labels import Label, visible_label_text
+from normscope.view.document import Result, document_header_to_json, document_title, pack_document, sides_of
 from normscope.view.scales import (
     BLUE,
     ORANGE,
@@ -31,7 +31,7 @@ from normscope.view.scales import (
     colour_scale,
     map_values,
     own_token_cells,
-    quantity_name,
+    scale_quantity_name,
     worst_completeness,
 )
 from normscope.view.tokens import side_spans, target_equation
@@ -94,12 +94,12 @@ def build_page(result: Result, *, image: Any = None, flow: Flow | None = None) -
     described, data = pack_document(result, image=image, flow=flow)
     script = escape_script(read_static_file("viewer.js"))
     head = _fill_page_head(
-        title=result_title(result),
+        title=document_title(result),
         policy=security_policy(script_hash(script), styles="'unsafe-inline'", connect="'none'"),
         without=noscript_summary(result) + (noscript_scores(described["flow"]) if described["flow"] else ""),
         style=f"<style>{_viewer_styles()}</style>\n" if has_static_file("viewer.css") else "",
     )
-    parts = (header_to_json(described).translate(ESCAPES), base64.b64encode(data).decode("ascii"), script)
+    parts = (document_header_to_json(described).translate(ESCAPES), base64.b64encode(data).decode("ascii"), script)
     return head + "".join(tag + part for tag, part in zip(EMBEDDED, (*parts, ""), strict=True))
 
 
@@ -129,7 +129,7 @@ def server_policy() -> str:
 def noscript_summary(result: Result) -> str:
     """The tokens and the strongest cells as HTML, for readers without scripts."""
     lines = ["<p>This page draws its maps with a script. Allow scripts to see them.</p>"]
-    lines.append(f"<h1>{html.escape(result_title(result))}</h1>")
+    lines.append(f"<h1>{html.escape(document_title(result))}</h1>")
     for side, one in sides_of(result).items():
         scope, layer = one.scopes[-1], one.layers[-1]
         error = worst_completeness(one)[0]
@@ -143,7 +143,8 @@ def noscript_summary(result: Result) -> str:
         lines.append(f"<p>{html.escape(side)}, worst completeness error {error:.1e}. Tokens:")
         lines.append(" ".join(f"<bdi>{_escape_token(label.token)}</bdi>" for label in one.rows) + "</p>")
         lines.append(
-            f"<p>Strongest cells between different tokens, {scope}, layer {layer + 1}, {quantity_name(scope)}:</p>"
+            f"<p>Strongest cells between different tokens, {scope}, layer {layer + 1}, "
+            f"{scale_quantity_name(scope)}:</p>"
         )
         lines.append(f"<ol>{listed}</ol>")
     return "\n".join(lines)
@@ -212,7 +213,7 @@ def script_hash(script: str) -> str:
 def write_flow_page(flow: Flow, path: str | os.PathLike[str]) -> Path:
     """Write a flow as a page without scripts."""
     check_suffix(path, ".html", ".htm")
-    made = FLOW_PAGE.format(title=html.escape(visible_text(repr(flow))), body=flow_html(flow))
+    made = FLOW_PAGE.format(title=html.escape(visible_label_text(repr(flow))), body=flow_html(flow))
     with write_atomically(path) as temporary:
         temporary.write_text(made, encoding="utf-8", errors="backslashreplace")  # lone surrogates in tokens
     return Path(path)
@@ -220,7 +221,7 @@ def write_flow_page(flow: Flow, path: str | os.PathLike[str]) -> Path:
 
 def flow_html(flow: Flow) -> str:
     """The body of a flow's page, which a notebook shows too."""
-    lines = [f"<p><strong>{html.escape(visible_text(_flow_title(flow)))}</strong></p>"]
+    lines = [f"<p><strong>{html.escape(visible_label_text(_flow_title(flow)))}</strong></p>"]
     lines += [f"<p>Warning: {html.escape(text)}</p>" for text in flow.warnings]
     lines += _flow_scores_html(flow) if flow.to is not None else _flow_map_html(flow)
     return '<div class="normscope-flow">\n' + "\n".join(lines) + "\n</div>"
@@ -239,11 +240,11 @@ def _flow_scores_html(flow: Flow) -> list[str]:
     lines = []
     for span in side_spans(flow.columns):
         pairs = zip(flow.columns[span.start : span.stop], values[span.start : span.stop], strict=True)
-        tokens = " ".join(_scored_token_html(label, value, most) for label, value in pairs)
+        tokens = " ".join(_flow_scored_token_html(label, value, most) for label, value in pairs)
         lines.append(f'<p style="line-height: 1.9">{html.escape(span.side)}: {tokens}</p>')
     lines.append("<p>Orange tokens raise the target, blue tokens lower it.</p>")
     rows = [
-        (visible_text(label.token), label.side, label.position + 1, value)
+        (visible_label_text(label.token), label.side, label.position + 1, value)
         for label, value in zip(flow.columns, values, strict=True)
     ]
     body = "".join(
@@ -262,20 +263,20 @@ def _flow_map_html(flow: Flow) -> list[str]:
         return [f"<p>The map of {rows} x {columns} tokens is too large for a table. Draw it as a figure instead.</p>"]
     scale = colour_scale([values], own_token_cells(flow))
     header = "".join(f"<th>{_escape_token(label.token)}</th>" for label in flow.columns)
-    body = "".join(_map_row_html(label, row, scale) for label, row in zip(flow.rows, values.tolist(), strict=True))
+    body = "".join(_flow_map_row_html(label, row, scale) for label, row in zip(flow.rows, values.tolist(), strict=True))
     return [
         "<p>Rows are output tokens, columns input tokens.</p>",
         f'<div style="overflow-x: auto"><table><tr><th></th>{header}</tr>{body}</table></div>',
     ]
 
 
-def _map_row_html(label: Label, values: Sequence[float], scale: Scale) -> str:
+def _flow_map_row_html(label: Label, values: Sequence[float], scale: Scale) -> str:
     shades = [_css_shade(ORANGE, scale.share(value)) for value in values]
     cells = (f'<td style="background: {shade}">{value:.2g}</td>' for shade, value in zip(shades, values, strict=True))
     return f"<tr><th>{_escape_token(label.token)}</th>{''.join(cells)}</tr>"
 
 
-def _scored_token_html(label: Label, value: float, most: float) -> str:
+def _flow_scored_token_html(label: Label, value: float, most: float) -> str:
     share = abs(value) / most if math.isfinite(value) else 0.0
     shade = _css_shade(ORANGE if value >= 0 else BLUE, share)
     style = f"background: {shade}; padding: 0.1em 0.2em"
@@ -295,4 +296,4 @@ def _format_value(value: float | None) -> str:
 
 
 def _escape_token(token: str) -> str:
-    return html.escape(visible_text(token))
+    return html.escape(visible_label_text(token))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from normscope.analysis import Analysis
 from normscope.errors import NormscopeError
-from normscope.inputs.media import open_image
+from normscope.inputs.media import open_media_image
 from normscope.labels import Label
 from normscope.view.figure.style import PLAIN, Look
 from normscope.view.scales import Scale, Values, colour_scale
@@ -20,7 +20,7 @@ from normscope.view.scales import Scale, Values, colour_scale
 LONGEST = 512  # pixels of the longer side of an embedded picture
 
 
-def patch_grid(analysis: Analysis) -> tuple[int, int] | None:
+def image_patch_grid(analysis: Analysis) -> tuple[int, int] | None:
     """Rows and columns of the patch grid; None if the input was not a picture."""
     grid = analysis.info.get("grid")
     if grid is None:
@@ -29,7 +29,7 @@ def patch_grid(analysis: Analysis) -> tuple[int, int] | None:
     return (down, across) if down * across <= len(analysis.columns) else None
 
 
-def find_output_row(analysis: Analysis, token: str | int | None = None) -> int:
+def find_image_output_row(analysis: Analysis, token: str | int | None = None) -> int:
     """The row index of an output given by label or index (default: [CLS], or the first row without one)."""
     tokens = list(analysis.tokens)
     if token is None:
@@ -44,11 +44,11 @@ def find_output_row(analysis: Analysis, token: str | int | None = None) -> int:
     )
 
 
-def patch_values(
+def image_patch_values(
     analysis: Analysis, scope: str, layer: int, row: int, look: Look = PLAIN
 ) -> tuple[Values, dict[str, float]]:
     """The contributions of the patches to an output (down, across), and those of all other tokens by label."""
-    grid = patch_grid(analysis)
+    grid = image_patch_grid(analysis)
     if grid is None:
         raise NormscopeError("This analysis has no patch grid: its input was not a picture.")
     values = look.values(analysis, scope, layer)[row]
@@ -57,7 +57,7 @@ def patch_values(
     return values[special:].reshape(grid), others
 
 
-def patch_scale(patches: Values, own: tuple[int, int] | None) -> Scale:
+def image_patch_scale(patches: Values, own: tuple[int, int] | None) -> Scale:
     """The colour scale of a patch map, whose only own cell is the output's own patch."""
     cells = np.zeros(patches.shape, dtype=bool)
     if own is not None:
@@ -65,17 +65,17 @@ def patch_scale(patches: Values, own: tuple[int, int] | None) -> Scale:
     return colour_scale([patches], cells)
 
 
-def own_patch(analysis: Analysis, label: Label) -> tuple[int, int] | None:
+def own_image_patch(analysis: Analysis, label: Label) -> tuple[int, int] | None:
     """The grid position of an output; None if it is not a patch."""
-    down, across = patch_grid(analysis) or (0, 0)
+    down, across = image_patch_grid(analysis) or (0, 0)
     place = analysis.columns.index(label) - (len(analysis.columns) - down * across)
     return None if place < 0 else divmod(place, across)
 
 
-def image_pixels(image: Any) -> NDArray[Any]:
+def view_image_pixels(image: Any) -> NDArray[Any]:
     """The pixels (height, width[, channels]) of a path, a PIL image or an array."""
     if isinstance(image, str | os.PathLike):
-        return np.asarray(open_image(image))
+        return np.asarray(open_media_image(image))
     if hasattr(image, "convert"):
         return np.asarray(image.convert("RGB"))
     try:
@@ -89,10 +89,10 @@ def image_pixels(image: Any) -> NDArray[Any]:
         )
     if pixels.ndim == 3 and pixels.shape[-1] not in (3, 4):
         raise NormscopeError(f"The image has the shape {pixels.shape}; expected (height, width, 3), channels last.")
-    return pixels if pixels.dtype == np.uint8 else _rescale_pixels(pixels)
+    return pixels if pixels.dtype == np.uint8 else _rescale_image_pixels(pixels)
 
 
-def to_greyscale(pixels: NDArray[Any]) -> NDArray[Any]:
+def image_to_greyscale(pixels: NDArray[Any]) -> NDArray[Any]:
     """The brightness of a picture, whose colours would mix with those of the map."""
     if pixels.ndim == 2:
         return pixels
@@ -100,7 +100,7 @@ def to_greyscale(pixels: NDArray[Any]) -> NDArray[Any]:
     return grey
 
 
-def _rescale_pixels(pixels: NDArray[Any]) -> NDArray[Any]:
+def _rescale_image_pixels(pixels: NDArray[Any]) -> NDArray[Any]:
     """Values scaled to 0..1. Ranges within 0..1 are kept, those within 0..255 divided by 255."""
     values = np.nan_to_num(pixels.astype(np.float64))
     low, high = float(values.min()), float(values.max())
@@ -115,7 +115,7 @@ def image_data_url(image: Any) -> str:
         from PIL import Image
     except ImportError as error:
         raise NormscopeError("Showing pictures needs Pillow: pip install 'normscope[vision]'.") from error
-    pixels = image_pixels(image)
+    pixels = view_image_pixels(image)
     if pixels.dtype.kind == "f":  # values from 0 to 1
         pixels = (255 * pixels).round().astype("uint8")
     picture = Image.fromarray(pixels).convert("RGB")

@@ -42,7 +42,7 @@ def drop_empty_side(analysis: Analysis, scope: str) -> Analysis:
     )
 
 
-def quantity_name(scope: str) -> str:
+def scale_quantity_name(scope: str) -> str:
     """The quantity that a scope's map shows."""
     return "attention weight" if scope.endswith("-W") else "norm of the contribution"
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from normscope.analysis import Analysis
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.flow.result import Flow
-from normscope.labels import Label, shorten_label, visible_text
+from normscope.labels import Label, shorten_label, visible_label_text
 
 
 class Labelled(Protocol):
@@ -48,7 +48,7 @@ def sides_note(analysis: Labelled) -> str:
 def tokens_line(labels: Sequence[Label]) -> str:
     """All tokens in one line, with the names of the sides if there are two."""
     spans = side_spans(labels)
-    texts = [" ".join(shorten_label(visible_text(label.token), 18) for label in labels[a:b]) for _, a, b in spans]
+    texts = [" ".join(shorten_label(visible_label_text(label.token), 18) for label in labels[a:b]) for _, a, b in spans]
     return texts[0] if len(spans) == 1 else " | ".join(f"{s.side}: {t}" for s, t in zip(spans, texts, strict=True))
 
 

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
-from normscope.view.document import Result, pack_document, result_title, sides_of
+from normscope.view.document import Result, document_title, pack_document, sides_of
 from normscope.view.html import has_static_file, read_static_file
-from normscope.view.images import patch_grid
+from normscope.view.images import image_patch_grid
 from normscope.view.scales import worst_completeness
 
 if TYPE_CHECKING:
@@ -46,37 +46,37 @@ def mimebundle(
     def asked(kind: str) -> bool:
         return kind not in unwanted and (wanted is None or kind in wanted)
 
-    data: dict[str, Any] = {"text/plain": describe_result(result)}
+    data: dict[str, Any] = {"text/plain": describe_result_for_widget(result)}
     meta: dict[str, Any] = {}
-    if not _in_terminal():
+    if not _widget_in_terminal():
         with suppress(NormscopeError):  # the plain text remains
             if asked(VIEW) and find_spec("anywidget") is not None and has_static_file("widget.js"):
                 data, meta = _add_widget_view(result, data)
         with suppress(NormscopeError):
             if asked("image/png") and find_spec("matplotlib") is not None:
-                data["image/png"] = static_png(result)
+                data["image/png"] = widget_static_png(result)
     return {kind: value for kind, value in data.items() if asked(kind)}, meta
 
 
-def describe_result(result: Result) -> str:
+def describe_result_for_widget(result: Result) -> str:
     """One line: the model, the size of the analysis and its worst completeness error."""
     error = max((worst_completeness(one)[0] for one in sides_of(result).values()), key=lambda e: (e != e, e))
     scopes = len(result.scopes)
     count = f"{scopes} scope{'' if scopes == 1 else 's'}"
-    return f"{type(result).__name__} of {result_title(result)}, {count}, worst completeness error {error:.1e}"
+    return f"{type(result).__name__} of {document_title(result)}, {count}, worst completeness error {error:.1e}"
 
 
-def static_png(result: Result) -> bytes:
+def widget_static_png(result: Result) -> bytes:
     """A PNG of one map in the last layer: the attention block, or for a picture, [CLS] on the patch grid."""
     one = result.main if isinstance(result, EncoderDecoderAnalysis) else result
     block = one.aliases.get("attention-block", "")
-    scope = block if block in one.measured and patch_grid(one) is None else one.scopes[-1]
+    scope = block if block in one.measured and image_patch_grid(one) is None else one.scopes[-1]
     axes: Any = one.plot(scope, one.layers[-1])
     made: bytes = axes._repr_png_()
     return made
 
 
-def _in_terminal() -> bool:
+def _widget_in_terminal() -> bool:
     """True if IPython runs in a terminal, which shows text only."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return type(shell).__name__ == "TerminalInteractiveShell"

@@ -112,7 +112,7 @@ VIEWER = Wording(
 )
 
 
-def missing_layer(layer: int, depth: int) -> str:
+def missing_layer_wording(layer: int, depth: int) -> str:
     """The error message for a layer, counted from 1, that the model does not have."""
     return f"There is no layer {layer}: this model has layers 1 to {depth}."
 
@@ -125,5 +125,5 @@ def _count_from_one(message: str) -> str:
     what, index, size = match[1], int(match[2]), int(match[3]) + 1
     typed = index + 1 if index >= 0 else index
     if what == "layer":
-        return missing_layer(typed, size)
+        return missing_layer_wording(typed, size)
     return f"There is no {what} {typed}: valid are 1 to {size} (or -{size} to -1)."

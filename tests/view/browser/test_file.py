@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from normscope.labels import visible_text
+from normscope.labels import visible_label_text
 from tests.helpers.fakes import NASTY, fake, fake_picture, fake_translation
 from tests.helpers.kinds import KINDS, result_of
 from tests.helpers.tabs import SIZES, Tab, open_tab
@@ -95,7 +95,7 @@ def test_nasty_tokens_are_shown_and_never_executed(browser: Browser, tmp_path: P
             "[...document.querySelectorAll('button[aria-label^=\"Token \"]')].map(b => b.getAttribute('aria-label'))"
         )
         assert len(names) == len(tokens)
-        assert visible_text(NASTY[0]) in names[1]
+        assert visible_label_text(NASTY[0]) in names[1]
         for row in range(len(tokens)):
             tab.point(row, 0)
             tab.click(row, row)

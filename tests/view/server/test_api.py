@@ -6,8 +6,8 @@ from threading import Event
 import numpy as np
 import pytest
 
-from normscope.view.document import document_header, header_to_json, map_bytes, sides_of
-from normscope.view.server.analyses import run_request
+from normscope.view.document import document_header, document_header_to_json, document_map_bytes, sides_of
+from normscope.view.server.analyses import run_server_analysis
 from tests.helpers.kinds import KINDS, lenses, png, result_of
 from tests.helpers.live import PATIENCE, WAIT, Live, Slow, held, live
 from tests.helpers.toys import toy_lens
@@ -61,7 +61,7 @@ def test_an_analysis_from_start_to_cells(server: Live, kind: str, heads: bool) -
             assert answer.headers["content-type"] == "application/octet-stream"
             assert np.allclose(
                 np.frombuffer(answer.content, "<f4"),
-                np.frombuffer(map_bytes(expected, side, scope, 1), "<f4"),
+                np.frombuffer(document_map_bytes(expected, side, scope, 1), "<f4"),
                 rtol=1e-5,
             )
             whole = server.client.get(f"{path}/cells", params={"side": side, "scope": scope})
@@ -109,7 +109,7 @@ def test_two_answers_to_one_question() -> None:
 @pytest.mark.parametrize("kind", ["encoder", "causal", "vision"])
 def test_the_first_layer_before_the_others(kind: str) -> None:
     go = Event()
-    with live(lenses(), run=lambda lens, asked, report: run_request(lens, asked, held(report, go))) as server:
+    with live(lenses(), run=lambda lens, asked, report: run_server_analysis(lens, asked, held(report, go))) as server:
         answer = server.client.post("/api/analyses", params={"wait": WAIT, "first": True}, json=request(kind))
         early = answer.json()
         assert (early["state"], early["progress"]) == ("running", 0.5)
@@ -137,7 +137,7 @@ def test_the_first_layer_before_the_others(kind: str) -> None:
 
 def test_what_was_shown_of_a_cancelled_analysis_can_still_be_seen() -> None:
     go = Event()
-    with live(lenses(), run=lambda lens, asked, report: run_request(lens, asked, held(report, go))) as server:
+    with live(lenses(), run=lambda lens, asked, report: run_server_analysis(lens, asked, held(report, go))) as server:
         answer = server.client.post("/api/analyses", params={"wait": WAIT, "first": True}, json=request("encoder"))
         path = f"/api/analyses/{answer.json()['id']}"
         assert server.client.delete(path).json()["state"] == "cancelled"
@@ -319,4 +319,4 @@ def test_header_is_ascii(server: Live) -> None:
     status = server.start(**request("encoder"))
     answer = server.client.get(f"/api/analyses/{status['id']}/header")
     assert answer.content.isascii()
-    assert header_to_json(answer.json()) == answer.text
+    assert document_header_to_json(answer.json()) == answer.text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from normscope import Analyzer
-from normscope.view.server.analyses import Shown, run_request
+from normscope.view.server.analyses import Shown, run_server_analysis
 from normscope.view.server.jobs import BusyError, Jobs
 from normscope.view.server.schemas import AnalysisRequest
 from tests.helpers.compare import state_of
@@ -109,7 +109,7 @@ def test_a_cancelled_analysis_leaves_the_model_as_it_was() -> None:
             assert go_on.wait(PATIENCE)
             progress(done, total)
 
-        return run_request(lens, request, Told(stop_after_the_first))
+        return run_server_analysis(lens, request, Told(stop_after_the_first))
 
     with live({"tiny": lens}, run=run) as server:
         body = {"model": "tiny", "text": "the dog ran"}
@@ -145,7 +145,7 @@ def test_a_client_that_goes_away(slow: Slow) -> None:
 
 def test_the_cache_forgets_the_longest_unused() -> None:
     with live(lenses()) as server:
-        size = run_request(
+        size = run_server_analysis(
             lenses()["tiny-encoder"], AnalysisRequest(model="tiny-encoder", text=texts(1)[0]), Told(lambda *_: None)
         ).size
     with live(lenses(), cache=int(2.5 * size)) as server:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from normscope import NormscopeError
-from normscope.view.server.pictures import FORMATS, PIXELS, decode_picture
+from normscope.view.server.pictures import FORMATS, PIXELS, decode_server_picture
 from tests.helpers.kinds import png
 
 
@@ -21,25 +21,25 @@ def encoded(kind: str, mode: str = "RGB") -> str:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_formats(kind: str) -> None:
-    found = decode_picture(encoded(kind))
+    found = decode_server_picture(encoded(kind))
     assert found.size == (8, 6)
     assert found.mode == "RGB"
 
 
 def test_data_addresses() -> None:
-    assert decode_picture(f"data:image/png;base64,{png()}").size == (30, 20)
+    assert decode_server_picture(f"data:image/png;base64,{png()}").size == (30, 20)
 
 
 @pytest.mark.parametrize("kind", ["TIFF", "PPM", "ICO", "EPS", "PDF"])
 def test_other_formats_are_refused(kind: str) -> None:
     with pytest.raises(NormscopeError, match="cannot be read"):
-        decode_picture(encoded(kind))
+        decode_server_picture(encoded(kind))
 
 
 @pytest.mark.parametrize("text", ["", "###", "aGVsbG8", png()[:100], "data:image/png;base64,", "é"])
 def test_damaged_files_are_refused(text: str) -> None:
     with pytest.raises(NormscopeError, match="picture"):
-        decode_picture(text)
+        decode_server_picture(text)
 
 
 @pytest.mark.parametrize("width", [100_000, 2**30, 9_000])
@@ -51,4 +51,4 @@ def test_bombs_are_refused_before_they_are_unpacked(width: int) -> None:
     file += chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
     assert width * 9_000 > PIXELS
     with pytest.raises(NormscopeError, match="picture"):
-        decode_picture(base64.b64encode(file).decode())
+        decode_server_picture(base64.b64encode(file).decode())

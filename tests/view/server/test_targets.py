@@ -136,13 +136,13 @@ def test_a_model_without_a_head(server: Live) -> None:
 
 
 def test_progress_leaves_room_for_the_flow() -> None:
-    from normscope.view.server.analyses import run_request
+    from normscope.view.server.analyses import run_server_analysis
     from normscope.view.server.schemas import AnalysisRequest
 
     def told(**more: Any) -> list[float]:
         seen: list[float] = []
         request = AnalysisRequest(**CAUSAL, **more)
-        run_request(lenses()["tiny-causal"], request, Told(lambda done, total: seen.append(done / total)))
+        run_server_analysis(lenses()["tiny-causal"], request, Told(lambda done, total: seen.append(done / total)))
         return seen
 
     assert told()[-1] == 1

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from normscope.corpus.entries import Entry, Fault, Links, entry_or_fault
-from normscope.corpus.readers.records import check_columns, words_from_column
-from normscope.corpus.readers.table_files import json_objects
-from normscope.corpus.readers.text_lines import Line, first_damaged_line, text_lines
+from normscope.corpus.readers.records import check_record_columns, words_from_record_column
+from normscope.corpus.readers.table_files import jsonl_table_file_objects
+from normscope.corpus.readers.text_lines import Line, first_damaged_text_line, text_lines
 from normscope.errors import NormscopeError
 
 
@@ -52,10 +52,10 @@ def read_alignments(
         raise NormscopeError(f"{path}: Say notation=, one of {known}: how the links are written.")
     if source is None or target is None:
         raise NormscopeError(f"{path}: {notation} links need the files with the sentences, source= and target=.")
-    return _read_parallel_files(path, Path(source), Path(target), NOTATIONS[notation])
+    return _read_parallel_alignments(path, Path(source), Path(target), NOTATIONS[notation])
 
 
-def parse_links(text: str, notation: Notation) -> tuple[Links, Links]:
+def parse_alignment_links(text: str, notation: Notation) -> tuple[Links, Links]:
     """The sure links and the possible ones (including the sure ones) of one line, counted from 0."""
     pattern = re.compile(rf"([0-9]{{1,9}})([-{notation.possible}])([0-9]{{1,9}})")
     sure, possible = set(), set()
@@ -72,7 +72,7 @@ def parse_links(text: str, notation: Notation) -> tuple[Links, Links]:
     return frozenset(sure), frozenset(possible)
 
 
-def _read_parallel_files(path: Path, source: Path, target: Path, notation: Notation) -> Iterator[Entry | Fault]:
+def _read_parallel_alignments(path: Path, source: Path, target: Path, notation: Notation) -> Iterator[Entry | Fault]:
     files = path, source, target
     for number, rows in enumerate(zip_longest(*(text_lines(file) for file in files)), 1):
         for file, row in zip(files, rows, strict=True):
@@ -84,11 +84,11 @@ def _read_parallel_files(path: Path, source: Path, target: Path, notation: Notat
 def _alignment_entry(files: tuple[Path, ...], rows: tuple[Line, ...], notation: Notation) -> Entry | Fault:
     number = rows[0].number
     id, where = f"{files[0].name}:{number}", f"{files[0]}:{number}"
-    bad = first_damaged_line(rows)
+    bad = first_damaged_text_line(rows)
     if bad is not None:
         return Fault(id, f"{files[rows.index(bad)]}:{number}", bad.damage or "")
     try:
-        sure, possible = parse_links(rows[0].text, notation)
+        sure, possible = parse_alignment_links(rows[0].text, notation)
     except NormscopeError as error:
         return Fault(id, where, str(error))
     words, target = (tuple(row.text.split()) for row in rows[1:])
@@ -100,33 +100,33 @@ def _read_jsonl_alignments(
 ) -> Iterator[Entry | Fault]:
     wanted = [name for name in (words, target_words, sure, possible) if name is not None]
     checked = False
-    for line, record in json_objects(path):
+    for line, record in jsonl_table_file_objects(path):
         id, where = f"{path.name}:{line.number}", f"{path}:{line.number}"
         if isinstance(record, Fault):
             yield record
             continue
         if not checked:
-            check_columns(wanted, record, where)
+            check_record_columns(wanted, record, where)
             checked = True
         try:
             fields: dict[str, Any] = {
-                "words": words_from_column(record, words),
-                "target": words_from_column(record, target_words),
-                "sure": _links_from_column(record, sure, base),
+                "words": words_from_record_column(record, words),
+                "target": words_from_record_column(record, target_words),
+                "sure": _alignment_links_from_column(record, sure, base),
             }
-            more = _links_from_column(record, possible, base) if possible is not None else frozenset()
+            more = _alignment_links_from_column(record, possible, base) if possible is not None else frozenset()
         except NormscopeError as error:
             yield Fault(id, where, str(error))
         else:
             yield entry_or_fault(id, where, **fields, possible=fields["sure"] | more)
 
 
-def _links_from_column(record: Mapping[str, Any], name: str, base: int) -> Links:
+def _alignment_links_from_column(record: Mapping[str, Any], name: str, base: int) -> Links:
     value = record.get(name)
-    if not isinstance(value, list) or not all(_is_link(link) for link in value):
+    if not isinstance(value, list) or not all(_is_jsonl_alignment_link(link) for link in value):
         raise NormscopeError(f"The column {name!r} must hold links, a list of pairs of integers.")
     return frozenset((source - base, target - base) for source, target in value)
 
 
-def _is_link(link: Any) -> bool:
+def _is_jsonl_alignment_link(link: Any) -> bool:
     return isinstance(link, list) and len(link) == 2 and all(type(word) is int for word in link)

@@ -8,8 +8,8 @@ from itertools import chain, islice
 from pathlib import Path
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
-from normscope.corpus.readers.iob import SCHEMES, Scheme, TagError, entities_from_tags, guess_iob_scheme
-from normscope.corpus.readers.text_lines import Line, first_damaged_line, line_blocks, text_lines
+from normscope.corpus.readers.iob import SCHEMES, Scheme, TagError, entities_from_iob_tags, guess_iob_scheme
+from normscope.corpus.readers.text_lines import Line, first_damaged_text_line, text_line_blocks, text_lines
 from normscope.errors import NormscopeError
 
 LOOK_AHEAD = 100  # sentences used to find the number of columns and the tag scheme
@@ -42,7 +42,7 @@ def read_conll(
 
 
 def _conll_sentences(path: Path) -> Iterator[list[Row]]:
-    for block in line_blocks(text_lines(path)):
+    for block in text_line_blocks(text_lines(path)):
         rows = [(line, _split_conll_columns(line.text)) for line in block]
         sentence: list[Row] = []
         for row in rows:
@@ -66,14 +66,16 @@ def _conll_entry(
     path: Path, sentence: list[Row], width: int, word_column: int, tag_column: int | None, scheme: Scheme | None
 ) -> Entry | Fault:
     id = f"{path.name}:{sentence[0][0].number}"
-    bad = first_damaged_line(line for line, _ in sentence)
+    bad = first_damaged_text_line(line for line, _ in sentence)
     if bad is not None:
         return Fault(id, f"{path}:{bad.number}", bad.damage or "")
     for line, cells in sentence:
         if len(cells) != width:
             return Fault(id, f"{path}:{line.number}", f"The line has {len(cells)} columns, expected {width}.")
     try:
-        found = () if tag_column is None else entities_from_tags([cells[tag_column] for _, cells in sentence], scheme)
+        found = (
+            () if tag_column is None else entities_from_iob_tags([cells[tag_column] for _, cells in sentence], scheme)
+        )
     except TagError as error:
         return Fault(id, f"{path}:{sentence[error.position][0].number}", str(error))
     words = tuple(cells[word_column] for _, cells in sentence)

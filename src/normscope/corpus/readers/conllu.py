@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
-from normscope.corpus.readers.text_lines import Line, first_damaged_line, line_blocks, text_lines
+from normscope.corpus.readers.text_lines import Line, first_damaged_text_line, text_line_blocks, text_lines
 from normscope.errors import NormscopeError
 
 WIDTH = 10
@@ -36,11 +36,11 @@ def read_conllu(path: Path, syntactic: bool = False) -> Iterator[Entry | Fault]:
 
     `# sent_id` gives the id and `# text` the surface text. Parts of a multiword token have the span of the whole.
     """
-    for block in line_blocks(text_lines(path)):
+    for block in text_line_blocks(text_lines(path)):
         comments = dict(_parse_conllu_comment(line.text) for line in block if line.text.startswith("#"))
         rows = [line for line in block if not line.text.startswith("#")]
         id = comments.get("sent_id") or f"{path.name}:{block[0].number}"
-        bad = first_damaged_line(block)
+        bad = first_damaged_text_line(block)
         if bad is not None:
             yield Fault(id, f"{path}:{bad.number}", bad.damage or "")
         elif rows:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Unpack
 
 from normscope.corpus.entries import Entry, Fault
-from normscope.corpus.readers.records import ColumnNames, check_columns, entry_from_record, select_columns
+from normscope.corpus.readers.records import ColumnNames, check_record_columns, entry_from_record, select_record_columns
 from normscope.errors import NormscopeError
 
 
@@ -18,18 +18,20 @@ def read_huggingface(
     **named: Unpack[ColumnNames],
 ) -> Iterator[Entry | Fault]:
     """One entry per row of a split; ids are row numbers from 1. Code in the dataset repository is never run."""
-    wanted = select_columns(**named)
-    rows = _dataset_rows(name, config, split, revision)
+    wanted = select_record_columns(**named)
+    rows = _huggingface_dataset_rows(name, config, split, revision)
     checked = False
     for number, row in enumerate(rows, 1):
         where = f"{name}/{split}:{number}"
         if not checked:
-            check_columns(wanted.names, row, where)
+            check_record_columns(wanted.names, row, where)
             checked = True
         yield entry_from_record(row, wanted, where, where)
 
 
-def _dataset_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[dict[str, Any]]:
+def _huggingface_dataset_rows(
+    name: str, config: str | None, split: str, revision: str | None
+) -> Iterator[dict[str, Any]]:
     try:
         from datasets import load_dataset  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:

@@ -23,7 +23,7 @@ class TagError(NormscopeError):
         self.position = position
 
 
-def entities_from_tags(tags: Sequence[str], scheme: Scheme | None) -> tuple[Entity, ...]:
+def entities_from_iob_tags(tags: Sequence[str], scheme: Scheme | None) -> tuple[Entity, ...]:
     """The entities of a sentence. Without a scheme, entities begin at every B- and at an I- after another label."""
     found: list[Entity] = []
     before = None

@@ -10,7 +10,7 @@ from normscope.corpus.readers.plain_pickle import load_plain_pickle
 from normscope.errors import NormscopeError
 
 
-def read_papers(path: Path) -> Iterator[Entry | Fault]:
+def read_papers_pickle(path: Path) -> Iterator[Entry | Fault]:
     """One entry of word pieces per excerpt, including [CLS] and [SEP]; ids are numbers from 1.
 
     The attention maps in the file are ignored.

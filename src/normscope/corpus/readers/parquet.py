@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Unpack
 
 from normscope.corpus.entries import Entry, Fault
-from normscope.corpus.readers.records import ColumnNames, check_columns, entry_from_record, select_columns
+from normscope.corpus.readers.records import ColumnNames, check_record_columns, entry_from_record, select_record_columns
 from normscope.corpus.readers.text_lines import open_binary
 from normscope.errors import NormscopeError
 
@@ -16,7 +16,7 @@ ROWS = 8192  # read at a time
 
 def read_parquet(path: Path, **named: Unpack[ColumnNames]) -> Iterator[Entry | Fault]:
     """One entry per row; ids are row numbers from 1."""
-    wanted = select_columns(**named)
+    wanted = select_record_columns(**named)
     with open_binary(path):
         pass
     try:
@@ -27,7 +27,7 @@ def read_parquet(path: Path, **named: Unpack[ColumnNames]) -> Iterator[Entry | F
         ) from error
     try:
         table = polars.scan_parquet(path, glob=False)
-        check_columns(wanted.names, table.collect_schema().names(), str(path))
+        check_record_columns(wanted.names, table.collect_schema().names(), str(path))
         table = table.select(wanted.names)
         start = 0
         while rows := table.slice(start, ROWS).collect().rows(named=True):

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
-from normscope.corpus.readers.text_lines import Line, first_damaged_line, line_blocks, text_lines
+from normscope.corpus.readers.text_lines import Line, first_damaged_text_line, text_line_blocks, text_lines
 
 
-def read_lines(path: Path) -> Iterator[Entry | Fault]:
+def read_plain_text_by_line(path: Path) -> Iterator[Entry | Fault]:
     """One entry per non-blank line."""
     for line in text_lines(path):
         if not line.blank:
-            yield _text_entry(path, [line])
+            yield _plain_text_entry(path, [line])
 
 
-def read_paragraphs(path: Path) -> Iterator[Entry | Fault]:
+def read_plain_text_by_paragraph(path: Path) -> Iterator[Entry | Fault]:
     """One entry per paragraph, with its lines joined by spaces."""
-    for block in line_blocks(text_lines(path)):
-        yield _text_entry(path, block)
+    for block in text_line_blocks(text_lines(path)):
+        yield _plain_text_entry(path, block)
 
 
 def join_lines(lines: list[Line]) -> str:
@@ -27,9 +27,9 @@ def join_lines(lines: list[Line]) -> str:
     return " ".join(line.text.strip() for line in lines)
 
 
-def _text_entry(path: Path, lines: list[Line]) -> Entry | Fault:
+def _plain_text_entry(path: Path, lines: list[Line]) -> Entry | Fault:
     id = f"{path.name}:{lines[0].number}"
-    bad = first_damaged_line(lines)
+    bad = first_damaged_text_line(lines)
     if bad is not None:
         return Fault(id, f"{path}:{bad.number}", bad.damage or "")
     return entry_or_fault(id, f"{path}:{lines[0].number}", text=join_lines(lines))

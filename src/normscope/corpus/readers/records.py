@@ -39,7 +39,7 @@ class SelectedColumns:
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
-def select_columns(
+def select_record_columns(
     text: str | None = None,
     pair: Sequence[str] | None = None,
     words: str | None = None,
@@ -57,7 +57,7 @@ def select_columns(
     return SelectedColumns(text, (pair[0], pair[1]) if pair is not None else None, words, id, label, target)
 
 
-def check_columns(wanted: Iterable[str], present: Iterable[str], where: str) -> None:
+def check_record_columns(wanted: Iterable[str], present: Iterable[str], where: str) -> None:
     """Refuse a table in which a column is missing or occurs twice."""
     names = list(present)
     for name in wanted:
@@ -73,16 +73,16 @@ def entry_from_record(record: Mapping[str, Any], wanted: SelectedColumns, id: st
     try:
         fields: dict[str, Any] = {}
         if wanted.id is not None:
-            id = _id_from_column(record, wanted.id)
+            id = _id_from_record_column(record, wanted.id)
         if wanted.text is not None:
-            fields["text"] = _text_from_column(record, wanted.text)
+            fields["text"] = _text_from_record_column(record, wanted.text)
         if wanted.pair is not None:
-            fields["pair"] = tuple(_text_from_column(record, name) for name in wanted.pair)
+            fields["pair"] = tuple(_text_from_record_column(record, name) for name in wanted.pair)
         if wanted.words is not None:
-            fields["words"] = words_from_column(record, wanted.words)
+            fields["words"] = words_from_record_column(record, wanted.words)
         if wanted.target is not None:
-            target = _column_value(record, wanted.target)
-            fields["target"] = target if isinstance(target, str) else words_from_column(record, wanted.target)
+            target = _record_column_value(record, wanted.target)
+            fields["target"] = target if isinstance(target, str) else words_from_record_column(record, wanted.target)
         if wanted.label is not None and record.get(wanted.label) is not None:
             fields["label"] = str(record[wanted.label])
     except NormscopeError as error:
@@ -90,35 +90,35 @@ def entry_from_record(record: Mapping[str, Any], wanted: SelectedColumns, id: st
     return entry_or_fault(id, where, **fields)
 
 
-def words_from_column(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def words_from_record_column(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """The words in a column that holds a list of words, or a text to split at white space."""
-    value = _column_value(record, name)
+    value = _record_column_value(record, name)
     if isinstance(value, str):
         return tuple(value.split())
     if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
-        raise NormscopeError(f"The column {name!r} must hold words, not {_describe_column_type(value)}.")
+        raise NormscopeError(f"The column {name!r} must hold words, not {_describe_record_column_type(value)}.")
     return tuple(value)
 
 
-def _column_value(record: Mapping[str, Any], name: str) -> Any:
+def _record_column_value(record: Mapping[str, Any], name: str) -> Any:
     if record.get(name) is None:
         raise NormscopeError(f"The column {name!r} is missing.")
     return record[name]
 
 
-def _text_from_column(record: Mapping[str, Any], name: str) -> str:
-    value = _column_value(record, name)
+def _text_from_record_column(record: Mapping[str, Any], name: str) -> str:
+    value = _record_column_value(record, name)
     if not isinstance(value, str):
-        raise NormscopeError(f"The column {name!r} must hold text, not {_describe_column_type(value)}.")
+        raise NormscopeError(f"The column {name!r} must hold text, not {_describe_record_column_type(value)}.")
     return value
 
 
-def _id_from_column(record: Mapping[str, Any], name: str) -> str:
-    value = _column_value(record, name)
+def _id_from_record_column(record: Mapping[str, Any], name: str) -> str:
+    value = _record_column_value(record, name)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise NormscopeError(f"The column {name!r} must hold an id, a string or an integer, not {value!r}.")
     return str(value)
 
 
-def _describe_column_type(value: Any) -> str:
+def _describe_record_column_type(value: Any) -> str:
     return f"a list of {type(value[0]).__name__}" if isinstance(value, list) and value else f"a {type(value).__name__}"

@@ -9,33 +9,33 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from normscope.corpus.entries import Entry, Fault
-from normscope.corpus.readers.records import ColumnNames, check_columns, entry_from_record, select_columns
+from normscope.corpus.readers.records import ColumnNames, check_record_columns, entry_from_record, select_record_columns
 from normscope.corpus.readers.text_lines import Line, text_lines
 from normscope.errors import NormscopeError
 
 
-def read_jsonl(path: Path, **named: Unpack[ColumnNames]) -> Iterator[Entry | Fault]:
+def read_jsonl_table(path: Path, **named: Unpack[ColumnNames]) -> Iterator[Entry | Fault]:
     """One JSON object per line. A missing column is an error in the first object and a fault in later ones."""
-    wanted = select_columns(**named)
+    wanted = select_record_columns(**named)
     checked = False
-    for line, record in json_objects(path):
+    for line, record in jsonl_table_file_objects(path):
         if isinstance(record, Fault):
             yield record
             continue
         if not checked:
-            check_columns(wanted.names, record, f"{path}:{line.number}")
+            check_record_columns(wanted.names, record, f"{path}:{line.number}")
             checked = True
         yield entry_from_record(record, wanted, f"{path.name}:{line.number}", f"{path}:{line.number}")
 
 
-def json_objects(path: Path) -> Iterator[tuple[Line, dict[str, Any] | Fault]]:
+def jsonl_table_file_objects(path: Path) -> Iterator[tuple[Line, dict[str, Any] | Fault]]:
     """Each non-blank line with its JSON object."""
     for line in text_lines(path):
         if not line.blank:
-            yield line, _parse_json_object(path, line)
+            yield line, _parse_jsonl_table_line(path, line)
 
 
-def read_csv(
+def read_csv_table(
     path: Path,
     header: Sequence[str] | None = None,
     delimiter: str = ",",
@@ -43,8 +43,8 @@ def read_csv(
     **named: Unpack[ColumnNames],
 ) -> Iterator[Entry | Fault]:
     """One record per row. The first row has the column names, unless `header` gives them."""
-    wanted = select_columns(**named)
-    rows = _csv_rows(path, delimiter, quoting)
+    wanted = select_record_columns(**named)
+    rows = _csv_table_file_rows(path, delimiter, quoting)
     if header is None:
         number, first = next(rows, (1, None))
         if first is None:
@@ -54,7 +54,7 @@ def read_csv(
         header = first
     else:
         number = 1
-    check_columns(wanted.names, header, f"{path}:{number}")
+    check_record_columns(wanted.names, header, f"{path}:{number}")
     for number, row in rows:
         id_, where = f"{path.name}:{number}", f"{path}:{number}"
         if isinstance(row, Fault):
@@ -65,14 +65,14 @@ def read_csv(
             yield entry_from_record(dict(zip(header, row, strict=True)), wanted, id_, where)
 
 
-def read_tsv(
+def read_tsv_table(
     path: Path, header: Sequence[str] | None = None, quoting: bool = False, **named: Unpack[ColumnNames]
 ) -> Iterator[Entry | Fault]:
-    """As `read_csv`, with tab-separated columns and without special treatment of quotation marks."""
-    return read_csv(path, header, "\t", quoting, **named)
+    """As `read_csv_table`, with tab-separated columns and without special treatment of quotation marks."""
+    return read_csv_table(path, header, "\t", quoting, **named)
 
 
-def _parse_json_object(path: Path, line: Line) -> dict[str, Any] | Fault:
+def _parse_jsonl_table_line(path: Path, line: Line) -> dict[str, Any] | Fault:
     reason = line.damage
     if reason is None:
         try:
@@ -88,13 +88,13 @@ def _parse_json_object(path: Path, line: Line) -> dict[str, Any] | Fault:
     return Fault(f"{path.name}:{line.number}", f"{path}:{line.number}", reason)
 
 
-def _csv_rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, list[str] | Fault]]:
+def _csv_table_file_rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, list[str] | Fault]]:
     """The non-blank rows, each with the number of its first line."""
     if len(delimiter) != 1:
         raise NormscopeError(f"The delimiter must be one character, not {delimiter!r}.")
     damaged: list[Line] = []
     reader = csv.reader(
-        _csv_lines(path, damaged),
+        _csv_table_file_lines(path, damaged),
         delimiter=delimiter,
         quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE,
         strict=True,
@@ -116,7 +116,7 @@ def _csv_rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, 
             yield start, row
 
 
-def _csv_lines(path: Path, damaged: list[Line]) -> Iterator[str]:
+def _csv_table_file_lines(path: Path, damaged: list[Line]) -> Iterator[str]:
     """The lines in the form that the csv module expects. Lines that are not UTF-8 are also appended to `damaged`."""
     for line in text_lines(path):
         if line.damage:

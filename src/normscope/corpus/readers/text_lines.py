@@ -44,12 +44,12 @@ def text_lines(path: Path) -> Iterator[Line]:
         for number, raw in enumerate(file, 1):
             if number == 1:
                 raw = _strip_byte_order_mark(path, raw)
-            yield _decode_line(number, raw.removesuffix(b"\n").removesuffix(b"\r"))
+            yield _decode_text_line(number, raw.removesuffix(b"\n").removesuffix(b"\r"))
     if number == 0:
         raise NormscopeError(f"{path}:1: The file is empty.")
 
 
-def line_blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
+def text_line_blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
     """Groups of lines between blank lines."""
     block: list[Line] = []
     for line in lines:
@@ -62,7 +62,7 @@ def line_blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
         yield block
 
 
-def first_damaged_line(lines: Iterable[Line]) -> Line | None:
+def first_damaged_text_line(lines: Iterable[Line]) -> Line | None:
     """The first line that is not UTF-8, if any."""
     return next((line for line in lines if line.damage), None)
 
@@ -75,7 +75,7 @@ def _strip_byte_order_mark(path: Path, raw: bytes) -> bytes:
     return raw.removeprefix(b"\xef\xbb\xbf")
 
 
-def _decode_line(number: int, raw: bytes) -> Line:
+def _decode_text_line(number: int, raw: bytes) -> Line:
     try:
         return Line(number, raw.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -50,13 +50,15 @@ class Shapley:
     def values(self, unit: Unit, z: Sequence[Tensor]) -> Tensor:
         """The values (players, units), in float64, of players z: (players, units) before g, for each projection."""
         players = [to_float64(one) for one in z]
-        if self.method == "exact" or (self.method == "" and _player_count(players) <= DEFAULT_EXACT_PLAYERS):
-            return values.exact_shapley(_activation_game(unit), *players)
+        if self.method == "exact" or (
+            self.method == "" and _shapley_gate_player_count(players) <= DEFAULT_EXACT_PLAYERS
+        ):
+            return values.exact_shapley_values(_shapley_gate_game(unit), *players)
         if self.method == "sampled":
-            return values.sampled_shapley(
-                _activation_game(unit), *players, permutations=self.permutations, seed=self.seed
+            return values.sampled_shapley_values(
+                _shapley_gate_game(unit), *players, permutations=self.permutations, seed=self.seed
             ).values
-        return values.gaussian_shapley(_activation_mean(unit), *players)
+        return values.gaussian_shapley_values(_shapley_gate_mean(unit), *players)
 
 
 def parse_shapley_gate(gate: str) -> Shapley | None:
@@ -76,13 +78,13 @@ def parse_shapley_gate(gate: str) -> Shapley | None:
     return found
 
 
-def activation_at_zero(unit: Unit) -> Tensor:
+def shapley_gate_at_zero(unit: Unit) -> Tensor:
     """(units,): g(0), the worth of the empty coalition, which is attributed to no player; 0 for a gated product."""
     nothing = torch.zeros(unit.out.shape[0], dtype=unit.out.dtype, device=unit.out.device)
-    return _activation_game(unit)(*[nothing] * (1 if unit.up is None else 2))
+    return _shapley_gate_game(unit)(*[nothing] * (1 if unit.up is None else 2))
 
 
-def _activation_game(unit: Unit) -> values.Game:
+def _shapley_gate_game(unit: Unit) -> values.Game:
     if unit.up is None:
         return unit.activation
     if unit.joint is not None:
@@ -90,7 +92,7 @@ def _activation_game(unit: Unit) -> values.Game:
     return lambda a, u: unit.activation(a) * u
 
 
-def _activation_mean(unit: Unit) -> gaussian_means.Mean:
+def _shapley_gate_mean(unit: Unit) -> gaussian_means.Mean:
     if unit.up is None:
         return gaussian_means.gaussian_mean(unit.activation_name, unit.activation)
     if unit.joint is not None:
@@ -101,5 +103,5 @@ def _activation_mean(unit: Unit) -> gaussian_means.Mean:
     return gaussian_means.gated_gaussian_mean(unit.activation_name, unit.activation)
 
 
-def _player_count(z: Sequence[Tensor]) -> int:
+def _shapley_gate_player_count(z: Sequence[Tensor]) -> int:
     return int(torch.stack([(one != 0).any(1) for one in z]).any(0).sum())

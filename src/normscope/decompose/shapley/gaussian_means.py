@@ -45,100 +45,100 @@ NEAR_GELU = ("gelu_new", "gelu_pytorch_tanh")
 def gaussian_mean(name: str | None, activation: Activation) -> Mean:
     """The function (m, v) -> ``E[g(A)]``. `name` selects a closed form if g has one."""
     if name == "relu":
-        return _mean_of_relu
+        return _gaussian_mean_of_relu
     if name in MIXTURES:
-        return partial(_mean_of_mixture, MIXTURES[name])
+        return partial(_gaussian_mean_of_mixture, MIXTURES[name])
     if name in NEAR_GELU:
-        rest = partial(_mean_by_quadrature, partial(_difference_from_gelu, activation))
-        return lambda m, v: _mean_of_mixture(MIXTURES["gelu"], m, v) + rest(m, v)
-    return partial(_mean_by_quadrature, activation)
+        rest = partial(_gaussian_mean_by_quadrature, partial(_gaussian_mean_gelu_difference, activation))
+        return lambda m, v: _gaussian_mean_of_mixture(MIXTURES["gelu"], m, v) + rest(m, v)
+    return partial(_gaussian_mean_by_quadrature, activation)
 
 
 def gated_gaussian_mean(name: str | None, activation: Activation) -> Mean:
     """The function (m, u, v, c) -> ``E[g(A) U]``."""
     if name == "relu":
-        return _gated_mean_of_relu
+        return _gated_gaussian_mean_of_relu
     if name in MIXTURES:
-        return partial(_gated_mean_of_mixture, MIXTURES[name])
+        return partial(_gated_gaussian_mean_of_mixture, MIXTURES[name])
     if name in NEAR_GELU:
-        rest = partial(_gated_mean_by_quadrature, partial(_difference_from_gelu, activation))
-        return lambda m, u, v, c: _gated_mean_of_mixture(MIXTURES["gelu"], m, u, v, c) + rest(m, u, v, c)
-    return partial(_gated_mean_by_quadrature, activation)
+        rest = partial(_gated_gaussian_mean_by_quadrature, partial(_gaussian_mean_gelu_difference, activation))
+        return lambda m, u, v, c: _gated_gaussian_mean_of_mixture(MIXTURES["gelu"], m, u, v, c) + rest(m, u, v, c)
+    return partial(_gated_gaussian_mean_by_quadrature, activation)
 
 
-def _mean_of_mixture(mixture: Mixture, m: Tensor, v: Tensor) -> Tensor:
+def _gaussian_mean_of_mixture(mixture: Mixture, m: Tensor, v: Tensor) -> Tensor:
     """``E[A Phi(A / l)] = m Phi(q) + v phi(q) / w``, where ``w = sqrt(l^2 + v)`` and ``q = m / w``"""
     total = torch.zeros_like(m)
     for share, width in mixture:
         w = (v + width**2).sqrt_()
         q = m / w
-        total.addcmul_(m, _normal_cdf(q), value=share).addcmul_(_normal_pdf(q), v / w, value=share * DENSITY)
+        total.addcmul_(m, _gaussian_cdf(q), value=share).addcmul_(_gaussian_pdf(q), v / w, value=share * DENSITY)
     return total
 
 
-def _gated_mean_of_mixture(mixture: Mixture, m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
+def _gated_gaussian_mean_of_mixture(mixture: Mixture, m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
     """``u E[g(A)] + c E[g'(A)]``, where ``E[g'(A)] = Phi(q) + m l^2 phi(q) / w^3``, by terms in Phi and phi"""
     total, straight = torch.zeros_like(m), torch.addcmul(c, u, m)
     for share, width in mixture:
         w = (v + width**2).sqrt_()
         q = m / w
-        total.addcmul_(straight, _normal_cdf(q), value=share)
+        total.addcmul_(straight, _gaussian_cdf(q), value=share)
         bent = (u * (v / w)).addcmul_(m, c * width**2 / w.pow(3))
-        total.addcmul_(_normal_pdf(q), bent, value=share * DENSITY)
+        total.addcmul_(_gaussian_pdf(q), bent, value=share * DENSITY)
     return total
 
 
-def _difference_from_gelu(activation: Activation, x: Tensor) -> Tensor:
+def _gaussian_mean_gelu_difference(activation: Activation, x: Tensor) -> Tensor:
     """``g(x) - x Phi(x)``"""
-    return activation(x).sub_(_normal_cdf(x).mul_(x))
+    return activation(x).sub_(_gaussian_cdf(x).mul_(x))
 
 
-def _mean_of_relu(m: Tensor, v: Tensor) -> Tensor:
+def _gaussian_mean_of_relu(m: Tensor, v: Tensor) -> Tensor:
     """``m Phi(m / s) + s phi(m / s)``, where ``s = sqrt(v)``"""
     s = v.sqrt().clamp_min_(TINY)
     q = m / s
-    return m * _normal_cdf(q) + s * DENSITY * _normal_pdf(q)
+    return m * _gaussian_cdf(q) + s * DENSITY * _gaussian_pdf(q)
 
 
-def _gated_mean_of_relu(m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
+def _gated_gaussian_mean_of_relu(m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
     """``u E[g(A)] + c Phi(m / s)``"""
     s = v.sqrt().clamp_min_(TINY)
     q = m / s
-    below = _normal_cdf(q)
-    return u * (m * below + s * DENSITY * _normal_pdf(q)) + c * below
+    below = _gaussian_cdf(q)
+    return u * (m * below + s * DENSITY * _gaussian_pdf(q)) + c * below
 
 
-def _mean_by_quadrature(activation: Activation, m: Tensor, v: Tensor) -> Tensor:
+def _gaussian_mean_by_quadrature(activation: Activation, m: Tensor, v: Tensor) -> Tensor:
     s = v.sqrt()
     total = torch.zeros_like(m)
-    for x, weight in _hermite_rule():
+    for x, weight in _gaussian_hermite_rule():
         total.add_(activation(torch.add(m, s, alpha=x)), alpha=weight)
     return total
 
 
-def _gated_mean_by_quadrature(activation: Activation, m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
+def _gated_gaussian_mean_by_quadrature(activation: Activation, m: Tensor, u: Tensor, v: Tensor, c: Tensor) -> Tensor:
     """Given A, the mean of U is ``u + c / v (A - m)``, so one rule over A is enough and g' is not needed."""
     s = v.sqrt()
     along = torch.where(s > 0, c / s.clamp_min(TINY), 0.0)  # at most the standard deviation of U
     total = torch.zeros_like(m)
-    for x, weight in _hermite_rule():
+    for x, weight in _gaussian_hermite_rule():
         total.add_(activation(torch.add(m, s, alpha=x)).mul_(torch.add(u, along, alpha=x)), alpha=weight)
     return total
 
 
-def _normal_cdf(x: Tensor) -> Tensor:
+def _gaussian_cdf(x: Tensor) -> Tensor:
     """Phi(x)"""
     found: Tensor = torch.special.ndtr(x)
     return found
 
 
-def _normal_pdf(x: Tensor) -> Tensor:
+def _gaussian_pdf(x: Tensor) -> Tensor:
     """``exp(-x^2 / 2)``, which times DENSITY is phi(x)"""
     return x.square().mul_(-0.5).exp_()
 
 
 @cache
-def _hermite_rule() -> tuple[tuple[float, float], ...]:
+def _gaussian_hermite_rule() -> tuple[tuple[float, float], ...]:
     """Points and weights for ``E[f(X)]``, X standard normal."""
     x, weight = np.polynomial.hermite_e.hermegauss(POINTS)
     return tuple(zip(x.tolist(), (weight / weight.sum()).tolist(), strict=True))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normscope.decompose.activations import projections_of
 from normscope.decompose.gram import ScopeMaps, TermMap
-from normscope.decompose.shapley.gate import NO_EXPERTS, Shapley, activation_at_zero
+from normscope.decompose.shapley.gate import NO_EXPERTS, Shapley, shapley_gate_at_zero
 from normscope.decompose.state import Factored, add_shift, apply_norm, row_norms
 from normscope.errors import NormscopeError
 from normscope.tracing.records import FeedForwardRecord, NormRecord, Unit
@@ -26,7 +26,7 @@ Columns = Sequence[slice | Tensor]  # the real columns of each term
 
 @dataclass(frozen=True)
 class ShapleyRows:
-    """``c_ij = steps(phi_ij W_2)``: a recipe, evaluated by `reduce_shapley_rows` and `row_vectors`."""
+    """``c_ij = steps(phi_ij W_2)``: a recipe, evaluated by `reduce_shapley_rows` and `shapley_row_vectors`."""
 
     source: Factored
     unit: Unit
@@ -43,7 +43,7 @@ class ShapleyRows:
         return replace(self, steps=(*self.steps, state))
 
 
-def shapley_feed_forward(state: Factored, record: FeedForwardRecord, gate: Shapley) -> Factored | ShapleyRows:
+def shapley_feed_forward_rows(state: Factored, record: FeedForwardRecord, gate: Shapley) -> Factored | ShapleyRows:
     """The state after the feed-forward. A state without terms has two players, the own token and the biases, and stays
     factored."""
     if len(record.units) != 1 or record.units[0].routing is not None:
@@ -53,9 +53,9 @@ def shapley_feed_forward(state: Factored, record: FeedForwardRecord, gate: Shapl
         return ShapleyRows(state, unit, gate)
     shape = record.output.shape[:-1]
     both = torch.stack([state.own, state.bias.expand_as(state.own)])  # (2, g, R, d)
-    z = [one.flatten(1) for one in _project_players(unit, both)]
+    z = [one.flatten(1) for one in _project_shapley_row_players(unit, both)]
     values = gate.values(unit, z).to(both).unflatten(1, (*shape, -1)) @ unit.out
-    return Factored((), values[0], None, values[1] + _shapley_constant(unit))
+    return Factored((), values[0], None, values[1] + _shapley_row_constant(unit))
 
 
 def reduce_shapley_rows(
@@ -108,7 +108,7 @@ class RowVectors:
     bias: Tensor  # (d,)
 
 
-def row_vectors(state: ShapleyRows, item: int, row: int, columns: Columns) -> RowVectors:
+def shapley_row_vectors(state: ShapleyRows, item: int, row: int, columns: Columns) -> RowVectors:
     """The contribution vectors of one output token."""
     point = len(state.steps)
     return _shapley_row(state, item, row, columns, [point])[point]
@@ -118,14 +118,14 @@ def _shapley_row(
     state: ShapleyRows, item: int, row: int, columns: Columns, points: Collection[int]
 ) -> dict[int, RowVectors]:
     """The vectors of one output token by point. A point is the number of `steps` applied."""
-    players = _player_vectors(state.source, item, row, columns)
-    values = state.gate.values(state.unit, _project_players(state.unit, players))
+    players = _shapley_row_player_vectors(state.source, item, row, columns)
+    values = state.gate.values(state.unit, _project_shapley_row_players(state.unit, players))
     vectors = values.to(players) @ state.unit.out
-    vectors[-1] += _shapley_constant(state.unit)
+    vectors[-1] += _shapley_row_constant(state.unit)
     found = {0: vectors} if 0 in points else {}
     for number, step in enumerate(state.steps[: max(points)], 1):
         if isinstance(step, Factored):
-            vectors = vectors + _player_vectors(step, item, row, columns)
+            vectors = vectors + _shapley_row_player_vectors(step, item, row, columns)
         elif isinstance(step, Tensor):
             vectors = vectors * step
         else:
@@ -138,7 +138,7 @@ def _shapley_row(
     return {point: RowVectors(one[:-2].split(sizes), one[-2], one[-1]) for point, one in found.items()}
 
 
-def _player_vectors(state: Factored, item: int, row: int, columns: Columns) -> Tensor:
+def _shapley_row_player_vectors(state: Factored, item: int, row: int, columns: Columns) -> Tensor:
     """(players, d): the vectors of one output token for the columns of all terms, then own and bias."""
     found = []
     for term, js in zip(state.terms, columns, strict=True):
@@ -150,7 +150,7 @@ def _player_vectors(state: Factored, item: int, row: int, columns: Columns) -> T
     return torch.cat([*found, state.own[item, row][None], bias[None]])
 
 
-def _project_players(unit: Unit, players: Tensor) -> list[Tensor]:
+def _project_shapley_row_players(unit: Unit, players: Tensor) -> list[Tensor]:
     """(players, ..., d_ff) for each projection. The last player is the biases."""
     found = []
     for projection in projections_of(unit):
@@ -161,7 +161,7 @@ def _project_players(unit: Unit, players: Tensor) -> list[Tensor]:
     return found
 
 
-def _shapley_constant(unit: Unit) -> Tensor:
+def _shapley_row_constant(unit: Unit) -> Tensor:
     """(d,): g(0) W_2 + b_2"""
-    nothing = activation_at_zero(unit) @ unit.out
+    nothing = shapley_gate_at_zero(unit) @ unit.out
     return nothing if unit.out_bias is None else nothing + unit.out_bias

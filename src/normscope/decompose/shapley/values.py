@@ -10,10 +10,10 @@ gain over all orders in which the players may join,
 where S_t contains each other player with probability t. Values sum to ``g(a) - g(0)`` (efficiency). Unlike with
 integrated gradients, the summands share no common coefficient.
 
-There are three methods: `exact_shapley` over all coalitions, `sampled_shapley` over random orders, and
-`gaussian_shapley`, which takes all coalitions of a few large players and approximates the sum of the others by a normal
-distribution with their mean and variance. The first two are efficient; the completeness error shows how far the third
-is from efficiency.
+There are three methods: `exact_shapley_values` over all coalitions, `sampled_shapley_values` over random orders, and
+`gaussian_shapley_values`, which takes all coalitions of a few large players and approximates the sum of the others by a
+normal distribution with their mean and variance. The first two are efficient; the completeness error shows how far the
+third is from efficiency.
 
 z: (players, units), one tensor, or two for a gated feed-forward. In float64, because values of small players are
 differences of large numbers.
@@ -51,9 +51,9 @@ class Sampled(NamedTuple):
     error: Tensor  # (players, units)
 
 
-def exact_shapley(game: Game, *z: Tensor) -> Tensor:
+def exact_shapley_values(game: Game, *z: Tensor) -> Tensor:
     """Exact values from all ``2^players`` coalitions. Players that are zero are not counted and have the value 0."""
-    active, some = _drop_idle_players(z)
+    active, some = _drop_idle_shapley_players(z)
     players = len(some[0])
     if players > MAX_EXACT_PLAYERS:
         raise NormscopeError(
@@ -74,15 +74,15 @@ def exact_shapley(game: Game, *z: Tensor) -> Tensor:
         members = inside.to(values)
         for into, *units in zip(values.split(step, 1), *(one.split(step, 1) for one in some), strict=True):
             into += gain.t() @ game(*(members @ one for one in units))
-    return _restore_idle_players(active, values)
+    return _restore_idle_shapley_values(active, values)
 
 
-def sampled_shapley(game: Game, *z: Tensor, permutations: int, seed: int = 0) -> Sampled:
+def sampled_shapley_values(game: Game, *z: Tensor, permutations: int, seed: int = 0) -> Sampled:
     """Mean gains over random orders, each used forwards and backwards (antithetic pairs). Efficient for every order.
 
     The orders depend only on the seed and the number of players. The standard error is that of the mean over pairs.
     """
-    active, some = _drop_idle_players(z)
+    active, some = _drop_idle_shapley_players(z)
     players = len(some[0])
     pairs = permutations // 2
     if pairs < 2:
@@ -91,26 +91,28 @@ def sampled_shapley(game: Game, *z: Tensor, permutations: int, seed: int = 0) ->
     total, squares = torch.zeros_like(some[0]), torch.zeros_like(some[0])
     orders = torch.from_numpy(generator.permuted(np.tile(np.arange(players), (pairs, 1)), axis=1)).to(total.device)
     for order in orders.split(max(1, CHUNK_NUMBERS // max(1, some[0].numel()))):
-        both = (_gains_along_orders(game, some, order) + _gains_along_orders(game, some, order.flip(1))) / 2
+        both = (
+            _shapley_value_gains_by_order(game, some, order) + _shapley_value_gains_by_order(game, some, order.flip(1))
+        ) / 2
         total += both.sum(0)
         squares += both.square().sum(0)
     mean = total / pairs
     variance = (squares / pairs - mean.square()).clamp_min_(0) / (pairs - 1)
-    return Sampled(_restore_idle_players(active, mean), _restore_idle_players(active, variance.sqrt_()))
+    return Sampled(_restore_idle_shapley_values(active, mean), _restore_idle_shapley_values(active, variance.sqrt_()))
 
 
-def gaussian_shapley(expected: Mean, *z: Tensor, large_players: int | None = None) -> Tensor:
+def gaussian_shapley_values(expected: Mean, *z: Tensor, large_players: int | None = None) -> Tensor:
     """Values with S_t normal, except for the `large_players` largest players of each unit, whose coalitions are exact.
 
     ``S_t ~ N(t sum z_k, t (1 - t) sum z_k^2)`` over the others k; `expected` gives the mean of the game over this
     distribution (`gaussian_means`). The integral over t is a Gauss-Legendre rule in s with ``t = sin^2(pi s / 2)``,
     which makes the standard deviation of S_t smooth at both ends.
     """
-    active, z = _drop_idle_players(z)
-    shares = _player_shares(z)
-    count = count_large_players(shares) if large_players is None else large_players
+    active, z = _drop_idle_shapley_players(z)
+    shares = _shapley_value_player_shares(z)
+    count = count_large_shapley_players(shares) if large_players is None else large_players
     large = shares.topk(count, 0).indices  # (large players, units)
-    inside = _coalitions(count).to(z[0])  # (coalitions, large players)
+    inside = _shapley_value_coalitions(count).to(z[0])  # (coalitions, large players)
     size = inside.sum(1)
     values = torch.empty_like(z[0])
     step = max(1, CHUNK_NUMBERS // (len(inside) * len(z[0])))
@@ -124,34 +126,34 @@ def gaussian_shapley(expected: Mean, *z: Tensor, large_players: int | None = Non
         spreads = [one.sum(0) for one in products]
         shifts = [torch.tensordot(inside, one, 1)[:, None] for one in big]  # (coalitions, 1, units)
         small, lone = torch.zeros_like(others[0]), torch.zeros_like(big[0])
-        for t, weight in _unit_interval_rule():
+        for t, weight in _shapley_value_interval_rule():
             chance = weight * t**size * (1 - t) ** (count - size)
             means = [t * (total - one) + shift for total, one, shift in zip(sums, others, shifts, strict=True)]
             spread = [t * (1 - t) * (total - one) for total, one in zip(spreads, products, strict=True)]
             spread[0].clamp_min_(0)
-            small += torch.tensordot(chance, _expected_gain(expected, means, spread, others), 1)
+            small += torch.tensordot(chance, _expected_shapley_value_gain(expected, means, spread, others), 1)
             if count:
                 means = [t * total + shift for total, shift in zip(sums, shifts, strict=True)]
-                gain = _expected_gain(expected, means, [t * (1 - t) * total for total in spreads], big)
+                gain = _expected_shapley_value_gain(expected, means, [t * (1 - t) * total for total in spreads], big)
                 lone += ((chance / (1 - t))[:, None, None] * (1 - inside)[..., None] * gain).sum(0)
         values[:, units] = small.scatter_add(0, places, lone)
-    return _restore_idle_players(active, values)
+    return _restore_idle_shapley_values(active, values)
 
 
-def count_large_players(shares: Tensor) -> int:
+def count_large_shapley_players(shares: Tensor) -> int:
     """The number of players to keep out of the normal distribution, from the shares of squares (players, units): those
     with a mean share over units above LARGE_SHARE, at most MAX_LARGE_PLAYERS."""
     ordered = shares.topk(min(MAX_LARGE_PLAYERS, len(shares)), 0).values.mean(1)
     return int((ordered > LARGE_SHARE).long().cumprod(0).sum())
 
 
-def _player_shares(z: Sequence[Tensor]) -> Tensor:
+def _shapley_value_player_shares(z: Sequence[Tensor]) -> Tensor:
     """(players, units): each player's share of the sum of squares; for a gated product, the mean over both factors."""
     squares = [one.square() for one in z]
     return torch.stack([one / one.sum(0).clamp_min(1e-300) for one in squares]).mean(0)
 
 
-def _expected_gain(
+def _expected_shapley_value_gain(
     expected: Mean, means: Sequence[Tensor], spreads: Sequence[Tensor], joined: Sequence[Tensor]
 ) -> Tensor:
     """``E[g(S + z_j) - g(S)]``; exactly zero for z_j = 0."""
@@ -159,7 +161,7 @@ def _expected_gain(
     return expected(*moved, *spreads) - expected(*means, *spreads)
 
 
-def _gains_along_orders(game: Game, z: Sequence[Tensor], orders: Tensor) -> Tensor:
+def _shapley_value_gains_by_order(game: Game, z: Sequence[Tensor], orders: Tensor) -> Tensor:
     """(orders, players, units): the gain of each player when all join in each order (orders, players)."""
     sums = [torch.nn.functional.pad(one[orders].cumsum(1), (0, 0, 1, 0)) for one in z]
     gains = game(*sums).diff(dim=1)  # by position in the order
@@ -167,26 +169,26 @@ def _gains_along_orders(game: Game, z: Sequence[Tensor], orders: Tensor) -> Tens
     return gains.gather(1, places[..., None].expand(gains.shape))
 
 
-def _drop_idle_players(z: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _drop_idle_shapley_players(z: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
     """A mask of the players that are not zero in every unit, and z of those."""
     active = torch.stack([(one != 0).any(1) for one in z]).any(0)
     return active, tuple(one[active] for one in z)
 
 
-def _restore_idle_players(active: Tensor, values: Tensor) -> Tensor:
+def _restore_idle_shapley_values(active: Tensor, values: Tensor) -> Tensor:
     found = values.new_zeros(len(active), values.shape[1])
     found[active] = values
     return found
 
 
 @cache
-def _coalitions(players: int) -> Tensor:
+def _shapley_value_coalitions(players: int) -> Tensor:
     """(2^players, players): the members of every coalition, as 0 and 1."""
     return (torch.arange(2**players)[:, None] >> torch.arange(players)) & 1
 
 
 @cache
-def _unit_interval_rule() -> tuple[tuple[float, float], ...]:
+def _shapley_value_interval_rule() -> tuple[tuple[float, float], ...]:
     """Values of t and their weights, for the integral over t from 0 to 1."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     s = (nodes + 1) / 2

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normscope.papers.common import plan_run
-from normscope.papers.emnlp2020.alignment import alignment_section
-from normscope.papers.emnlp2020.correlation import weight_norm_section
-from normscope.papers.emnlp2020.dispersion import dispersion_section
-from normscope.papers.emnlp2020.frequency import norm_frequency_section
+from normscope.papers.emnlp2020.alignment import emnlp2020_alignment_section
+from normscope.papers.emnlp2020.correlation import emnlp2020_correlation_section
+from normscope.papers.emnlp2020.dispersion import emnlp2020_dispersion_section
+from normscope.papers.emnlp2020.frequency import emnlp2020_frequency_section
 from normscope.papers.emnlp2020.shared import NAME, PARALLEL, PLAIN
-from normscope.papers.emnlp2020.shares import category_shares_section
-from normscope.papers.frequencies import missing_word_counts
-from normscope.papers.readings import choice_field, reading_field
+from normscope.papers.emnlp2020.shares import emnlp2020_shares_section
+from normscope.papers.frequencies import missing_frequencies
+from normscope.papers.readings import reading_choice_field, reading_field
 from normscope.papers.study import Experiment, Paper, Setting
 
 
@@ -20,13 +20,13 @@ from normscope.papers.study import Experiment, Paper, Setting
 class NormReadings:
     """Choices that the paper and its code leave open."""
 
-    sd: str = choice_field(
+    sd: str = reading_choice_field(
         "SD of Table 1: of the population (divided by n) or of a sample (n - 1)", "population", "sample"
     )
-    punctuation: str = choice_field(
+    punctuation: str = reading_choice_field(
         "what counts as punctuation: comma and period, or every mark", "comma-period", "all"
     )
-    share_norm: str = choice_field(
+    share_norm: str = reading_choice_field(
         "norms of Fig. 3: the sum of ||alpha f|| per head, averaged over heads, or the sum of the layer's ||sum over "
         "heads of alpha f||",
         *("heads", "layer"),
@@ -37,22 +37,22 @@ class NormReadings:
     small_norm: float = reading_field(
         0.5, "what counts as a small ||f|| in that list: at most this fraction of the layer's mean"
     )
-    frequency_tokens: str = choice_field(
+    frequency_tokens: str = reading_choice_field(
         "tokens to correlate with frequency: all, or words only (no special tokens)", "all", "words"
     )
-    unseen: str = choice_field(
+    unseen: str = reading_choice_field(
         "tokens missing from the frequency file: ranked one below the last, or left out", "rank", "leave"
     )
-    average_norm: str = choice_field(
+    average_norm: str = reading_choice_field(
         "mean norm of a cross-attention head: over all cells of all sentences, or over the sentence means",
         *("cells", "sentences"),
     )
-    aer_correlation: str = choice_field(
+    aer_correlation: str = reading_choice_field(
         "which error rates of heads are correlated with their norm: those by norms or by weights", "norm", "weight"
     )
 
 
-def _missing_alignment(setting: Setting) -> str | None:
+def _emnlp2020_missing_requirement(setting: Setting) -> str | None:
     lens, hint = setting.lens, "(use --format alignments)."
     if not lens.two_sided:
         return f"{lens.family.name} has no cross-attention; this experiment needs an encoder-decoder for translation."
@@ -75,33 +75,36 @@ PAPER = Paper(
     readings=NormReadings,
     experiments=(
         Experiment(
-            "dispersion", "Dispersion of ||f(x)|| (Table 1)", dispersion_section, plan_run(PLAIN, "norm_moments")
+            "dispersion",
+            "Dispersion of ||f(x)|| (Table 1)",
+            emnlp2020_dispersion_section,
+            plan_run(PLAIN, "norm_moments"),
         ),
         Experiment(
             "shares",
             "Special tokens and punctuation (Fig. 3)",
-            category_shares_section,
+            emnlp2020_shares_section,
             plan_run(PLAIN, "category_shares"),
         ),
         Experiment(
             "correlation",
             "Weights against ||f(x)|| (Table 2)",
-            weight_norm_section,
+            emnlp2020_correlation_section,
             plan_run(PLAIN, "weight_norm_counts", "category_shares", "norm_moments"),
         ),
         Experiment(
             "frequency",
             "Word frequency",
-            norm_frequency_section,
+            emnlp2020_frequency_section,
             plan_run(PLAIN, "token_means"),
-            missing_word_counts,
+            missing_frequencies,
         ),
         Experiment(
             "alignment",
             "Word alignment (Table 3)",
-            alignment_section,
+            emnlp2020_alignment_section,
             plan_run(PARALLEL, "alignment_hits", "cross_norms"),
-            _missing_alignment,
+            _emnlp2020_missing_requirement,
             needs="an encoder-decoder and sentence pairs with gold links",
         ),
     ),

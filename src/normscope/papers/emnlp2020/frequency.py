@@ -13,7 +13,7 @@ from normscope.measures.correlation import spearman_of_lists
 from normscope.papers import frequencies
 from normscope.papers.common import CLEAR, finite_numbers, scan_side
 from normscope.papers.emnlp2020.shared import NAME, PLAIN, REFERENCE
-from normscope.papers.published import paper_numbers, quote_published
+from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
@@ -34,7 +34,7 @@ FITS = (
 )
 
 
-def norm_frequency_section(setting: Setting, runs: Runs) -> Section:
+def emnlp2020_frequency_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of the frequency rank with ||f(x)|| and with alpha."""
     tokens = scan_side(runs[PLAIN], "token_means", setting.side).sort("id", "position").collect()
     counts, fit = frequencies.load_or_count_frequencies(setting, tokens["token_id"].to_list())
@@ -48,7 +48,7 @@ def norm_frequency_section(setting: Setting, runs: Runs) -> Section:
         used &= ranks < counts.ranks.unseen
     values = {name: tokens[name].to_numpy() for name in QUANTITIES}
     rho = {name: spearman_of_lists(ranks[used], found[used]) for name, found in values.items()}
-    published = paper_numbers(NAME)
+    published = published_main_numbers(NAME)
     columns = ("Spearman", "Spearman without special tokens", f"Spearman, {REFERENCE}")
     table = Table.of(
         "frequency-spearman",
@@ -71,13 +71,13 @@ def norm_frequency_section(setting: Setting, runs: Runs) -> Section:
         "Word frequency",
         TEXT.format(counts.source)
         + ("" if fit is None else FITS.format(fit.covered, fit.common, fit.types, fit.correlation)),
-        (table, *_frequency_scatters(ranks, values, ordinary), _extreme_types_table(tokens, ranks)),
-        _norm_frequency_claims(rho, published),
+        (table, *_emnlp2020_frequency_scatters(ranks, values, ordinary), _emnlp2020_frequency_extremes(tokens, ranks)),
+        _emnlp2020_frequency_claims(rho, published),
         finite_numbers({f"frequency.{name}": value for name, value in rho.items()}),
     )
 
 
-def _frequency_scatters(
+def _emnlp2020_frequency_scatters(
     ranks: NDArray[np.int64], values: Mapping[str, NDArray[np.float64]], ordinary: NDArray[np.bool_]
 ) -> Iterator[Picture]:
     step = max(1, len(ranks) // POINTS)
@@ -94,7 +94,7 @@ def _frequency_scatters(
         yield Picture(f"frequency-{name}", title, chart, f"One token in {step} is shown." if step > 1 else "")
 
 
-def _extreme_types_table(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
+def _emnlp2020_frequency_extremes(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
     """The types with the smallest and the largest ||f||."""
     types = (
         tokens.with_columns(pl.Series("rank", ranks))
@@ -114,7 +114,7 @@ def _extreme_types_table(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Tabl
     )
 
 
-def _norm_frequency_claims(rho: Mapping[str, float], published: Mapping[str, float]) -> tuple[Claim, ...]:
+def _emnlp2020_frequency_claims(rho: Mapping[str, float], published: Mapping[str, float]) -> tuple[Claim, ...]:
     norm, weight = none_if_nan(rho["norm"]), none_if_nan(rho["weight"])
     ours = "||f(x)|| does not vary" if norm is None else f"Spearman {norm:.2f}"
     return (

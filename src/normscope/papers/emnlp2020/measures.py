@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normscope.analysis import Analysis
-from normscope.corpus.measure_registry import Columns, Sample, has_one_side, reachable_cells
+from normscope.corpus.measure_registry import (
+    Columns,
+    Sample,
+    corpus_measure_has_one_side,
+    corpus_measure_reachable_cells,
+)
 from normscope.corpus.measure_registry import register_measure as register
 from normscope.errors import NormscopeError
 from normscope.measures import alignment
@@ -32,7 +37,7 @@ NORM_BINS = 32  # norms only a few
 LAYER_LEVEL = -1  # in place of a head: the whole layer
 
 
-def token_kind(token: str) -> str:
+def emnlp2020_measures_token_kind(token: str) -> str:
     """The papers' category, or "symbol" for a punctuation mark that is neither comma nor period."""
     found = token_category(token)
     plain = token.removeprefix("##").removeprefix("\u2581").removeprefix("\u0120")
@@ -42,14 +47,14 @@ def token_kind(token: str) -> str:
 
 
 @register("norm_moments", scopes=("attention",), heads=True)
-def norm_moments(analysis: Analysis) -> Columns:
+def measure_emnlp2020_norm_moments(analysis: Analysis) -> Columns:
     """layer, head, kind of token -> how many ||f(x)||, their mean, sum of squared deviations, largest, smallest"""
     types: dict[str, Any] = {"layer": np.int16, "head": np.int16, "kind": object, "count": np.int64}
     types |= dict.fromkeys(("mean", "deviations", "largest", "smallest"), np.float64)
     rows: list[tuple[Any, ...]] = []
-    if has_one_side(analysis):
-        norms = _value_norm_array(analysis)
-        for code in np.unique(codes := _token_kind_codes(analysis)):
+    if corpus_measure_has_one_side(analysis):
+        norms = _emnlp2020_measures_value_norms(analysis)
+        for code in np.unique(codes := _emnlp2020_measures_kind_codes(analysis)):
             chosen = norms[:, :, codes == code]
             for n, layer in enumerate(analysis.layers):
                 for m, head in enumerate(analysis.head_indices):
@@ -59,14 +64,14 @@ def norm_moments(analysis: Analysis) -> Columns:
 
 
 @register("category_shares", scopes=("weights", "attention"), heads=True)
-def category_shares(analysis: Analysis) -> Columns:
+def measure_emnlp2020_category_shares(analysis: Analysis) -> Columns:
     """layer, kind of token -> how many keys, and the sum over them of alpha (mean over heads), of alpha ||f|| (mean
     over heads) and of the layer's ||sum alpha f||; each the mean over queries"""
     types: dict[str, Any] = {"layer": np.int16, "kind": object, "keys": np.int32}
     types |= dict.fromkeys(("weight", "norm", "layer_norm"), np.float64)
     rows: list[tuple[Any, ...]] = []
-    if has_one_side(analysis):
-        codes = _token_kind_codes(analysis)
+    if corpus_measure_has_one_side(analysis):
+        codes = _emnlp2020_measures_kind_codes(analysis)
         head_norms = analysis.heads["attention"].mean((1, 2)).double()  # (layers, columns): over heads and queries
         maps = (analysis["weights"].mean(1).double(), head_norms, analysis["attention"].mean(1).double())
         for code, name in enumerate(KINDS):
@@ -77,7 +82,7 @@ def category_shares(analysis: Analysis) -> Columns:
 
 
 @register("weight_norm_counts", scopes=("attention",), heads=True, summed=("count",))
-def weight_norm_counts(analysis: Analysis) -> Columns:
+def measure_emnlp2020_weight_norms(analysis: Analysis) -> Columns:
     """layer, kind of token (its place in KINDS), bins of alpha and of ||f|| -> how many pairs of a query and a key;
     bins are logarithmic, 8 of alpha and 32 of ||f|| an octave"""
     types: dict[str, Any] = {
@@ -87,24 +92,27 @@ def weight_norm_counts(analysis: Analysis) -> Columns:
         "norm_bin": np.int16,
         "count": np.int64,
     }
-    if not has_one_side(analysis):
+    if not corpus_measure_has_one_side(analysis):
         return typed_columns(types, [])
-    kinds = _token_kind_codes(analysis)
-    norm_bins = log_bins(_value_norm_array(analysis), NORM_BINS)
+    kinds = _emnlp2020_measures_kind_codes(analysis)
+    norm_bins = log_bins(_emnlp2020_measures_value_norms(analysis), NORM_BINS)
     weights = analysis.heads["weights"]
-    cells = reachable_cells(analysis).numpy()
+    cells = corpus_measure_reachable_cells(analysis).numpy()
     # Layer by layer: only one layer's cells are held.
-    found = [_joint_histogram(layer, weights[n], norm_bins[n], kinds, cells) for n, layer in enumerate(analysis.layers)]
+    found = [
+        _emnlp2020_measures_histogram(layer, weights[n], norm_bins[n], kinds, cells)
+        for n, layer in enumerate(analysis.layers)
+    ]
     joined = [np.concatenate(column) for column in zip(*found, strict=True)]
     return {name: column.astype(type) for (name, type), column in zip(types.items(), joined, strict=True)}
 
 
-def _joint_histogram(
+def _emnlp2020_measures_histogram(
     layer: int, weights: Tensor, norm_bins: NDArray[np.int16], kinds: NDArray[np.int32], cells: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], ...]:
     """The joint histogram of one layer: weights (heads, rows, columns), norm bins (heads, columns)."""
-    weight_bins, by_weight = _index_bins(log_bins(weights.numpy(), WEIGHT_BINS))
-    norm_bins, by_norm = _index_bins(norm_bins)
+    weight_bins, by_weight = _emnlp2020_measures_index_bins(log_bins(weights.numpy(), WEIGHT_BINS))
+    norm_bins, by_norm = _emnlp2020_measures_index_bins(norm_bins)
     place = (kinds * len(weight_bins) + by_weight) * len(norm_bins) + by_norm[:, None]
     counts = np.bincount((place if cells.all() else place[:, cells]).ravel())
     occupied = np.flatnonzero(counts)
@@ -113,7 +121,7 @@ def _joint_histogram(
     return np.full(len(occupied), layer), kind, weight_bins[weight], norm_bins[norm], counts[occupied]
 
 
-def _index_bins(bins: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
+def _emnlp2020_measures_index_bins(bins: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
     """The bins that occur, sorted, and the index of each value's bin among them."""
     least = int(bins.min())
     shifted = bins.astype(np.int32) - least
@@ -123,29 +131,29 @@ def _index_bins(bins: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np.
 
 
 @register("token_means", scopes=("attention",), heads=True, whole=True)
-def token_means(sample: Sample) -> Columns:
+def measure_emnlp2020_token_means(sample: Sample) -> Columns:
     """position, token, token id, kind -> attention received (mean of alpha over layers, heads and the queries that can
     see the token), ||f|| (mean over layers and heads)"""
     analysis = sample.analysis
     types: dict[str, Any] = {"position": np.int32, "token": object, "token_id": np.int64, "kind": object}
     types |= {"weight": np.float64, "norm": np.float64}
-    if not has_one_side(analysis):
+    if not corpus_measure_has_one_side(analysis):
         return typed_columns(types, [])
     if "input_ids" not in sample.item.tensors:
         raise NormscopeError("Word frequencies need a model that reads text.")
     ids = sample.item.tensors["input_ids"].tolist()
-    seen = reachable_cells(analysis).sum(0)  # of each column, the rows that can see it
+    seen = corpus_measure_reachable_cells(analysis).sum(0)  # of each column, the rows that can see it
     received = analysis.heads["weights"].mean((0, 1)).double().sum(0) / seen
-    norms = _value_norm_array(analysis).astype(np.float64).mean((0, 1))
+    norms = _emnlp2020_measures_value_norms(analysis).astype(np.float64).mean((0, 1))
     rows = [
-        (label.position, label.token, ids[label.position], token_kind(label.token), weight, norm)
+        (label.position, label.token, ids[label.position], emnlp2020_measures_token_kind(label.token), weight, norm)
         for label, weight, norm in zip(analysis.columns, received.tolist(), norms.tolist(), strict=True)
     ]
     return typed_columns(types, rows)
 
 
 @register("alignment_hits", scopes=("XATTN-W", "XATTN-N"), heads=True, whole=True)
-def alignment_hits(sample: Sample) -> Columns:
+def measure_emnlp2020_alignment_hits(sample: Sample) -> Columns:
     """setting (AWO, AWI), method (weight, norm), layer, head (-1: the layer) -> sure gold links, links drawn, those
     of target words that have a gold link, those that are sure, those that are possible"""
     counted = ("links", "linked", "in_sure", "in_possible")
@@ -154,14 +162,14 @@ def alignment_hits(sample: Sample) -> Columns:
     analysis, entry = sample.analysis, sample.entry
     if not analysis.has("XATTN-N"):
         return typed_columns(types, [])
-    source, target = aligned_words(sample)
+    source, target = emnlp2020_measures_aligned_words(sample)
     rows: list[tuple[Any, ...]] = []
     heads = (LAYER_LEVEL, *analysis.head_indices)
-    for method, maps in cross_attention_maps(analysis).items():
+    for method, maps in emnlp2020_measures_cross_maps(analysis).items():
         for setting in alignment.SETTINGS:
-            words = alignment.word_maps(maps, source, target, setting)
-            best = alignment.argmax_links(words, len(entry.words or ()))
-            found = alignment.count_gold_hits(best, len(entry.words or ()), entry.sure, entry.possible)
+            words = alignment.alignment_maps_of_words(maps, source, target, setting)
+            best = alignment.argmax_alignment_links(words, len(entry.words or ()))
+            found = alignment.count_gold_alignment_hits(best, len(entry.words or ()), entry.sure, entry.possible)
             counts = torch.stack([found[name] for name in counted], -1).tolist()
             rows += [
                 (setting, method, layer, head, len(entry.sure), *counts[n][m])
@@ -172,11 +180,11 @@ def alignment_hits(sample: Sample) -> Columns:
 
 
 @register("cross_norms", scopes=("XATTN-N",), heads=True)
-def cross_norms(analysis: Analysis) -> Columns:
+def measure_emnlp2020_cross_norms(analysis: Analysis) -> Columns:
     """layer, head -> how many cells of the cross-attention, and the sum of alpha ||f|| over them"""
     rows: list[tuple[Any, ...]] = []
     if analysis.has("XATTN-N"):
-        maps = _encoder_columns(analysis, analysis.heads["XATTN-N"]).double()
+        maps = _emnlp2020_measures_encoder_part(analysis, analysis.heads["XATTN-N"]).double()
         cells, sums = maps.shape[-2] * maps.shape[-1], maps.sum((-2, -1)).tolist()
         rows = [
             (layer, head, cells, sums[n][m])
@@ -186,7 +194,7 @@ def cross_norms(analysis: Analysis) -> Columns:
     return typed_columns({"layer": np.int16, "head": np.int16, "cells": np.int64, "sum": np.float64}, rows)
 
 
-def aligned_words(sample: Sample) -> tuple[Words, Words]:
+def emnlp2020_measures_aligned_words(sample: Sample) -> tuple[Words, Words]:
     """The word of each source token, and of each decoder input."""
     entry, tensors = sample.entry, sample.item.tensors
     if entry.words is None or not isinstance(entry.target, tuple):
@@ -196,25 +204,27 @@ def aligned_words(sample: Sample) -> tuple[Words, Words]:
     return source, target
 
 
-def cross_attention_maps(decoder: Analysis) -> dict[str, Tensor]:
+def emnlp2020_measures_cross_maps(decoder: Analysis) -> dict[str, Tensor]:
     """method -> (layers, 1 + heads, rows, source tokens): the layer's map (mean of alpha over heads; norm of the sum
     over heads), then the head's."""
     found = {}
     for method, scope in (("weight", "XATTN-W"), ("norm", "XATTN-N")):
         both = torch.cat([decoder[scope][:, None], decoder.heads[scope]], 1)
-        found[method] = _encoder_columns(decoder, both)
+        found[method] = _emnlp2020_measures_encoder_part(decoder, both)
     return found
 
 
-def _encoder_columns(decoder: Analysis, maps: Tensor) -> Tensor:
+def _emnlp2020_measures_encoder_part(decoder: Analysis, maps: Tensor) -> Tensor:
     return maps[..., [label.side == "encoder" for label in decoder.columns]]
 
 
-def _value_norm_array(analysis: Analysis) -> NDArray[Any]:
+def _emnlp2020_measures_value_norms(analysis: Analysis) -> NDArray[Any]:
     assert analysis.value_norms is not None
     return analysis.value_norms.numpy()
 
 
-def _token_kind_codes(analysis: Analysis) -> NDArray[np.int32]:
+def _emnlp2020_measures_kind_codes(analysis: Analysis) -> NDArray[np.int32]:
     """The kind of each column, as an index into KINDS."""
-    return np.array([KINDS.index(token_kind(label.token)) for label in analysis.columns], dtype=np.int32)
+    return np.array(
+        [KINDS.index(emnlp2020_measures_token_kind(label.token)) for label in analysis.columns], dtype=np.int32
+    )

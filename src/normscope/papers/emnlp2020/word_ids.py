@@ -20,10 +20,10 @@ def gold_word_ids(words: Sequence[str], ids: Sequence[int], tokenizer: Any, *, t
     if tokenizer is None:
         raise NormscopeError("Assigning tokens to words needs a tokenizer.")
     if getattr(tokenizer, "is_fast", False):
-        made, owners = _words_by_offsets(words, tokenizer, target)
+        made, owners = _word_ids_by_offsets(words, tokenizer, target)
     else:
-        made, owners = _words_one_by_one(words, tokenizer, target)
-    found = _place_among_model_tokens(made, owners, list(ids), set(tokenizer.all_special_ids))
+        made, owners = _word_ids_one_by_one(words, tokenizer, target)
+    found = _word_ids_of_model_tokens(made, owners, list(ids), set(tokenizer.all_special_ids))
     missing = [n for n in range(len(words)) if n not in set(found)]
     if missing:
         raise NormscopeError(
@@ -32,7 +32,7 @@ def gold_word_ids(words: Sequence[str], ids: Sequence[int], tokenizer: Any, *, t
     return found
 
 
-def _words_by_offsets(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
+def _word_ids_by_offsets(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
     text = " ".join(words)
     given = {"text_target": text} if target else {"text": text}
     encoding = tokenizer(**given, add_special_tokens=False, return_offsets_mapping=True)
@@ -51,7 +51,7 @@ def _words_by_offsets(words: Sequence[str], tokenizer: Any, target: bool) -> tup
     return list(encoding["input_ids"]), owners
 
 
-def _words_one_by_one(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
+def _word_ids_one_by_one(words: Sequence[str], tokenizer: Any, target: bool) -> tuple[list[int], list[int | None]]:
     made: list[int] = []
     owners: list[int | None] = []
     for n, word in enumerate(words):
@@ -62,7 +62,7 @@ def _words_one_by_one(words: Sequence[str], tokenizer: Any, target: bool) -> tup
     return made, owners
 
 
-def _place_among_model_tokens(made: list[int], owners: list[int | None], ids: list[int], special: set[int]) -> Words:
+def _word_ids_of_model_tokens(made: list[int], owners: list[int | None], ids: list[int], special: set[int]) -> Words:
     """The word of each model token: `made` must occur in `ids` with only special tokens before and after it."""
     for start in range(len(ids) - len(made) + 1):
         end = start + len(made)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normscope.papers.common import masked_plan
-from normscope.papers.emnlp2021.example_maps import example_maps_section, missing_example
-from normscope.papers.emnlp2021.expansion import expansion_section
-from normscope.papers.emnlp2021.frequency import mixing_frequency_section
-from normscope.papers.emnlp2021.mixing import mixing_depth_section, mixing_layers_section, mixing_section
+from normscope.papers.emnlp2021.example_maps import emnlp2021_example_maps_section, missing_example_maps
+from normscope.papers.emnlp2021.expansion import emnlp2021_expansion_section
+from normscope.papers.emnlp2021.frequency import emnlp2021_frequency_section
+from normscope.papers.emnlp2021.mixing import (
+    emnlp2021_mixing_depth_section,
+    emnlp2021_mixing_layers_section,
+    emnlp2021_mixing_section,
+)
 from normscope.papers.emnlp2021.ratios import mixing_scopes
 from normscope.papers.emnlp2021.shared import NAME
-from normscope.papers.emnlp2021.uniform import RUN, uniform_attention_section
-from normscope.papers.frequencies import missing_word_counts
-from normscope.papers.readings import choice_field, reading_field
+from normscope.papers.emnlp2021.uniform import RUN, emnlp2021_uniform_section
+from normscope.papers.frequencies import missing_frequencies
+from normscope.papers.readings import reading_choice_field, reading_field
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, Paper, Setting
 
@@ -28,14 +32,18 @@ class MixingReadings:
     mask_seed: int = reading_field(
         0, "seed for masking; drawn separately for each sequence, while the paper's code draws once for all in order"
     )
-    table_average: str = choice_field("mean of Table 2: over all tokens, or over the sequence means", "micro", "macro")
-    layer_average: str = choice_field("means by layer: over the sequence means, or over all tokens", "macro", "micro")
-    special: str = choice_field(
+    table_average: str = reading_choice_field(
+        "mean of Table 2: over all tokens, or over the sequence means", "micro", "macro"
+    )
+    layer_average: str = reading_choice_field(
+        "means by layer: over the sequence means, or over all tokens", "macro", "micro"
+    )
+    special: str = reading_choice_field(
         "what 'without special tokens' leaves out: [CLS] and [SEP] (or the tokens that start and end a text), or every "
         "special token of the tokenizer, including [UNK]",
         *("markers", "tokenizer"),
     )
-    expansion: str = choice_field(
+    expansion: str = reading_choice_field(
         "matrix for the claim about expansion: that of the code, used for the published table, or that of the paper",
         "code",
         "paper",
@@ -45,20 +53,22 @@ class MixingReadings:
         "significance level at which a correlation over layers decides a claim (two-sided permutation test; the paper "
         "has no test); 1: the sign alone decides",
     )
-    change: str = choice_field("change of the output to compare with mixing: relative or cosine", "relative", "cosine")
+    change: str = reading_choice_field(
+        "change of the output to compare with mixing: relative or cosine", "relative", "cosine"
+    )
     example_layer: int = reading_field(0, "layer of the example maps, from 1; 0: the middle layer")
 
 
-def _plan_mixing(setting: Setting) -> tuple[RunPlan, ...]:
+def _emnlp2021_masked_plans(setting: Setting) -> tuple[RunPlan, ...]:
     return (masked_plan(setting, ("mixing",), mixing_scopes(setting.lens)),)
 
 
-def _plan_unmasked_mixing(setting: Setting) -> tuple[RunPlan, ...]:
+def _emnlp2021_unmasked_plans(setting: Setting) -> tuple[RunPlan, ...]:
     return (RunPlan("plain", ("mixing",), mixing_scopes(setting.lens)),)
 
 
-def _plan_uniform_attention(setting: Setting) -> tuple[RunPlan, ...]:
-    return (*_plan_mixing(setting), masked_plan(setting, ("uniform_attention",), ("weights",), RUN))
+def _emnlp2021_plans_with_uniform(setting: Setting) -> tuple[RunPlan, ...]:
+    return (*_emnlp2021_masked_plans(setting), masked_plan(setting, ("uniform_attention",), ("weights",), RUN))
 
 
 PAPER = Paper(
@@ -73,25 +83,32 @@ PAPER = Paper(
         Experiment(
             "comparison",
             "Maps of an example with attention, residual and normalization",
-            example_maps_section,
-            missing=missing_example,
+            emnlp2021_example_maps_section,
+            missing=missing_example_maps,
         ),
-        Experiment("mixing", "Mixing ratio", mixing_section, _plan_mixing),
-        Experiment("layers", "Mixing ratio by layer and kind of token", mixing_layers_section, _plan_mixing),
-        Experiment("depth", "Mixing ratio and depth", mixing_depth_section, _plan_mixing),
+        Experiment("mixing", "Mixing ratio", emnlp2021_mixing_section, _emnlp2021_masked_plans),
+        Experiment(
+            "layers",
+            "Mixing ratio by layer and kind of token",
+            emnlp2021_mixing_layers_section,
+            _emnlp2021_masked_plans,
+        ),
+        Experiment("depth", "Mixing ratio and depth", emnlp2021_mixing_depth_section, _emnlp2021_masked_plans),
         Experiment(
             "frequency",
             "Mixing ratio and word frequency",
-            mixing_frequency_section,
-            _plan_unmasked_mixing,
-            missing_word_counts,
+            emnlp2021_frequency_section,
+            _emnlp2021_unmasked_plans,
+            missing_frequencies,
         ),
-        Experiment("expansion", "Expansion rate of the affine maps", expansion_section, needs="the model alone"),
+        Experiment(
+            "expansion", "Expansion rate of the affine maps", emnlp2021_expansion_section, needs="the model alone"
+        ),
         Experiment(
             "uniform",
             "Uniform instead of learned attention",
-            uniform_attention_section,
-            _plan_uniform_attention,
+            emnlp2021_uniform_section,
+            _emnlp2021_plans_with_uniform,
         ),
     ),
 )

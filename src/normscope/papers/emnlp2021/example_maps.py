@@ -11,7 +11,7 @@ from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
 from normscope.corpus.entries import Entry
 from normscope.measures.first_token import normalise_rows
-from normscope.papers.emnlp2021.ratios import mixing_scopes, scope_of_alias
+from normscope.papers.emnlp2021.ratios import emnlp2021_ratios_scope_of_alias, mixing_scopes
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Claim, Picture, Section, Table
@@ -20,10 +20,10 @@ LONGEST = 40  # most tokens that stay legible along an axis
 KINDS = {"norms": ("-N", "norm of the contribution"), "weights": ("-W", "weight")}  # suffix of the scopes, label
 
 
-def example_maps_section(setting: Setting, runs: Runs) -> Section:
+def emnlp2021_example_maps_section(setting: Setting, runs: Runs) -> Section:
     """ATTN-N, ATTNRES-N and ATTNRESLN-N side by side, and the weights."""
     lens, depth, asked = setting.lens, setting.depth, setting.readings.example_layer
-    result = _analyze_attention_block(lens, example_encoding(setting))
+    result = _analyze_example_maps(lens, example_maps_encoding(setting))
     tokens = list(result.tokens)
     layer = min(asked, depth) if asked > 0 else (depth + 1) // 2
     pictures = []
@@ -34,14 +34,14 @@ def example_maps_section(setting: Setting, runs: Runs) -> Section:
         )
         title = f"Maps of the example by {kind}, layer {layer} of {depth}"
         pictures.append(Picture(f"comparison-{kind}", title, chart, "Each map has its own colour scale."))
-    shares = {name: own_shares(result[name]) for name in result.scopes}
+    shares = {name: example_maps_own_shares(result[name]) for name in result.scopes}
     table = Table.of(
         "comparison-own",
         "Share of the diagonal (%): each token's share in its own row, mean over tokens",
         {"layer": "", **dict.fromkeys(result.scopes, ".1f")},
         ((n + 1, *(shares[name][n] for name in result.scopes)) for n in range(depth)),
     )
-    alone, block = (scope_of_alias(lens, alias) for alias in ("attention", "attention-block"))
+    alone, block = (emnlp2021_ratios_scope_of_alias(lens, alias) for alias in ("attention", "attention-block"))
     by_alone, by_block = (sum(shares[name]) / depth for name in (alone, block))
     claim = Claim(
         "The diagonal dominates the map with residual and normalization, but not with attention alone",
@@ -52,7 +52,7 @@ def example_maps_section(setting: Setting, runs: Runs) -> Section:
     return Section("comparison", title, f"Example: {' '.join(tokens)}", (*pictures, table), (claim,))
 
 
-def missing_example(setting: Setting) -> str | None:
+def missing_example_maps(setting: Setting) -> str | None:
     """Why no example can be analysed, or None."""
     if setting.lens.family.input != "text":
         return "The example is a text, but this model does not read text."
@@ -62,7 +62,7 @@ def missing_example(setting: Setting) -> str | None:
     return None if given else "No example text: pass DATA or --example."
 
 
-def example_encoding(setting: Setting) -> dict[str, list[int]]:
+def example_maps_encoding(setting: Setting) -> dict[str, list[int]]:
     """The example, by default the first entry, as an encoding of at most LONGEST tokens."""
     tokenizer = setting.lens.tokenizer
     texts: tuple[str, ...] = () if setting.example is None else (setting.example,)
@@ -70,19 +70,19 @@ def example_encoding(setting: Setting) -> dict[str, list[int]]:
         entry = setting.entries[0]
         if entry.pieces and entry.words is not None:
             return {"input_ids": tokenizer.convert_tokens_to_ids(list(entry.words[:LONGEST]))}
-        texts = _entry_texts(entry)
+        texts = _example_maps_texts(entry)
     encoding = tokenizer(*texts, truncation=True, max_length=LONGEST)
     keys = ("input_ids", "token_type_ids") if "token_type_ids" in setting.lens.loaded.limits.keys else ("input_ids",)
     return {key: list(encoding[key]) for key in keys if key in encoding}
 
 
-def own_shares(maps: Tensor) -> list[float]:
+def example_maps_own_shares(maps: Tensor) -> list[float]:
     """By layer: ``m_ii / sum_j m_ij`` in percent, mean over rows."""
     found: list[float] = (100 * normalise_rows(maps.double()).diagonal(dim1=1, dim2=2).mean(-1)).tolist()
     return found
 
 
-def _analyze_attention_block(lens: Analyzer, encoding: Mapping[str, Any]) -> Analysis:
+def _analyze_example_maps(lens: Analyzer, encoding: Mapping[str, Any]) -> Analysis:
     """The maps up to the end of the attention block, for an encoder-decoder those of the encoder."""
     given = dict(encoding)
     if lens.two_sided:  # the encoder does not depend on the decoder input
@@ -91,5 +91,5 @@ def _analyze_attention_block(lens: Analyzer, encoding: Mapping[str, Any]) -> Ana
     return result if isinstance(result, Analysis) else result.side(lens.loaded.stacks[0].side)
 
 
-def _entry_texts(entry: Entry) -> tuple[str, ...]:
+def _example_maps_texts(entry: Entry) -> tuple[str, ...]:
     return entry.pair or (entry.text if entry.text is not None else " ".join(entry.words or ()),)

@@ -13,9 +13,14 @@ from normscope.corpus.store import Run
 from normscope.measures.correlation import spearman_of_lists
 from normscope.papers import frequencies
 from normscope.papers.common import finite_numbers
-from normscope.papers.emnlp2021.ratios import aggregate_rounded, mixing_ratios, mixing_scopes, scope_of_alias
+from normscope.papers.emnlp2021.ratios import (
+    aggregate_emnlp2021_ratios,
+    emnlp2021_ratios_of_run,
+    emnlp2021_ratios_scope_of_alias,
+    mixing_scopes,
+)
 from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE
-from normscope.papers.published import paper_numbers, quote_published
+from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
@@ -25,14 +30,14 @@ TEXT = """Each token's mixing ratio is averaged over layers and correlated with 
 is the most frequent type, so a negative correlation means that frequent words mix more. The text is not masked."""
 
 
-def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
+def emnlp2021_frequency_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of mixing ratio and frequency rank, with and without special tokens."""
-    lens, published = setting.lens, paper_numbers(NAME)
-    frame = token_mixing_ratios(setting, runs["plain"])
+    lens, published = setting.lens, published_main_numbers(NAME)
+    frame = emnlp2021_frequency_tokens(setting, runs["plain"])
     ids = lens.tokenizer.convert_tokens_to_ids(frame["token"].to_list())
     counts, _ = frequencies.load_or_count_frequencies(setting, ids)
     ranks = counts.ranks.of(ids)
-    ordinary = ~special_token_mask(setting, frame)
+    ordinary = ~emnlp2021_frequency_special_mask(setting, frame)
     groups = {"all": np.ones(len(ranks), dtype=bool), "words": ordinary}
     values = {name: frame[name].to_numpy() for name in mixing_scopes(lens) if name in frame.columns}
     rho = {
@@ -55,11 +60,13 @@ def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
         ),
         f"{len(ranks)} tokens, {int(ordinary.sum())} of them not special. Frequencies: {counts.source}. {REFERENCE}",
     )
-    places, means = means_by_rank(ranks[ordinary], {name: some[ordinary] for name, some in values.items()})
+    places, means = emnlp2021_frequency_means_by_rank(
+        ranks[ordinary], {name: some[ordinary] for name, some in values.items()}
+    )
     xlabel = "frequency rank (logarithm to base 10), binned"
     chart = charts.line_chart(means, x=places, xlabel=xlabel, ylabel="mixing ratio (%)", ylim=(0, 100))
     title, note = "Mean mixing ratio of words by frequency rank", "Two points per power of ten; no special tokens."
-    last = scope_of_alias(lens, "attention-block")
+    last = emnlp2021_ratios_scope_of_alias(lens, "attention-block")
     found = none_if_nan(rho[last, "words"])
     claim = Claim(
         "Frequent words mix more: the mixing ratio decreases with the frequency rank",
@@ -79,14 +86,16 @@ def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
     )
 
 
-def token_mixing_ratios(setting: Setting, run: Run) -> pl.DataFrame:
+def emnlp2021_frequency_tokens(setting: Setting, run: Run) -> pl.DataFrame:
     """One row per token of the corpus: id, position, token, type and, for each method, the mean ratio over layers."""
     keys = ["id", "position", "token", "type"]
-    found = aggregate_rounded(mixing_ratios(setting.lens, run), ["scope", *keys], pl.col("percent").mean())
+    found = aggregate_emnlp2021_ratios(
+        emnlp2021_ratios_of_run(setting.lens, run), ["scope", *keys], pl.col("percent").mean()
+    )
     return found.pivot(on="scope", index=keys, values="percent").sort("id", "position")
 
 
-def special_token_mask(setting: Setting, frame: pl.DataFrame) -> NDArray[np.bool_]:
+def emnlp2021_frequency_special_mask(setting: Setting, frame: pl.DataFrame) -> NDArray[np.bool_]:
     """Boolean mask of the tokens that the reading `special` counts as special."""
     if setting.readings.special == "tokenizer":
         found: Any = frame["token"].is_in(list(setting.lens.tokenizer.all_special_tokens)).to_numpy()
@@ -95,7 +104,7 @@ def special_token_mask(setting: Setting, frame: pl.DataFrame) -> NDArray[np.bool
     return np.asarray(found, dtype=bool)
 
 
-def means_by_rank(
+def emnlp2021_frequency_means_by_rank(
     ranks: NDArray[np.int64], values: Mapping[str, NDArray[np.float64]]
 ) -> tuple[list[float], dict[str, list[float]]]:
     """Centres (log10) of the non-empty bins of half a power of ten, and the means of the values in each bin."""

@@ -13,7 +13,7 @@ from normscope.corpus.measure_registry import Columns, Sample
 from normscope.corpus.measure_registry import register_measure as register
 from normscope.measures.change import cosine_distance, cross_entropy, relative_change
 from normscope.papers.common import typed_columns
-from normscope.tracing.uniform_attention import run_uniform
+from normscope.tracing.uniform_attention import run_uniform_attention
 
 ALL = -1  # all layers at once, in the column `layer`
 TYPES: dict[str, Any] = {
@@ -23,25 +23,28 @@ TYPES: dict[str, Any] = {
 
 
 @register("uniform_attention", scopes=("weights",), whole=True)
-def uniform_attention(sample: Sample) -> Columns:
+def measure_emnlp2021_uniform_effect(sample: Sample) -> Columns:
     """layer (-1: all at once) -> effect of uniform attention in it: relative change and cosine distance of the final
     hidden states (means over tokens), loss with and without it over the scored tokens if the model has a head"""
     lens, item, layers = sample.lens, sample.item, list(sample.analysis.layers)
     if sample.analysis.info["side"] != lens.loaded.stacks[0].side:
         return typed_columns(TYPES, [])
-    positions, targets = scored_tokens(sample)
-    plain, plain_loss = run_uniform(lens.loaded, item, ()), _uniform_attention_loss(sample, [], positions, targets)
+    positions, targets = emnlp2021_measures_scored_tokens(sample)
+    plain, plain_loss = (
+        run_uniform_attention(lens.loaded, item, ()),
+        _emnlp2021_measures_loss(sample, [], positions, targets),
+    )
     rows = []
     for layer in (*layers, ALL):
         chosen = layers if layer == ALL else [layer]
-        changed = run_uniform(lens.loaded, item, chosen)
+        changed = run_uniform_attention(lens.loaded, item, chosen)
         apart = [float(measure(plain, changed).mean()) for measure in (relative_change, cosine_distance)]
         rows.append(
             (
                 layer,
                 len(plain),
                 *apart,
-                _uniform_attention_loss(sample, chosen, positions, targets),
+                _emnlp2021_measures_loss(sample, chosen, positions, targets),
                 plain_loss,
                 len(positions),
             )
@@ -49,12 +52,12 @@ def uniform_attention(sample: Sample) -> Columns:
     return typed_columns(TYPES, rows)
 
 
-def scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
+def emnlp2021_measures_scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
     """Positions whose prediction is scored, and the correct tokens: the masked positions of a masked language model,
     all but the last of a causal one (next token). Empty for models without a language-modelling head."""
     none = torch.zeros(0, dtype=torch.long)
     lens, side = sample.lens, sample.lens.loaded.stacks[0].side
-    if lens.two_sided or not has_output_head(lens):
+    if lens.two_sided or not emnlp2021_measures_has_head(lens):
         return none, none
     real = sample.item.sides[side].real
     ids, before = sample.item.tensors["input_ids"][real], sample.original.tensors["input_ids"][real]
@@ -64,14 +67,14 @@ def scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
     return positions, before[positions]
 
 
-def has_output_head(lens: Any) -> bool:
+def emnlp2021_measures_has_head(lens: Any) -> bool:
     """Whether the model has a head that scores its vocabulary."""
     return lens.model is not lens.loaded.base and lens.model.get_output_embeddings() is not None
 
 
-def _uniform_attention_loss(sample: Sample, layers: list[int], positions: Tensor, targets: Tensor) -> float:
+def _emnlp2021_measures_loss(sample: Sample, layers: list[int], positions: Tensor, targets: Tensor) -> float:
     """Mean cross-entropy at the positions, in nats; NaN if there are none."""
     if not len(positions):
         return nan
-    logits = run_uniform(sample.lens.loaded, sample.item, layers, logits=True)
+    logits = run_uniform_attention(sample.lens.loaded, sample.item, layers, logits=True)
     return float(cross_entropy(logits, targets, positions).mean())

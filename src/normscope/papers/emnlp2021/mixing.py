@@ -9,7 +9,7 @@ import numpy as np
 from normscope.measures.correlation import spearman_p_value
 from normscope.papers.common import (
     claim_with_published,
-    describe_masking,
+    describe_common_masking,
     finite_numbers,
     layer_picture,
     masked_run,
@@ -17,9 +17,15 @@ from normscope.papers.common import (
     rank_correlation,
 )
 from normscope.papers.emnlp2021 import ratios
-from normscope.papers.emnlp2021.ratios import TYPES, ByLayer, mixing_scopes, overall_mixing, scope_of_alias
-from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE, claim_over_layers
-from normscope.papers.published import paper_numbers, quote_published
+from normscope.papers.emnlp2021.ratios import (
+    TYPES,
+    ByLayer,
+    emnlp2021_ratios_scope_of_alias,
+    mixing_scopes,
+    overall_emnlp2021_ratios,
+)
+from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE, shared_emnlp2021_layer_claim
+from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
@@ -28,10 +34,10 @@ KEYS = ("mean", "max", "min")
 MEANS = {"micro": "Means over all tokens (micro).", "macro": "Means over the sequence means (macro)."}
 
 
-def mixing_section(setting: Setting, runs: Runs) -> Section:
+def emnlp2021_mixing_section(setting: Setting, runs: Runs) -> Section:
     """Table 2: mean, max and min of the mixing ratio by each method."""
-    lens, average, published = setting.lens, setting.readings.table_average, paper_numbers(NAME)
-    found = ratios.summarise_mixing(ratios.mixing_ratios(lens, runs[masked_run(setting)]), average)
+    lens, average, published = setting.lens, setting.readings.table_average, published_main_numbers(NAME)
+    found = ratios.summarise_emnlp2021_ratios(ratios.emnlp2021_ratios_of_run(lens, runs[masked_run(setting)]), average)
     names = [name for name in mixing_scopes(lens) if name in found]
     table = Table.of(
         "table2-mixing",
@@ -44,16 +50,16 @@ def mixing_section(setting: Setting, runs: Runs) -> Section:
     return Section(
         "mixing",
         "Mixing ratio",
-        f"{text} {describe_masking(setting)}",
+        f"{text} {describe_common_masking(setting)}",
         (table,),
-        _mixing_claims(setting, {name: found[name]["mean"] for name in names}),
+        _emnlp2021_mixing_claims(setting, {name: found[name]["mean"] for name in names}),
         {f"mixing.{name}.{key}": value for name in names for key, value in found[name].items()},
     )
 
 
-def mixing_layers_section(setting: Setting, runs: Runs) -> Section:
+def emnlp2021_mixing_layers_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 3: the mean mixing ratio by layer and kind of token."""
-    found = _mixing_by_layer(setting, runs)
+    found = _emnlp2021_mixing_by_layer(setting, runs)
     names, numbers = list(found), range(1, setting.depth + 1)
     kinds = [kind for kind in TYPES if any((layer, kind) in found[names[0]] for layer in numbers)]
     table = Table.of(
@@ -75,12 +81,12 @@ def mixing_layers_section(setting: Setting, runs: Runs) -> Section:
         decimals=0,
     )
     published = published_curves(
-        paper_numbers(NAME), {name: f"mixing.{name}.L{{}}.overall" for name in names}, setting.depth
+        published_main_numbers(NAME), {name: f"mixing.{name}.L{{}}.overall" for name in names}, setting.depth
     )
     lines = layer_picture(
         "fig3-lines",
         "Mixing ratio of all tokens by layer",
-        {name: overall_mixing(found[name]) for name in names},
+        {name: overall_emnlp2021_ratios(found[name]) for name in names},
         numbers,
         "mixing ratio (%)",
         f"Dashed: {REFERENCE[0].lower()}{REFERENCE[1:]}" if published else "",
@@ -91,21 +97,23 @@ def mixing_layers_section(setting: Setting, runs: Runs) -> Section:
     return Section(
         "layers",
         "Mixing ratio by layer and kind of token",
-        f"{text} {describe_masking(setting)}",
+        f"{text} {describe_common_masking(setting)}",
         (
             Picture("fig3-heat", "Fig. 3. Mixing ratio (%); each method has its own colour scale", heat),
             lines,
             table,
         ),
-        _layer_claims(setting, found[scope_of_alias(setting.lens, "attention-block")]),
+        _emnlp2021_mixing_layer_claims(
+            setting, found[emnlp2021_ratios_scope_of_alias(setting.lens, "attention-block")]
+        ),
         {f"mixing.{name}.L{layer}.{kind}": value for name in names for (layer, kind), value in found[name].items()},
     )
 
 
-def mixing_depth_section(setting: Setting, runs: Runs) -> Section:
+def emnlp2021_mixing_depth_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of a layer's overall mixing ratio with its index."""
-    found = {name: overall_mixing(means) for name, means in _mixing_by_layer(setting, runs).items()}
-    numbers, published = range(1, setting.depth + 1), paper_numbers(NAME)
+    found = {name: overall_emnlp2021_ratios(means) for name, means in _emnlp2021_mixing_by_layer(setting, runs).items()}
+    numbers, published = range(1, setting.depth + 1), published_main_numbers(NAME)
     rho = {name: rank_correlation(means, numbers) for name, means in found.items()}
     columns = {"method": "", "first layer (%)": ".1f", "last layer (%)": ".1f"}
     table = Table.of(
@@ -120,34 +128,37 @@ def mixing_depth_section(setting: Setting, runs: Runs) -> Section:
         f"p: two-sided permutation test. {REFERENCE}",
     )
     theirs = quote_published(published, "Spearman {:.2f} over 12 layers", "depth.ATTNRESLN-N")
-    means = found[scope_of_alias(setting.lens, "attention-block")]
+    means = found[emnlp2021_ratios_scope_of_alias(setting.lens, "attention-block")]
     return Section(
         "depth",
         "Mixing ratio and depth",
         f"Correlations over {setting.depth} layers; with few layers, chance correlations are often strong.",
         (table,),
-        (claim_over_layers(setting, "The mixing ratio decreases with depth", means, numbers, -1, theirs),),
+        (shared_emnlp2021_layer_claim(setting, "The mixing ratio decreases with depth", means, numbers, -1, theirs),),
         finite_numbers({f"depth.{name}": value for name, value in rho.items()}),
     )
 
 
-def middle_layers(depth: int) -> list[int]:
+def emnlp2021_mixing_middle_layers(depth: int) -> list[int]:
     """The middle half of the layers, from 1: 4 to 9 of 12."""
     return [layer for layer in range(1, depth + 1) if depth < 4 * layer <= 3 * depth] or [1]
 
 
-def _mixing_by_layer(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, str], float]]:
+def _emnlp2021_mixing_by_layer(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, str], float]]:
     """Method -> (layer, kind of token) -> mean, methods in the order of the layer's scopes."""
-    frame = ratios.mixing_ratios(setting.lens, runs[masked_run(setting)])
-    found = ratios.mean_mixing_by_layer(frame, setting.readings.layer_average)
+    frame = ratios.emnlp2021_ratios_of_run(setting.lens, runs[masked_run(setting)])
+    found = ratios.mean_emnlp2021_ratios_by_layer(frame, setting.readings.layer_average)
     return {name: found[name] for name in mixing_scopes(setting.lens) if name in found}
 
 
-def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim, ...]:
-    lens, published = setting.lens, paper_numbers(NAME)
-    scopes = [scope_of_alias(lens, f"attention{suffix}") for suffix in ("", "-residual", "-block")]
+def _emnlp2021_mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim, ...]:
+    lens, published = setting.lens, published_main_numbers(NAME)
+    scopes = [emnlp2021_ratios_scope_of_alias(lens, f"attention{suffix}") for suffix in ("", "-residual", "-block")]
     attention, residual, block = (means[name] for name in scopes)
-    weights, half = means[scope_of_alias(lens, "weights")], ratios.residual_weights_scope(lens)
+    weights, half = (
+        means[emnlp2021_ratios_scope_of_alias(lens, "weights")],
+        ratios.emnlp2021_ratios_residual_scope(lens),
+    )
 
     def claim(text: str, holds: bool, template: str, ours: tuple[float, float], *theirs: str) -> Claim:
         return claim_with_published(text, holds, template, ours, published, *(f"mixing.{name}.mean" for name in theirs))
@@ -186,8 +197,8 @@ def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim,
     return (*claims, last)
 
 
-def _layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
-    published = paper_numbers(NAME)
+def _emnlp2021_mixing_layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
+    published = published_main_numbers(NAME)
     keys = {(n, kind): f"mixing.ATTNRESLN-N.L{n}.{kind}" for n in range(1, 13) for kind in TYPES}
     theirs = {place: published[key] for place, key in keys.items() if key in published}
     claims = []
@@ -196,7 +207,7 @@ def _layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
         ("first", True, "In the middle layers, the first token ([CLS]) mixes less than ordinary tokens"),
         ("mask", False, "In the middle layers, [MASK] mixes more than ordinary tokens"),
     ):
-        ours, why = _middle_means(means, kind, setting.depth), "no such tokens in the corpus"
+        ours, why = _emnlp2021_mixing_middle_means(means, kind, setting.depth), "no such tokens in the corpus"
         if kind == "first" and setting.side == "decoder":
             ours, why = None, "the first token of a causal model attends only to itself"
         holds = None if ours is None else (ours[0] < ours[1]) == less
@@ -204,21 +215,23 @@ def _layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
             Claim(
                 text,
                 holds,
-                _describe_middle_means(ours, setting.depth, why),
-                _describe_middle_means(_middle_means(theirs, kind, 12), 12),
+                _describe_emnlp2021_mixing_means(ours, setting.depth, why),
+                _describe_emnlp2021_mixing_means(_emnlp2021_mixing_middle_means(theirs, kind, 12), 12),
             )
         )
     return tuple(claims)
 
 
-def _middle_means(means: ByLayer, kind: str, depth: int) -> tuple[float, float] | None:
+def _emnlp2021_mixing_middle_means(means: ByLayer, kind: str, depth: int) -> tuple[float, float] | None:
     """Means over the middle layers for a kind of token and for ordinary tokens."""
-    values = [[means[n, one] for n in middle_layers(depth) if (n, one) in means] for one in (kind, "other")]
+    values = [
+        [means[n, one] for n in emnlp2021_mixing_middle_layers(depth) if (n, one) in means] for one in (kind, "other")
+    ]
     return (float(np.mean(values[0])), float(np.mean(values[1]))) if all(values) else None
 
 
-def _describe_middle_means(pair: Sequence[float] | None, depth: int, why: str = "") -> str:
-    layers = middle_layers(depth)
+def _describe_emnlp2021_mixing_means(pair: Sequence[float] | None, depth: int, why: str = "") -> str:
+    layers = emnlp2021_mixing_middle_layers(depth)
     if pair is None:
         return why
     return f"{pair[0]:.1f} % against {pair[1]:.1f} % in layers {layers[0]} to {layers[-1]}"

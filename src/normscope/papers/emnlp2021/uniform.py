@@ -16,7 +16,7 @@ from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
 from normscope.measures.correlation import spearman_p_value
 from normscope.papers.common import (
-    describe_masking,
+    describe_common_masking,
     finite_numbers,
     layer_picture,
     linear_correlation,
@@ -26,13 +26,13 @@ from normscope.papers.common import (
 )
 from normscope.papers.emnlp2021.measures import ALL
 from normscope.papers.emnlp2021.ratios import (
-    aggregate_rounded,
-    mean_mixing_by_layer,
-    mixing_ratios,
-    overall_mixing,
-    scope_of_alias,
+    aggregate_emnlp2021_ratios,
+    emnlp2021_ratios_of_run,
+    emnlp2021_ratios_scope_of_alias,
+    mean_emnlp2021_ratios_by_layer,
+    overall_emnlp2021_ratios,
 )
-from normscope.papers.emnlp2021.shared import claim_over_layers
+from normscope.papers.emnlp2021.shared import shared_emnlp2021_layer_claim
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
@@ -54,13 +54,16 @@ CORRELATION_NOTE = (
 )
 
 
-def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
+def emnlp2021_uniform_section(setting: Setting, runs: Runs) -> Section:
     """Change of the output for each layer and for all layers at once, with the layer's mixing ratio."""
     lens, average, depth = setting.lens, setting.readings.layer_average, setting.depth
-    weights, block = scope_of_alias(lens, "weights"), scope_of_alias(lens, "attention-block")
-    means = mean_mixing_by_layer(mixing_ratios(lens, runs[masked_run(setting)]), average)
-    mixing = {name: overall_mixing(means[name]) for name in (weights, block)}
-    found = uniform_attention_changes(lens, runs[RUN], average)
+    weights, block = (
+        emnlp2021_ratios_scope_of_alias(lens, "weights"),
+        emnlp2021_ratios_scope_of_alias(lens, "attention-block"),
+    )
+    means = mean_emnlp2021_ratios_by_layer(emnlp2021_ratios_of_run(lens, runs[masked_run(setting)]), average)
+    mixing = {name: overall_emnlp2021_ratios(means[name]) for name in (weights, block)}
+    found = emnlp2021_uniform_changes(lens, runs[RUN], average)
     has_loss = "loss" in found[ALL]
     kinds = CHANGES | (LOSSES if has_loss else {})
     columns = (f"{weights} (%)", f"{block} (%)", *kinds.values())
@@ -95,14 +98,14 @@ def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
     return Section(
         "uniform",
         "Uniform instead of learned attention",
-        "\n\n".join((TEXT, _describe_loss(setting, found[ALL]), describe_masking(setting))),
-        (*tables, *_uniform_pictures(mixing, changed, chosen)),
-        _uniform_claims(setting, mixing, changed),
-        _uniform_numbers(found, correlations, chosen),
+        "\n\n".join((TEXT, _describe_emnlp2021_uniform_loss(setting, found[ALL]), describe_common_masking(setting))),
+        (*tables, *_emnlp2021_uniform_pictures(mixing, changed, chosen)),
+        _emnlp2021_uniform_claims(setting, mixing, changed),
+        _emnlp2021_uniform_numbers(found, correlations, chosen),
     )
 
 
-def uniform_attention_changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float]]:
+def emnlp2021_uniform_changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float]]:
     """layer (from 0, or ALL) -> relative change in percent and cosine distance; with a head also the loss, its increase
     and the loss with learned attention. Sequences count equally (macro) or by tokens (micro); losses are means over
     all scored tokens."""
@@ -112,7 +115,7 @@ def uniform_attention_changes(lens: Analyzer, run: Run, average: str) -> dict[in
     losses = [((pl.col(kind).fill_nan(0.0) * score).sum() / score.sum()).alias(kind) for kind in ("loss", "plain_loss")]
     rows = scan_side(run, "uniform_attention", lens.loaded.stacks[0].side)
     found: dict[int, dict[str, float]] = {}
-    for row in aggregate_rounded(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
+    for row in aggregate_emnlp2021_ratios(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
         values = {"relative": 100 * row["relative"], "cosine": row["cosine"]}
         if row["scored"]:
             values |= {"loss": row["loss"], "added": row["loss"] - row["plain_loss"], "plain": row["plain_loss"]}
@@ -120,7 +123,7 @@ def uniform_attention_changes(lens: Analyzer, run: Run, average: str) -> dict[in
     return found
 
 
-def _uniform_pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Picture]:
+def _emnlp2021_uniform_pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Picture]:
     block, by_block = list(mixing.items())[-1]
     layers = range(1, len(by_block) + 1)
     scatter = charts.scatter_chart(
@@ -136,11 +139,11 @@ def _uniform_pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Pic
     return Picture("uniform-scatter", against, scatter), layer_picture("uniform-layers", beside, series, layers, "%")
 
 
-def _uniform_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
+def _emnlp2021_uniform_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
     (weights, by_weights), (block, by_block) = ((name, sum(some) / len(some)) for name, some in mixing.items())
     change = sum(changed["relative"]) / setting.depth
     return (
-        claim_over_layers(
+        shared_emnlp2021_layer_claim(
             setting,
             "Uniform attention changes less where a layer mixes less: the change increases with the mixing ratio",
             mixing[block],
@@ -155,7 +158,7 @@ def _uniform_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[
     )
 
 
-def _uniform_numbers(
+def _emnlp2021_uniform_numbers(
     found: Changes, correlations: Mapping[tuple[str, str], tuple[float | None, ...]], chosen: str
 ) -> dict[str, float]:
     numbers: dict[str, float] = {}
@@ -172,7 +175,7 @@ def _uniform_numbers(
     return numbers
 
 
-def _describe_loss(setting: Setting, everywhere: Mapping[str, Any]) -> str:
+def _describe_emnlp2021_uniform_loss(setting: Setting, everywhere: Mapping[str, Any]) -> str:
     if "plain" not in everywhere:
         return "The model was loaded without a head that predicts tokens, so there is no loss to compare."
     what = "of the masked tokens" if masked_run(setting) == "masked" else "of the next token"

@@ -7,18 +7,22 @@ from typing import Any
 
 from normscope.corpus.measure_registry import Columns, Sample
 from normscope.corpus.measure_registry import register_measure as register
-from normscope.measures.faithfulness import all_but_top_tokens, rank_by_score, top_tokens
+from normscope.measures.faithfulness import (
+    faithfulness_all_but_top_tokens,
+    faithfulness_token_ranking,
+    faithfulness_top_tokens,
+)
 from normscope.papers.faithfulness import scores
-from normscope.papers.faithfulness.contexts import Context, named_generator, prediction_contexts
+from normscope.papers.faithfulness.contexts import Context, context_named_generator, faithfulness_contexts
 from normscope.papers.faithfulness.predictions import (
     Erased,
     Prediction,
-    erased_logits,
+    erased_prediction_logits,
     erased_predictions,
-    replacement_token,
+    prediction_replacement_token,
 )
 from normscope.papers.faithfulness.scores import LEAVE_ONE_OUT, RANDOM, TokenScores
-from normscope.papers.faithfulness.settings import Settings, settings_from_plain
+from normscope.papers.faithfulness.settings import Settings, faithfulness_settings_from_plain
 
 # Shares of the tokens that are removed or kept: those of ERASER (1, 5, 10, 20, 50 %) and of DecompX (10 to 90 %), none
 # and all.
@@ -27,27 +31,30 @@ NOTHING = Erased("mask", frozenset())
 
 
 @register("faithfulness", scopes=("weights",), whole=True)
-def measure_faithfulness(sample: Sample) -> Columns:
+def papers_faithfulness_measure(sample: Sample) -> Columns:
     """position, method -> token scores; the target's probability and the model's choice without the top share of tokens
     and with only these, by masking and by deletion; or the reason why the method has no scores"""
-    settings = settings_from_plain(sample.settings)
+    settings = faithfulness_settings_from_plain(sample.settings)
     rows: list[dict[str, Any]] = []
-    for context in prediction_contexts(sample.lens, sample.item, sample.entry.label, sample.entry.id, settings):
-        rows += _context_rows(sample, context, settings)
+    for context in faithfulness_contexts(sample.lens, sample.item, sample.entry.label, sample.entry.id, settings):
+        rows += _papers_faithfulness_measure_rows(sample, context, settings)
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-def _context_rows(sample: Sample, context: Context, settings: Settings) -> list[dict[str, Any]]:
+def _papers_faithfulness_measure_rows(sample: Sample, context: Context, settings: Settings) -> list[dict[str, Any]]:
     lens = sample.lens
-    replacement = replacement_token(lens, settings.replacement)
-    (logits,) = erased_logits(lens, context, [NOTHING], replacement)
+    replacement = prediction_replacement_token(lens, settings.replacement)
+    (logits,) = erased_prediction_logits(lens, context, [NOTHING], replacement)
     choice = int(logits.argmax())
     target = choice if settings.target == "top" or context.given is None else context.given
     full = Prediction(float(logits.softmax(-1)[target]), choice)
-    methods = scores.compared_methods(lens, settings.methods)
-    found = {method: _method_scores(sample, context, method, target, full, settings) for method in methods}
+    methods = scores.methods_of_faithfulness_scores(lens, settings.methods)
+    found = {
+        method: _papers_faithfulness_measure_scores(sample, context, method, target, full, settings)
+        for method in methods
+    }
     asked = {
-        (method, erasure): _erasures_by_share(one, context, erasure)
+        (method, erasure): _papers_faithfulness_measure_erased(one, context, erasure)
         for method, one in found.items()
         if not one.reason
         for erasure in settings.erasures
@@ -75,28 +82,30 @@ def _context_rows(sample: Sample, context: Context, settings: Settings) -> list[
     return rows
 
 
-def _method_scores(
+def _papers_faithfulness_measure_scores(
     sample: Sample, context: Context, method: str, target: int, full: Prediction, settings: Settings
 ) -> TokenScores:
     lens = sample.lens
     if method == RANDOM:
-        generator = named_generator(settings.seed, sample.entry.id, context.position, RANDOM)
+        generator = context_named_generator(settings.seed, sample.entry.id, context.position, RANDOM)
         return TokenScores(tuple(generator.random(len(context.removable)).tolist()))
     if method == LEAVE_ONE_OUT:
-        replacement = replacement_token(lens, settings.replacement)
+        replacement = prediction_replacement_token(lens, settings.replacement)
         each = {n: Erased("mask", frozenset([n])) for n in context.removable}
         known = erased_predictions(lens, context, target, list(each.values()), replacement)
         return scores.leave_one_out_scores(
             full.probability, {n: known[one].probability for n, one in each.items()}, context
         )
-    reason = scores.method_refusal(lens, method)
-    return TokenScores(reason=reason) if reason else scores.flow_token_scores(lens, context, method, target)
+    reason = scores.refusal_of_faithfulness_scores(lens, method)
+    return TokenScores(reason=reason) if reason else scores.faithfulness_scores_by_flow(lens, context, method, target)
 
 
-def _erasures_by_share(found: TokenScores, context: Context, erasure: str) -> tuple[list[Erased], list[Erased]]:
+def _papers_faithfulness_measure_erased(
+    found: TokenScores, context: Context, erasure: str
+) -> tuple[list[Erased], list[Erased]]:
     """The tokens removed at each share: the top of the ranking, and everything except the top."""
-    order = [context.removable[n] for n in rank_by_score(found.values)]
+    order = [context.removable[n] for n in faithfulness_token_ranking(found.values)]
     return (
-        [Erased(erasure, top_tokens(order, share)) for share in SHARES],
-        [Erased(erasure, all_but_top_tokens(order, share)) for share in SHARES],
+        [Erased(erasure, faithfulness_top_tokens(order, share)) for share in SHARES],
+        [Erased(erasure, faithfulness_all_but_top_tokens(order, share)) for share in SHARES],
     )

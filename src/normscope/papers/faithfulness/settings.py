@@ -38,7 +38,7 @@ class Settings:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 
-def settings_from_plain(given: Mapping[str, Any]) -> Settings:
+def faithfulness_settings_from_plain(given: Mapping[str, Any]) -> Settings:
     """Settings from `to_plain`; missing ones keep their defaults. "head" only distinguishes models."""
     known = {entry.name for entry in fields(Settings)}
     given = {key: value for key, value in given.items() if key != "head"}

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 from normscope.papers.common import masked_plan
 from normscope.papers.feed_forward.amplification import PLAIN, amplification_section
-from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, removal_name
-from normscope.papers.feed_forward.norms import bypass_norms_section, low_gain_section
+from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, ff_measure_removal_name
+from normscope.papers.feed_forward.norms import bypass_norms_section, ff_norms_low_gain_section
 from normscope.papers.feed_forward.pairs import entity_pairs_section, word_pairs_section
 from normscope.papers.feed_forward.shared import (
     NAME,
-    feed_forward_layout,
-    missing_entities,
-    missing_layout,
-    missing_norm,
-    missing_tokenizer,
+    ff_shared_layout,
+    ff_shared_missing_entities,
+    ff_shared_missing_layout,
+    ff_shared_missing_norm,
+    ff_shared_missing_tokenizer,
 )
 from normscope.papers.feed_forward.similarity import similarity_section
-from normscope.papers.readings import choice_field, reading_field
+from normscope.papers.readings import reading_choice_field, reading_field
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, Paper, Setting
 
@@ -35,25 +35,27 @@ class FeedForwardReadings:
     mask_seed: int = reading_field(
         0, "seed for masking, used for similarities, norms and gains; pairs are from unmasked text"
     )
-    normalise: str = choice_field(
+    normalise: str = reading_choice_field(
         "maps of Table 1 and Fig. 5: unnormalised, or each row or column divided by its sum; Table 1 has all three",
         *("raw", "row", "column"),
     )
-    axis: str = choice_field(
+    axis: str = reading_choice_field(
         "normalisation of FF-amp, for which the paper has each column sum to 1: over the contributions to each output "
         "(more stable), or of each input (the literal reading, inputs in columns); tests are reported for both",
         *("output", "input"),
     )
-    distance: str = choice_field(
+    distance: str = reading_choice_field(
         "distance by which pairs are matched: |i - j|, or i - j with its sign", "absolute", "signed"
     )
-    level: str = choice_field(
+    level: str = reading_choice_field(
         "unit of the test that decides the claims: each pair of positions, or each pair of types with its mean; both "
         "are reported",
         *("instance", "type"),
     )
     resamples: int = reading_field(10_000, "number of bootstrap resamples, not stated in the paper")
-    sided: str = choice_field("one-sided test (targets are larger) or two-sided test (targets differ)", "one", "two")
+    sided: str = reading_choice_field(
+        "one-sided test (targets are larger) or two-sided test (targets differ)", "one", "two"
+    )
     alpha: float = reading_field(0.05, "significance level")
     specials: bool = reading_field(
         False, "include special tokens in the pairs that words and entities are compared with"
@@ -77,22 +79,22 @@ class FeedForwardReadings:
     )
 
 
-def _plan_masked_run(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+def _feed_forward_paper_masked_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
     def plan(setting: Setting) -> tuple[RunPlan, ...]:
-        scopes = feed_forward_layout(setting.lens)
+        scopes = ff_shared_layout(setting.lens)
         return (masked_plan(setting, measures, () if scopes is None else scopes.chain),)
 
     return plan
 
 
-def _plan_gain_removal(setting: Setting) -> tuple[RunPlan, ...]:
-    removal = removal_name(setting.readings.gamma_share, setting.readings.gamma_rounding)
-    return _plan_masked_run("ff_magnitudes", removal)(setting)
+def _feed_forward_paper_gain_plan(setting: Setting) -> tuple[RunPlan, ...]:
+    removal = ff_measure_removal_name(setting.readings.gamma_share, setting.readings.gamma_rounding)
+    return _feed_forward_paper_masked_plan("ff_magnitudes", removal)(setting)
 
 
-def _plan_pairs(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+def _feed_forward_paper_pairs_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
     def plan(setting: Setting) -> tuple[RunPlan, ...]:
-        scopes = feed_forward_layout(setting.lens)
+        scopes = ff_shared_layout(setting.lens)
         maps = () if scopes is None else tuple(dict.fromkeys((scopes.input, scopes.ff, scopes.residual, scopes.layer)))
         return (RunPlan(PLAIN, measures, maps, maps),)
 
@@ -112,40 +114,44 @@ PAPER = Paper(
             "similarity",
             "Similarity of the maps within a layer",
             similarity_section,
-            _plan_masked_run("similarity", "similarity_normalised"),
-            missing_layout,
+            _feed_forward_paper_masked_plan("similarity", "similarity_normalised"),
+            ff_shared_missing_layout,
         ),
         Experiment(
             "amplification",
             "Amplified pairs of subwords",
             amplification_section,
-            _plan_pairs("token_words"),
-            missing_tokenizer,
+            _feed_forward_paper_pairs_plan("token_words"),
+            ff_shared_missing_tokenizer,
         ),
         Experiment(
             "word_split",
             "Pairs of subwords of one word",
             word_pairs_section,
-            _plan_pairs("token_words"),
-            missing_tokenizer,
+            _feed_forward_paper_pairs_plan("token_words"),
+            ff_shared_missing_tokenizer,
         ),
         Experiment(
             "entities",
             "Pairs of subwords of one named entity",
             entity_pairs_section,
-            _plan_pairs("token_words", "entity_spans"),
-            missing_entities,
+            _feed_forward_paper_pairs_plan("token_words", "entity_spans"),
+            ff_shared_missing_entities,
             needs="sentences with named entities",
         ),
         Experiment(
             "norms",
             "Norms of the feed-forward output and of the bypass",
             bypass_norms_section,
-            _plan_masked_run("ff_magnitudes"),
-            missing_layout,
+            _feed_forward_paper_masked_plan("ff_magnitudes"),
+            ff_shared_missing_layout,
         ),
         Experiment(
-            "gamma", "Dimensions that the last norm scales down", low_gain_section, _plan_gain_removal, missing_norm
+            "gamma",
+            "Dimensions that the last norm scales down",
+            ff_norms_low_gain_section,
+            _feed_forward_paper_gain_plan,
+            ff_shared_missing_norm,
         ),
     ),
 )

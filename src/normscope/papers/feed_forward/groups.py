@@ -10,10 +10,10 @@ import numpy as np
 
 from normscope.corpus.store import Run
 from normscope.measures.amplification import AXES
-from normscope.measures.bootstrap import Difference, clustered_difference, difference_of_means
+from normscope.measures.bootstrap import Difference, bootstrap_clustered_difference, bootstrap_mean_difference
 from normscope.measures.matching import match_distances
 from normscope.papers.common import scan_side
-from normscope.papers.feed_forward.maps import Numbers, Texts, Values, ff_amp, pair_cells
+from normscope.papers.feed_forward.maps import Numbers, Texts, Values, ff_maps_amp, ff_maps_pair_cells
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.papers.feed_forward.shared import FeedForwardLayout
 
@@ -67,7 +67,7 @@ class LayerTests:
     other_axis: Difference
 
 
-def split_words(given: Texts) -> TokenUnits:
+def ff_groups_of_split_words(given: Texts) -> TokenUnits:
     """The tokens of each word that is split into several."""
 
     def units(entry: int) -> list[Numbers]:
@@ -78,7 +78,7 @@ def split_words(given: Texts) -> TokenUnits:
     return units
 
 
-def entity_tokens(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUnits:
+def ff_groups_of_entity_tokens(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUnits:
     """The tokens of each named entity."""
     spans: dict[str, list[Numbers]] = {}
     frame = scan_side(run, "entity_spans", scopes.side).select("id", "start", "end").collect()
@@ -87,24 +87,28 @@ def entity_tokens(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUni
     return lambda entry: spans.get(given.ids[entry], [])
 
 
-def match_pairs(given: Texts, units: TokenUnits, causal: bool, readings: Any) -> MatchedGroups:
+def ff_groups_matched_by_distance(given: Texts, units: TokenUnits, causal: bool, readings: Any) -> MatchedGroups:
     """All pairs within a unit, and an equal number of other pairs sampled at the same distances."""
     distance = readings.distance
-    targets = _collect_cells(given, lambda entry: _cells_within_units(given, units(entry), entry, causal), distance)
+    targets = _ff_groups_collect_cells(
+        given, lambda entry: _ff_groups_cells_within_units(given, units(entry), entry, causal), distance
+    )
     near = np.unique(targets.distances)
 
     def rest(entry: int) -> Numbers:
-        cells = pair_cells(given, entry, causal, readings.specials)
-        cells = cells[np.isin(_cell_distances(cells, len(given.types[entry]), distance), near)]
+        cells = ff_maps_pair_cells(given, entry, causal, readings.specials)
+        cells = cells[np.isin(_ff_groups_cell_distances(cells, len(given.types[entry]), distance), near)]
         mine = targets.cells[targets.of(entry)]
         return cells[~np.isin(cells, mine)]
 
-    others = _collect_cells(given, rest, distance)
+    others = _ff_groups_collect_cells(given, rest, distance)
     found = match_distances(targets.distances, others.distances, readings.seed)
     return MatchedGroups(targets.at(found.targets), others.at(found.others), found.dropped, len(targets))
 
 
-def group_amplification(run: Run, scopes: FeedForwardLayout, given: Texts, groups: MatchedGroups) -> GroupAmplification:
+def ff_groups_amplification(
+    run: Run, scopes: FeedForwardLayout, given: Texts, groups: MatchedGroups
+) -> GroupAmplification:
     """FF-amp of all pairs of both groups, reading the maps of one entry at a time."""
     both = (groups.targets, groups.others)
     found: list[dict[str, list[Values]]] = [{axis: [] for axis in AXES} for _ in both]
@@ -113,14 +117,14 @@ def group_amplification(run: Run, scopes: FeedForwardLayout, given: Texts, group
         if not any(map(len, parts)):
             continue
         for axis in AXES:
-            values = ff_amp(run, scopes, id, axis)  # type: ignore[arg-type]
+            values = ff_maps_amp(run, scopes, id, axis)  # type: ignore[arg-type]
             for into, cells in zip(found, parts, strict=True):
                 into[axis].append(values[:, cells])
     joined = [{axis: np.concatenate(some, 1) for axis, some in one.items() if some} for one in found]
     return GroupAmplification(joined[0], joined[1])
 
 
-def bootstrap_layers(
+def ff_groups_bootstrap_tests(
     given: Texts, groups: MatchedGroups, values: GroupAmplification, readings: Any
 ) -> list[LayerTests]:
     """Bootstrap tests for each layer: over instances, over types of pairs, over whole sequences, and over instances
@@ -128,32 +132,34 @@ def bootstrap_layers(
     options = {"resamples": readings.resamples, "sided": readings.sided, "alpha": readings.alpha}
     axis, seed = readings.axis, readings.seed
     targets, others = values.targets[axis], values.others[axis]
-    other = other_axis(axis)
-    by_target, by_other = (_mean_by_type(pair_type_keys(given, cells)) for cells in (groups.targets, groups.others))
-    by_sequence = _bootstrap_sequences(given, groups, targets, others, options, seed)
+    other = ff_groups_other_axis(axis)
+    by_target, by_other = (
+        _ff_groups_mean_by_type(ff_groups_pair_type_keys(given, cells)) for cells in (groups.targets, groups.others)
+    )
+    by_sequence = _ff_groups_bootstrap_sequences(given, groups, targets, others, options, seed)
     return [
         LayerTests(
-            difference_of_means(targets[n], others[n], seed=(seed, n, 0), **options),
-            difference_of_means(by_target(targets[n]), by_other(others[n]), seed=(seed, n, 1), **options),
+            bootstrap_mean_difference(targets[n], others[n], seed=(seed, n, 0), **options),
+            bootstrap_mean_difference(by_target(targets[n]), by_other(others[n]), seed=(seed, n, 1), **options),
             by_sequence[n],
-            difference_of_means(values.targets[other][n], values.others[other][n], seed=(seed, n, 2), **options),
+            bootstrap_mean_difference(values.targets[other][n], values.others[other][n], seed=(seed, n, 2), **options),
         )
         for n in range(len(targets))
     ]
 
 
-def other_axis(axis: str) -> str:
+def ff_groups_other_axis(axis: str) -> str:
     """The other axis of normalisation."""
     return next(name for name in AXES if name != axis)
 
 
-def pair_type_keys(given: Texts, cells: PairCells) -> Numbers:
+def ff_groups_pair_type_keys(given: Texts, cells: PairCells) -> Numbers:
     """The ordered pair of types of each cell, as one number."""
     found = [given.keys(entry, cells.cells[cells.of(entry)]) for entry in range(len(given))]
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def _mean_by_type(keys: Numbers) -> Callable[[Values], Values]:
+def _ff_groups_mean_by_type(keys: Numbers) -> Callable[[Values], Values]:
     """A function from values of instances to the means of their types."""
     _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
 
@@ -164,7 +170,7 @@ def _mean_by_type(keys: Numbers) -> Callable[[Values], Values]:
     return means
 
 
-def _bootstrap_sequences(
+def _ff_groups_bootstrap_sequences(
     given: Texts, groups: MatchedGroups, targets: Values, others: Values, options: dict[str, Any], seed: int
 ) -> tuple[Difference, ...]:
     size = len(given)
@@ -177,10 +183,10 @@ def _bootstrap_sequences(
         2,
     )
     some = counts.sum(1) > 0  # only sequences with such pairs
-    return clustered_difference(sums[:, some], counts[some], seed=(seed, 3), **options)
+    return bootstrap_clustered_difference(sums[:, some], counts[some], seed=(seed, 3), **options)
 
 
-def _cells_within_units(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
+def _ff_groups_cells_within_units(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
     """The cells of two different tokens of the same unit."""
     size = len(given.types[entry])
     found = []
@@ -191,16 +197,18 @@ def _cells_within_units(given: Texts, units: Sequence[Numbers], entry: int, caus
     return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
 
-def _collect_cells(given: Texts, cells: Callable[[int], Numbers], distance: str) -> PairCells:
+def _ff_groups_collect_cells(given: Texts, cells: Callable[[int], Numbers], distance: str) -> PairCells:
     pieces = [cells(entry) for entry in range(len(given))]
     sizes = [len(piece) for piece in pieces]
-    distances = [_cell_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)]
+    distances = [
+        _ff_groups_cell_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)
+    ]
     empty = [np.zeros(0, np.int64)]
     return PairCells(
         np.repeat(np.arange(len(sizes)), sizes), np.concatenate(pieces or empty), np.concatenate(distances or empty)
     )
 
 
-def _cell_distances(cells: Numbers, size: int, distance: str) -> Numbers:
+def _ff_groups_cell_distances(cells: Numbers, size: int, distance: str) -> Numbers:
     output, input = np.divmod(cells, size)
     return np.abs(output - input) if distance == "absolute" else output - input

@@ -13,10 +13,22 @@ from normscope.corpus.store import Run
 from normscope.engine import probing
 from normscope.errors import NormscopeError
 from normscope.measures.correlation import spearman
-from normscope.papers.common import describe_masking, layer_numbers, layer_picture, layers_text, masked_run, scan_side
-from normscope.papers.feed_forward.measures import NORM, removal_count, removal_name, split_by_gain
-from normscope.papers.feed_forward.shared import NAME, require_layout
-from normscope.papers.published import paper_numbers, quote_published
+from normscope.papers.common import (
+    describe_common_masking,
+    layer_numbers,
+    layer_picture,
+    layers_text,
+    masked_run,
+    scan_side,
+)
+from normscope.papers.feed_forward.measures import (
+    NORM,
+    ff_measure_removal_count,
+    ff_measure_removal_name,
+    ff_measure_split_by_gain,
+)
+from normscope.papers.feed_forward.shared import NAME, ff_shared_require_layout
+from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
@@ -31,16 +43,16 @@ GAMMA = (
 PUBLISHED = tuple(key for n in (10, 11) for key in (f"similarity.ATTNRESLNFF-N.L{n}", f"removed.L{n}"))
 
 
-def mean_magnitudes(run: Run, side: str) -> pl.DataFrame:
+def ff_norms_mean_magnitudes(run: Run, side: str) -> pl.DataFrame:
     """layer (from 1), dimension (NORM: the norm of the vector) -> means over tokens of bypass, input, output."""
     means = [(pl.col(n).sum() / pl.col("tokens").sum()).alias(n) for n in ("bypass", "input", "output")]
-    return _aggregate_by_layer(scan_side(run, "ff_magnitudes", side), means, "dimension")
+    return _ff_norms_aggregate_by_layer(scan_side(run, "ff_magnitudes", side), means, "dimension")
 
 
 def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 10: norms of the feed-forward output and of the bypass."""
-    scopes = require_layout(setting)
-    frame = mean_magnitudes(runs[masked_run(setting)], scopes.side).filter(pl.col("dimension") == NORM)
+    scopes = ff_shared_require_layout(setting)
+    frame = ff_norms_mean_magnitudes(runs[masked_run(setting)], scopes.side).filter(pl.col("dimension") == NORM)
     layers, bypass, output = (frame[name].to_list() for name in ("layer", "bypass", "output"))
     larger = [layer for layer, a, b in zip(layers, bypass, output, strict=True) if a > b]
     claim = Claim(
@@ -52,7 +64,7 @@ def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
     return Section(
         "norms",
         "Norms of the feed-forward output and of the bypass",
-        f"Mean norms of the model's vectors over all tokens, biases included. {describe_masking(setting)} "
+        f"Mean norms of the model's vectors over all tokens, biases included. {describe_common_masking(setting)} "
         f"The bypass is the vector at {scopes.block}, to which the vector at {scopes.added} is added.",
         (
             layer_picture(
@@ -74,20 +86,20 @@ def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
     )
 
 
-def low_gain_section(setting: Setting, runs: Runs) -> Section:
+def ff_norms_low_gain_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 11 and section 6.2: the dimensions that the last norm scales down, and the map without them."""
-    scopes, readings, run = require_layout(setting), setting.readings, runs[masked_run(setting)]
-    table = scan_side(run, removal_name(readings.gamma_share, readings.gamma_rounding), scopes.side)
+    scopes, readings, run = ff_shared_require_layout(setting), setting.readings, runs[masked_run(setting)]
+    table = scan_side(run, ff_measure_removal_name(readings.gamma_share, readings.gamma_rounding), scopes.side)
     known = pl.col("whole").is_not_nan() & pl.col("rest").is_not_nan()
-    frame = _aggregate_by_layer(table, [pl.col("whole", "rest").filter(known).mean()])
+    frame = _ff_norms_aggregate_by_layer(table, [pl.col("whole", "rest").filter(known).mean()])
     layers, whole, rest = (frame[column].to_list() for column in ("layer", "whole", "rest"))
-    gains = probing.norm_gains(setting.lens.loaded, "layer")
+    gains = probing.probe_norm_gains(setting.lens.loaded, "layer")
     width = gains.shape[1]
-    count = removal_count(width, readings.gamma_share, readings.gamma_rounding)
-    removed = [split_by_gain(row, count)[0].tolist() for row in gains]
+    count = ff_measure_removal_count(width, readings.gamma_share, readings.gamma_rounding)
+    removed = [ff_measure_split_by_gain(row, count)[0].tolist() for row in gains]
     most = int(np.argmin(whole))  # where the feed-forward changes the map most
-    place = _check_gamma_layer(readings.gamma_layer, len(layers)) - 1 if readings.gamma_layer else most
-    sizes = mean_magnitudes(run, scopes.side).filter(pl.col("dimension") != NORM)
+    place = _ff_norms_check_gamma_layer(readings.gamma_layer, len(layers)) - 1 if readings.gamma_layer else most
+    sizes = ff_norms_mean_magnitudes(run, scopes.side).filter(pl.col("dimension") != NORM)
     by_layer = [sizes.filter(pl.col("layer") == layer) for layer in range(1, len(layers) + 1)]
     rows = []
     for n, layer in enumerate(layers):
@@ -101,18 +113,22 @@ def low_gain_section(setting: Setting, runs: Runs) -> Section:
         "with the lowest gain",
         rest[most] > whole[most],
         f"layer {layers[most]}: {whole[most]:.2f} to {rest[most]:.2f}; it increases in {rising}",
-        quote_published(paper_numbers(NAME), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED),
+        quote_published(
+            published_main_numbers(NAME), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED
+        ),
     )
     series = {"all dimensions": whole, f"without {count} with the lowest gain": rest}
     return Section(
         "gamma",
         "Dimensions that the last norm scales down",
-        GAMMA.format(count=count, width=width, share=share, input=scopes.input, masking=describe_masking(setting)),
+        GAMMA.format(
+            count=count, width=width, share=share, input=scopes.input, masking=describe_common_masking(setting)
+        ),
         (
             Picture(
                 "fig11-gamma",
                 f"Fig. 11. Magnitude of each dimension against LN2's gain, layer {layers[place]}",
-                _gain_scatter(by_layer[place], gains[place].double().numpy(), removed[place]),
+                _ff_norms_gain_scatter(by_layer[place], gains[place].double().numpy(), removed[place]),
                 "Mean of |value| over all tokens, in the feed-forward's input and output. Labels: indices of the "
                 "dimensions with the lowest gains.",
             ),
@@ -136,19 +152,19 @@ def low_gain_section(setting: Setting, runs: Runs) -> Section:
     )
 
 
-def _aggregate_by_layer(table: pl.LazyFrame, aggregates: list[pl.Expr], *keys: str) -> pl.DataFrame:
+def _ff_norms_aggregate_by_layer(table: pl.LazyFrame, aggregates: list[pl.Expr], *keys: str) -> pl.DataFrame:
     """Aggregates by layer (from 1) and further keys."""
     groups = table.group_by((pl.col("layer") + 1).alias("layer"), *keys)
     return groups.agg(*aggregates).sort("layer", *keys).collect()
 
 
-def _check_gamma_layer(given: int, depth: int) -> int:
+def _ff_norms_check_gamma_layer(given: int, depth: int) -> int:
     if not 1 <= given <= depth:
         raise NormscopeError(f"The reading gamma_layer must be a layer from 1 to {depth}, or 0, not {given}.")
     return given
 
 
-def _gain_scatter(sizes: pl.DataFrame, gains: NDArray[np.float64], removed: list[int]) -> Any:
+def _ff_norms_gain_scatter(sizes: pl.DataFrame, gains: NDArray[np.float64], removed: list[int]) -> Any:
     width = len(gains)
     numbers = [str(n) if n in removed[:LABELLED] else "" for n in range(width)]
     return charts.scatter_chart(

@@ -11,15 +11,15 @@ import polars as pl
 from normscope.corpus.store import Run
 from normscope.papers.common import (
     claim_with_published,
-    describe_masking,
+    describe_common_masking,
     layer_numbers,
     layer_picture,
     layers_text,
     masked_run,
     scan_side,
 )
-from normscope.papers.feed_forward.shared import NAME, REFERENCE, FeedForwardLayout, require_layout
-from normscope.papers.published import paper_numbers, quote_published
+from normscope.papers.feed_forward.shared import NAME, REFERENCE, FeedForwardLayout, ff_shared_require_layout
+from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table
@@ -55,7 +55,7 @@ def normalised_similarities(run: Run, scopes: FeedForwardLayout) -> dict[str, di
 
 def similarity_section(setting: Setting, runs: Runs) -> Section:
     """Similarity to the previous scope (Table 1, Fig. 5), to the block's input (Fig. 9), of all pairs (Fig. 12)."""
-    scopes, run = require_layout(setting), runs[masked_run(setting)]
+    scopes, run = ff_shared_require_layout(setting), runs[masked_run(setting)]
     raw = scope_similarities(run, scopes)
     readings = {"raw": raw, **normalised_similarities(run, scopes)}
     chosen = readings[setting.readings.normalise]
@@ -63,7 +63,7 @@ def similarity_section(setting: Setting, runs: Runs) -> Section:
     before = {scope: raw[scopes.block, scope] for scope in scopes.after}
     layers = list(next(iter(raw.values())))
     cells = "the unmasked cells" if scopes.causal else "all cells"
-    text = TEXT.format(cells=cells, masking=describe_masking(setting))
+    text = TEXT.format(cells=cells, masking=describe_common_masking(setting))
     fig5 = {scopes.component(scope): list(steps[scope].values()) for scope in scopes.after}
     fig9 = {scope: list(values.values()) for scope, values in before.items()}
     return Section(
@@ -104,14 +104,14 @@ def _mean_similarities(table: pl.LazyFrame) -> dict[tuple[str, str], ByLayer]:
 
 
 def _similarity_table(scopes: FeedForwardLayout, readings: Mapping[str, ByPair]) -> Table:
-    published = paper_numbers(NAME)
+    published = published_main_numbers(NAME)
     theirs = {scope: published.get(f"similarity.{scope}") for scope in scopes.chain}
     known = any(theirs.values())
     rows: list[tuple[Cell, ...]] = []
     for scope in scopes.chain[1:]:
         pair = scopes.before(scope), scope
         values = readings["raw"][pair].values()
-        means = (_layer_mean(some[pair]) for some in readings.values())
+        means = (_similarity_layer_mean(some[pair]) for some in readings.values())
         beside = [theirs[scope]] if known else []
         rows.append((scopes.component(scope), scope, *means, min(values), max(values), *beside))
     columns = (*readings, "lowest", "highest", *(["published"] if known else []))
@@ -129,7 +129,7 @@ def _similarity_heat_map(scopes: FeedForwardLayout, raw: ByPair) -> Picture:
     found = np.eye(len(scopes.chain))
     for a, b in scopes.pairs:
         n, m = scopes.chain.index(a), scopes.chain.index(b)
-        found[n, m] = found[m, n] = _layer_mean(raw[a, b])
+        found[n, m] = found[m, n] = _similarity_layer_mean(raw[a, b])
     look: dict[str, Any] = {"rows": scopes.chain, "columns": scopes.chain, "label": SPEARMAN, "annotate": True}
     title = "Fig. 12. Similarity of all pairs of scopes, mean over layers and sequences"
     return Picture("fig12-all-pairs", title, map_charts.heat_map_chart(found, **look))
@@ -148,16 +148,16 @@ def _similarity_layers_table(
 def _similarity_claims(
     scopes: FeedForwardLayout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
 ) -> tuple[Claim, ...]:
-    published, ff = paper_numbers(NAME), steps[scopes.ff]
+    published, ff = published_main_numbers(NAME), steps[scopes.ff]
     lowest = min(ff, key=lambda layer: ff[layer])
     back = [layer for layer in ff if before[scopes.ff_residual][layer] > before[scopes.ff][layer]]
-    whole = _layer_mean(raw[scopes.residual, scopes.layer])
+    whole = _similarity_layer_mean(raw[scopes.residual, scopes.layer])
     keys = [f"similarity.ATTNRESLNFF-N{end}" for end in ("", ".min", ".max")]
     claims = [
         Claim(
             f"The feed-forward changes the map: the similarity is below {CHANGED} in at least one layer",
             ff[lowest] < CHANGED,
-            f"{_layer_mean(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
+            f"{_similarity_layer_mean(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
             quote_published(published, "{:.2f}, from {:.2f} to {:.2f}", *keys),
         ),
         Claim(
@@ -168,7 +168,7 @@ def _similarity_claims(
         ),
     ]
     if scopes.layer != scopes.ff_residual:
-        norm, residual = (_layer_mean(steps[scope]) for scope in (scopes.layer, scopes.ff_residual))
+        norm, residual = (_similarity_layer_mean(steps[scope]) for scope in (scopes.layer, scopes.ff_residual))
         start, end = (before[scope] for scope in (scopes.ff_residual, scopes.layer))
         nearer = [layer for layer in ff if end[layer] > start[layer]]
         claims += [
@@ -199,12 +199,12 @@ def _similarity_numbers(
     numbers: dict[str, float] = {}
     for scope, values in steps.items():
         key = f"similarity.{scope}"
-        numbers |= {key: _layer_mean(values)} | layer_numbers(key, values.values(), values)
+        numbers |= {key: _similarity_layer_mean(values)} | layer_numbers(key, values.values(), values)
         numbers |= {f"{key}.min": min(values.values()), f"{key}.max": max(values.values())}
     for scope, values in before.items():
         numbers |= layer_numbers(f"before.{scope}", values.values(), values)
-    return numbers | {f"pair.{a}.{b}": _layer_mean(raw[a, b]) for a, b in scopes.pairs}
+    return numbers | {f"pair.{a}.{b}": _similarity_layer_mean(raw[a, b]) for a, b in scopes.pairs}
 
 
-def _layer_mean(values: ByLayer) -> float:
+def _similarity_layer_mean(values: ByLayer) -> float:
     return float(np.mean(list(values.values())))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from normscope.models.scopes import scope_aliases
 from normscope.papers.common import plan_run
-from normscope.papers.shapley.sections import RUN, gate_agreement_section, gate_conclusion_section
+from normscope.papers.shapley.sections import RUN, shapley_agreement_section, shapley_conclusion_section
 from normscope.papers.study import Experiment, NoReadings, Paper, Setting
 
 
-def _missing_map_between(setting: Setting) -> str | None:
+def _shapley_paper_missing_map(setting: Setting) -> str | None:
     if setting.lens.two_sided:
         return "This study does not cover encoder-decoders."
     aliases = scope_aliases(setting.lens.loaded.stacks[0].blocks)
@@ -26,13 +26,15 @@ PAPER = Paper(
     citation="A normscope study of what the FF paper names as future work.",
     readings=NoReadings,
     experiments=(
-        Experiment("agreement", "How much the maps differ", gate_agreement_section, SHAPLEY, _missing_map_between),
+        Experiment(
+            "agreement", "How much the maps differ", shapley_agreement_section, SHAPLEY, _shapley_paper_missing_map
+        ),
         Experiment(
             "conclusion",
             "Does the paper's conclusion depend on the gate?",
-            gate_conclusion_section,
+            shapley_conclusion_section,
             SHAPLEY,
-            _missing_map_between,
+            _shapley_paper_missing_map,
         ),
     ),
 )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from normscope.analysis import Analysis
-from normscope.corpus.measure_registry import Columns, Sample, reachable_cells
+from normscope.corpus.measure_registry import Columns, Sample, corpus_measure_reachable_cells
 from normscope.corpus.measure_registry import register_measure as register
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
@@ -20,17 +20,17 @@ KEYS = ("spearman", "repeat", "difference", "norms", "same_top", "before_ig", "b
 
 
 @register("shapley", scopes=("attention-block", "ff", "layer"), whole=True)
-def shapley_agreement(sample: Sample) -> Columns:
+def measure_shapley_agreement(sample: Sample) -> Columns:
     """scope, layer -> of the maps by Shapley values and by integrated gradients: Spearman's correlation, that of two
     draws of orders, the mean difference and the ratio of norms, how often the largest other input is the same; of both
     the correlation with the map before the feed-forward"""
     ig = sample.analysis
-    scopes = scopes_after_feed_forward(ig)
+    scopes = shapley_measure_scopes(ig)
     many = len(ig.rows) > FEW
     way = f"shapley-sampled:{PERMUTATIONS}" if many else "shapley-exact"
-    found = _analyze_with_gate(sample, scopes, way)
-    again = _analyze_with_gate(sample, scopes, f"{way}:1") if many else found
-    cells = reachable_cells(ig)
+    found = _analyze_for_shapley_measure(sample, scopes, way)
+    again = _analyze_for_shapley_measure(sample, scopes, f"{way}:1") if many else found
+    cells = corpus_measure_reachable_cells(ig)
     own = torch.tensor([[a.position == b.position for b in ig.columns] for a in ig.rows])
     others = cells & ~own
     before = average_ranks(ig["attention-block"][:, cells])
@@ -56,12 +56,12 @@ def shapley_agreement(sample: Sample) -> Columns:
     }
 
 
-def scopes_after_feed_forward(analysis: Analysis) -> list[str]:
+def shapley_measure_scopes(analysis: Analysis) -> list[str]:
     """The feed-forward's own scope, and the whole layer."""
     return list(dict.fromkeys(analysis.resolve(alias) for alias in ("ff", "layer")))
 
 
-def _analyze_with_gate(sample: Sample, scopes: list[str], gate: str) -> Analysis:
+def _analyze_for_shapley_measure(sample: Sample, scopes: list[str], gate: str) -> Analysis:
     lens = sample.lens
     (found,) = run_batch(
         lens.loaded, [sample.item], requests_for(lens.loaded, Options(scopes=scopes, gate=gate)), lens.workspace

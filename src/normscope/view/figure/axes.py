@@ -17,7 +17,7 @@ from normscope.figure_style import figure_style
 DOTS = 110  # resolution (dpi) in a notebook
 
 
-def render_png(figure: Figure) -> bytes:
+def render_axes_png(figure: Figure) -> bytes:
     """A figure as a PNG."""
     file = io.BytesIO()
     with figure_style():
@@ -29,7 +29,7 @@ class MapAxes(Axes):
     """The axes of one map, with its figure as `figure`."""
 
     def _repr_png_(self) -> bytes:
-        return render_png(cast(Figure, self.figure))
+        return render_axes_png(cast(Figure, self.figure))
 
 
 class AxesGrid(np.ndarray[Any, Any]):
@@ -42,4 +42,4 @@ class AxesGrid(np.ndarray[Any, Any]):
         return found
 
     def _repr_png_(self) -> bytes:
-        return render_png(self.figure)
+        return render_axes_png(self.figure)

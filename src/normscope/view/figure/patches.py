@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from normscope.analysis import Analysis
 from normscope.figure_style import figure_style
-from normscope.labels import visible_text
-from normscope.view.figure.maps import figure_of, map_axes_class
+from normscope.labels import visible_label_text
+from normscope.view.figure.maps import figure_map_axes_class, figure_of
 from normscope.view.figure.style import (
     PLAIN,
     Look,
@@ -19,7 +19,14 @@ from normscope.view.figure.style import (
     tidy_colorbar,
     write_caption,
 )
-from normscope.view.images import find_output_row, image_pixels, own_patch, patch_scale, patch_values, to_greyscale
+from normscope.view.images import (
+    find_image_output_row,
+    image_patch_scale,
+    image_patch_values,
+    image_to_greyscale,
+    own_image_patch,
+    view_image_pixels,
+)
 from normscope.view.scales import Scale, Values
 from normscope.view.tokens import model_label
 
@@ -47,19 +54,19 @@ def plot_patches(
     """
     scope = analysis.scopes[-1] if scope is None else analysis.resolve(scope)
     layer = analysis.layers[-1] if layer is None else analysis.layers[analysis.layer_position(layer)]
-    row = find_output_row(analysis, token)
-    patches, others = patch_values(analysis, scope, layer, row, look)
-    own = own_patch(analysis, analysis.rows[row])
-    scale = patch_scale(patches, own)
-    pixels = None if image is None else image_pixels(image)
+    row = find_image_output_row(analysis, token)
+    patches, others = image_patch_values(analysis, scope, layer, row, look)
+    own = own_image_patch(analysis, analysis.rows[row])
+    scale = image_patch_scale(patches, own)
+    pixels = None if image is None else view_image_pixels(image)
     with figure_style():
-        made, bar = _draw_patch_map(patches, scale, own, pixels, ax, look)
-        name = visible_text(analysis.rows[row].token)
+        made, bar = _draw_figure_patches(patches, scale, own, pixels, ax, look)
+        name = visible_label_text(analysis.rows[row].token)
         made.set_title(f"{scope}, layer {layer + 1}, output {name}", pad=5)
         tidy_colorbar(bar, scale, look.quantity(scope))
         if ax is not None:
             return made
-        rest = ", ".join(f"{visible_text(label)} {value:.3g}" for label, value in others.items())
+        rest = ", ".join(f"{visible_label_text(label)} {value:.3g}" for label, value in others.items())
         beyond = f" Its own patch (framed): {scale.top:.3g}, beyond the scale." if scale.clipped else ""
         note = f" Not on the grid: {rest}." if rest else ""
         whole = figure_of(made)
@@ -68,7 +75,7 @@ def plot_patches(
         return made
 
 
-def _draw_patch_map(
+def _draw_figure_patches(
     patches: Values,
     scale: Scale,
     own: tuple[int, int] | None,
@@ -87,9 +94,9 @@ def _draw_patch_map(
     size = PATCH_MAP_SIDE / max(width, height)
     axes = ax
     if axes is None:
-        axes = new_figure(size * width + 1.2, size * height + 0.9).add_subplot(axes_class=map_axes_class())
+        axes = new_figure(size * width + 1.2, size * height + 0.9).add_subplot(axes_class=figure_map_axes_class())
     if pixels is not None:
-        axes.imshow(to_greyscale(pixels), extent=edges, aspect="auto", interpolation="antialiased", cmap="gray")
+        axes.imshow(image_to_greyscale(pixels), extent=edges, aspect="auto", interpolation="antialiased", cmap="gray")
     colours = look.colours(scale)
     options: dict[str, Any] = {"cmap": colours, "vmin": 0.0, "vmax": scale.end}
     drawn = axes.imshow(patches, extent=edges, aspect="auto", alpha=None if pixels is None else VEIL, **options)

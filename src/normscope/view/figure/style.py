@@ -15,7 +15,7 @@ from normscope.errors import NormscopeError
 from normscope.figure_style import GREY, figure_style
 from normscope.files import write_atomically
 from normscope.view.formats import FIGURES
-from normscope.view.scales import BEYOND, Scale, Values, map_values, quantity_name
+from normscope.view.scales import BEYOND, Scale, Values, map_values, scale_quantity_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +108,7 @@ class Look:
 
     def quantity(self, scope: str) -> str:
         """The quantity that a scope's map shows."""
-        return quantity_name(scope) + (", as a share of its row" if self.normalize else "")
+        return scale_quantity_name(scope) + (", as a share of its row" if self.normalize else "")
 
 
 PLAIN = Look()

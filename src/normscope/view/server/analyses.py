@@ -14,13 +14,13 @@ from normscope.engine.run import run_batch
 from normscope.errors import NormscopeError, did_you_mean
 from normscope.flow.result import Flow
 from normscope.flow.run import run_flow as flow_of
-from normscope.flow.targets import class_names
+from normscope.flow.targets import target_class_names
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.models.scopes import scope_names
-from normscope.view.document import Result, arrays_size, document_header, header_to_json, sides_of
+from normscope.view.document import Result, document_arrays_size, document_header, document_header_to_json, sides_of
 from normscope.view.server.jobs import ProgressReport
-from normscope.view.server.pictures import decode_picture
+from normscope.view.server.pictures import decode_server_picture
 from normscope.view.server.schemas import AnalysisRequest, FlowRequest, Kind, ModelInfo, Targets
 from normscope.view.wording import VIEWER
 
@@ -40,7 +40,7 @@ class Shown:
 
     @property
     def size(self) -> int:
-        return arrays_size(self.result) + len(self.header)
+        return document_arrays_size(self.result) + len(self.header)
 
 
 def models_by_name(lenses: Sequence[Analyzer]) -> dict[str, Analyzer]:
@@ -90,7 +90,7 @@ def describe_model(name: str, lens: Analyzer) -> ModelInfo:
         scopes=list(scopes),
         max_tokens=None if kind == "vision" else lens.loaded.limits.positions,
         targets=target_kind(lens),
-        classes=[name for _, name in sorted(class_names(lens.loaded).items())]
+        classes=[name for _, name in sorted(target_class_names(lens.loaded).items())]
         if target_kind(lens) == "classes"
         else [],
         positions=target_kind(lens) == "tokens" or "TokenClassification" in type(lens.model).__name__,
@@ -114,13 +114,13 @@ def find_served_model(models: Mapping[str, Analyzer], request: AnalysisRequest) 
         raise NormscopeError(
             f"No model {request.model!r} is served.{did_you_mean(request.model, models)} Served: {known}."
         )
-    _check_request_fits(model_kind(lens), request)
+    _check_server_analysis_request(model_kind(lens), request)
     if request.flow is not None and target_kind(lens) == "none":
         raise NormscopeError("This model has no head, so it has no logits to explain. Leave out the flow.")
     return lens
 
 
-def _check_request_fits(kind: Kind | None, request: AnalysisRequest) -> None:
+def _check_server_analysis_request(kind: Kind | None, request: AnalysisRequest) -> None:
     """Raise if a model of this kind cannot use some input of the request."""
     given: dict[str, Any] = {}
     if kind == "vision":
@@ -141,19 +141,19 @@ def _check_request_fits(kind: Kind | None, request: AnalysisRequest) -> None:
         raise NormscopeError("Give either a target or a number of tokens to generate.")
 
 
-def request_id(request: AnalysisRequest) -> str:
+def server_analysis_request_id(request: AnalysisRequest) -> str:
     """The id of a request; equal requests have the same id."""
     return hashlib.sha256(request.model_dump_json().encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def run_request(lens: Analyzer, request: AnalysisRequest, report: ProgressReport[Shown]) -> Shown:
+def run_server_analysis(lens: Analyzer, request: AnalysisRequest, report: ProgressReport[Shown]) -> Shown:
     """Run the analysis of a request. Error messages are translated for the viewer."""
 
     def shown(result: Result, flow: Flow | None = None) -> Shown:
         header = document_header(result, image=picture, text=text, name=request.model, flow=flow)
-        return Shown(result, header_to_json(header).encode("ascii"))
+        return Shown(result, document_header_to_json(header).encode("ascii"))
 
-    picture = None if request.image is None else decode_picture(request.image)
+    picture = None if request.image is None else decode_server_picture(request.image)
     given: Any = request.text if picture is None else picture
     text = None if picture is not None else request.text
     if request.second:
@@ -165,21 +165,21 @@ def run_request(lens: Analyzer, request: AnalysisRequest, report: ProgressReport
         (item,) = encode(lens.loaded, given, generate=request.generate)
         requests = requests_for(lens.loaded, Options(heads=request.heads))
         # Maps first: they refuse inputs that are too large before anything runs.
-        progress = report if request.flow is None else _leave_room_for_flow(report)
+        progress = report if request.flow is None else _leave_server_analysis_flow_room(report)
         # No first layer with a flow, whose target may still be refused.
         first = None if request.flow is not None else lambda results: report.first(shown(results[0]))
         result: Result = run_batch(lens.loaded, [item], requests, lens.workspace, progress, first)[0]
-        flow = None if request.flow is None else run_flow_request(lens, item, request.flow)
+        flow = None if request.flow is None else run_server_analysis_flow(lens, item, request.flow)
     except NormscopeError as error:
         raise NormscopeError(VIEWER.reword(str(error))) from error
     return shown(result, flow)
 
 
-def _leave_room_for_flow(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
+def _leave_server_analysis_flow_room(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
     """A progress callback that reserves the share of the flow that follows."""
     return lambda done, total: progress(done, total + max(1, total // LAYERS_PER_FLOW_LAYER))
 
 
-def run_flow_request(lens: Analyzer, item: Item, asked: FlowRequest) -> Flow:
+def run_server_analysis_flow(lens: Analyzer, item: Item, asked: FlowRequest) -> Flow:
     target = asked.target if asked.against is None else (asked.target, asked.against)
     return flow_of(lens.loaded, item, asked.method, target, asked.position, "ig", lens.workspace)

@@ -17,10 +17,16 @@ from starlette.requests import Request
 from normscope._version import __version__
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
-from normscope.view.document import map_bytes
+from normscope.view.document import document_map_bytes
 from normscope.view.html import has_static_file, read_static_file, server_page, server_policy
 from normscope.view.server import jobs
-from normscope.view.server.analyses import Shown, describe_model, find_served_model, request_id, run_request
+from normscope.view.server.analyses import (
+    Shown,
+    describe_model,
+    find_served_model,
+    run_server_analysis,
+    server_analysis_request_id,
+)
 from normscope.view.server.guard import BODY, Guard
 from normscope.view.server.schemas import WAIT, AnalysisRequest, ErrorMessage, ModelInfo, Started, Status
 
@@ -43,7 +49,7 @@ def create_app(
     waiting: int = jobs.WAITING,
     cache: int = jobs.CACHE,
     body: int = BODY,
-    run: Run = run_request,
+    run: Run = run_server_analysis,
 ) -> FastAPI:
     """An app that serves these models, given by display name, to the local machine."""
     running: jobs.Jobs[Shown] = jobs.Jobs(lambda shown: shown.size, at_once=at_once, waiting=waiting, cache=cache)
@@ -64,16 +70,16 @@ def create_app(
     )
     app.state.jobs = running
     app.add_middleware(Guard, port=port, policy=server_policy(), body=body)
-    app.add_exception_handler(NormscopeError, _answer_refusal)
-    app.add_exception_handler(StarletteHTTPException, _answer_http_error)
-    app.add_exception_handler(RequestValidationError, _answer_invalid_request)
-    _add_viewer_files(app)
-    _add_analysis_routes(app, models, running, run)
-    _add_result_routes(app, running)
+    app.add_exception_handler(NormscopeError, _app_refusal_response)
+    app.add_exception_handler(StarletteHTTPException, _app_http_error_response)
+    app.add_exception_handler(RequestValidationError, _app_invalid_request_response)
+    _add_app_viewer_files(app)
+    _add_app_analysis_routes(app, models, running, run)
+    _add_app_result_routes(app, running)
     return app
 
 
-def _add_analysis_routes(app: FastAPI, models: Mapping[str, Analyzer], running: jobs.Jobs[Shown], run: Run) -> None:
+def _add_app_analysis_routes(app: FastAPI, models: Mapping[str, Analyzer], running: jobs.Jobs[Shown], run: Run) -> None:
     """Routes that list models, and start, watch and cancel analyses."""
     infos = [describe_model(name, lens) for name, lens in models.items()]
 
@@ -98,36 +104,36 @@ def _add_analysis_routes(app: FastAPI, models: Mapping[str, Analyzer], running: 
         """Start an analysis. Equal requests have the same id and are computed once."""
         lens = find_served_model(models, request)
         try:
-            job = running.submit(request_id(request), partial(run, lens, request))
+            job = running.submit(server_analysis_request_id(request), partial(run, lens, request))
         except jobs.BusyError as error:
             raise HTTPException(429, str(error)) from error
         await running.finished(job, wait, first)
         return Response(
-            _status_json(job, job.result or (job.first if first else None)), 201, media_type="application/json"
+            _app_status_json(job, job.result or (job.first if first else None)), 201, media_type="application/json"
         )
 
     @app.get("/api/analyses/{id}", response_model=Status, tags=["analyses"], responses=REFUSALS)
     async def status(id: Id, wait: Wait = 0) -> Response:
         """The progress of an analysis; with `wait`, the response is sent once it changes."""
-        job = _find_job(running, id)
+        job = _app_job_or_404(running, id)
         await running.changed(job, wait)
-        return Response(_status_json(job), media_type="application/json")
+        return Response(_app_status_json(job), media_type="application/json")
 
     @app.delete("/api/analyses/{id}", response_model=Status, tags=["analyses"], responses=REFUSALS)
     async def cancel(id: Id) -> Response:
         """Cancel an analysis. It continues if other clients requested the same one."""
-        job = _find_job(running, id)
+        job = _app_job_or_404(running, id)
         running.cancel(job)
-        return Response(_status_json(job), media_type="application/json")
+        return Response(_app_status_json(job), media_type="application/json")
 
 
-def _add_result_routes(app: FastAPI, running: jobs.Jobs[Shown]) -> None:
+def _add_app_result_routes(app: FastAPI, running: jobs.Jobs[Shown]) -> None:
     """Routes that return the header and the cells of a result."""
 
     @app.get("/api/analyses/{id}/header", tags=["results"], responses=REFUSALS | UNFINISHED)
     async def header(id: Id) -> dict[str, Any]:
         """The header of the result: tokens, layers, scopes, measures ("normscope-view-1")."""
-        return Response(_finished_result(running, id).header, media_type="application/json")  # type: ignore[return-value]
+        return Response(_app_finished_result(running, id).header, media_type="application/json")  # type: ignore[return-value]
 
     @app.get(
         "/api/analyses/{id}/cells",
@@ -150,68 +156,70 @@ def _add_result_routes(app: FastAPI, running: jobs.Jobs[Shown]) -> None:
         """The map of a side, scope and layer, row by row; without a layer, the maps of all layers in order.
 
         A scope that begins with heads/ has heads x rows x columns."""
-        first = _find_job(running, id).first
-        shown = first if first is not None and layer in first.layers else _finished_result(running, id)
-        return Response(map_bytes(shown.result, side, scope, layer), media_type="application/octet-stream")
+        first = _app_job_or_404(running, id).first
+        shown = first if first is not None and layer in first.layers else _app_finished_result(running, id)
+        return Response(document_map_bytes(shown.result, side, scope, layer), media_type="application/octet-stream")
 
 
-def _find_job(running: jobs.Jobs[Shown], id: str) -> jobs.Job[Shown]:
+def _app_job_or_404(running: jobs.Jobs[Shown], id: str) -> jobs.Job[Shown]:
     job = running.get(id)
     if job is None:
         raise HTTPException(404, "No such analysis, or it has been dropped. Request it again.")
     return job
 
 
-def _finished_result(running: jobs.Jobs[Shown], id: str) -> Shown:
-    job = _find_job(running, id)
+def _app_finished_result(running: jobs.Jobs[Shown], id: str) -> Shown:
+    job = _app_job_or_404(running, id)
     if job.result is None:
         raise HTTPException(409, f"The analysis is not finished. {job.error or f'It is {job.state}.'}")
     return job.result
 
 
-def _add_viewer_files(app: FastAPI) -> None:
+def _add_app_viewer_files(app: FastAPI) -> None:
     """Serve the page and the viewer from memory: no request path ever reaches the disk."""
     kept = {"/": (server_page(), "text/html"), "/viewer.js": (read_static_file("viewer.js"), "text/javascript")}
     if has_static_file("viewer.css"):
         kept["/viewer.css"] = (read_static_file("viewer.css"), "text/css")
 
     for path, (content, kind) in kept.items():
-        app.add_api_route(path, _constant_route(content.encode(), kind), include_in_schema=False, response_model=None)
+        app.add_api_route(
+            path, _app_constant_route(content.encode(), kind), include_in_schema=False, response_model=None
+        )
 
 
-def _constant_route(content: bytes, kind: str) -> Callable[[], Any]:
+def _app_constant_route(content: bytes, kind: str) -> Callable[[], Any]:
     async def answer() -> Response:
         return Response(content, media_type=kind)
 
     return answer
 
 
-def _status_json(job: jobs.Job[Shown], shown: Shown | None = None) -> bytes:
+def _app_status_json(job: jobs.Job[Shown], shown: Shown | None = None) -> bytes:
     status = {"id": job.id, "state": job.state, "progress": job.progress, "error": job.error}
     text = json.dumps(status).encode("ascii")
     return text if shown is None else text[:-1] + b',"header":' + shown.header + b"}"
 
 
-async def _answer_refusal(request: Request, error: Exception) -> Response:
-    return _error_response(422, str(error))
+async def _app_refusal_response(request: Request, error: Exception) -> Response:
+    return _app_error_response(422, str(error))
 
 
-async def _answer_http_error(request: Request, error: Exception) -> Response:
+async def _app_http_error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
-    return _error_response(error.status_code, str(error.detail), error.headers)
+    return _app_error_response(error.status_code, str(error.detail), error.headers)
 
 
-async def _answer_invalid_request(request: Request, error: Exception) -> Response:
+async def _app_invalid_request_response(request: Request, error: Exception) -> Response:
     """Report the first errors of an invalid request, without echoing its content."""
     assert isinstance(error, RequestValidationError)
     entries = error.errors()
     if any(entry["type"] == "json_invalid" for entry in entries):
-        return _error_response(400, "The request's body is not JSON.")
+        return _app_error_response(400, "The request's body is not JSON.")
     reasons = (f"{'.'.join(map(str, entry['loc'][1:])) or 'body'}: {entry['msg']}" for entry in entries[:5])
-    return _error_response(422, "; ".join(reasons))
+    return _app_error_response(422, "; ".join(reasons))
 
 
-def _error_response(status: int, error: str, headers: Mapping[str, str] | None = None) -> Response:
+def _app_error_response(status: int, error: str, headers: Mapping[str, str] | None = None) -> Response:
     # ASCII, because UTF-8 cannot encode lone surrogates.
     body = json.dumps({"error": error}).encode("ascii")
     return Response(body, status, dict(headers or {}), media_type="application/json")

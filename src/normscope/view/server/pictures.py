@@ -14,7 +14,7 @@ PIXELS = 40_000_000
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
-def decode_picture(text: str) -> Any:
+def decode_server_picture(text: str) -> Any:
     """The RGB Pillow image of a base64-encoded file or `data:` URL."""
     try:
         from PIL import Image

@@ -12,7 +12,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from normscope.labels import glyphs_of, shorten_label, visible_text
+from normscope.labels import label_glyphs, shorten_label, visible_label_text
 from normscope.view.scales import BEYOND, CIVIDIS, Scale, Values, colour_scale, own_token_cells
 from normscope.view.tokens import Labelled, Span, side_spans, sides_note
 
@@ -23,10 +23,12 @@ UPRIGHT = 10  # maximum height of column labels
 STRONGEST = 20  # cells listed instead of a map that does not fit
 
 
-def render_map_cells(labelled: Labelled, values: Values, console: Console, options: ConsoleOptions) -> RenderResult:
+def render_terminal_cells(
+    labelled: Labelled, values: Values, console: Console, options: ConsoleOptions
+) -> RenderResult:
     """Render a map (rows, columns) as cells, or list its strongest ones if the terminal is too narrow."""
-    rows = [visible_text(label.token) for label in labelled.rows]
-    columns = [visible_text(label.token) for label in labelled.columns]
+    rows = [visible_label_text(label.token) for label in labelled.rows]
+    columns = [visible_label_text(label.token) for label in labelled.columns]
     gutter = min(max(map(cell_len, rows)), LABEL) + 1
     spans = side_spans(labelled.columns)
     seams = [span.start for span in spans[1:]]
@@ -38,33 +40,35 @@ def render_map_cells(labelled: Labelled, values: Values, console: Console, optio
             f"The map of {len(columns)} columns needs a terminal {needed} characters wide; this one has "
             f"{options.max_width}."
         )
-        yield tabulate_strongest_cells(labelled, values)
+        yield strongest_terminal_cells(labelled, values)
         return
 
     paint = CellPainter(
-        colour_scale([values], own_token_cells(labelled)), has_colour_scale(console), options.ascii_only
+        colour_scale([values], own_token_cells(labelled)), terminal_cells_have_colours(console), options.ascii_only
     )
     if room >= CellPainter.WRITTEN:
         width = min(room, max(CellPainter.WRITTEN, min(max(map(cell_len, columns)) + 1, 10)))
-        heads = [[_pad_to_width(shorten_label(token, width - 1), width - 1, "right") + " " for token in columns]]
+        heads = [[_pad_terminal_cell(shorten_label(token, width - 1), width - 1, "right") + " " for token in columns]]
     else:
         width = 2
-        heads = _vertical_labels([shorten_label(token, UPRIGHT) for token in columns])
+        heads = _vertical_terminal_cell_labels([shorten_label(token, UPRIGHT) for token in columns])
     if seams:
-        yield _side_titles(spans, width, gutter)
+        yield _terminal_cells_side_titles(spans, width, gutter)
     for head in heads:
-        yield map_row("", head, gutter, seams)
+        yield terminal_cells_row("", head, gutter, seams)
     for token, line in zip(rows, values, strict=True):
-        yield map_row(shorten_label(token, LABEL), [paint.cell(value, width) for value in line], gutter, seams)
+        yield terminal_cells_row(
+            shorten_label(token, LABEL), [paint.cell(value, width) for value in line], gutter, seams
+        )
     yield from paint.legend(written=width >= CellPainter.WRITTEN)
     yield Text("rows: outputs, columns: inputs" + sides_note(labelled), style="dim")
 
 
-def tabulate_strongest_cells(labelled: Labelled, values: Values) -> Group:
+def strongest_terminal_cells(labelled: Labelled, values: Values) -> Group:
     two_sided = len(side_spans(labelled.columns)) > 1
     between = np.where(own_token_cells(labelled) | ~np.isfinite(values), -np.inf, values)
     order = np.argsort(-between, axis=None, kind="stable")[:STRONGEST]
-    table = borderless_table()
+    table = borderless_terminal_cells()
     for title in ("output", "input"):
         table.add_column(title, justify="right", style="dim")
         table.add_column("", no_wrap=True)
@@ -78,9 +82,9 @@ def tabulate_strongest_cells(labelled: Labelled, values: Values) -> Group:
         total = float(np.nansum(values[i]))
         table.add_row(
             str(row.position + 1),
-            Text(shorten_label(visible_text(row.token), 24)),
+            Text(shorten_label(visible_label_text(row.token), 24)),
             str(column.position + 1),
-            Text(shorten_label(visible_text(column.token), 24) + f" ({column.side})" * two_sided),
+            Text(shorten_label(visible_label_text(column.token), 24) + f" ({column.side})" * two_sided),
             f"{values[i, j]:.4g}",
             f"{100 * values[i, j] / total:.1f} %" if total > 0 else "",
         )
@@ -109,7 +113,7 @@ class CellPainter:
         else:
             content = self.ramp[round(share * (len(self.ramp) - 1))] * width
         beyond = self.scale.clipped and value > self.scale.end
-        return Text(content, style=_cividis_style(share, beyond) if self.colours else Style.null())
+        return Text(content, style=_cividis_terminal_cell_style(share, beyond) if self.colours else Style.null())
 
     def number(self, value: float) -> str:
         """The value in at most `WRITTEN - 1` characters."""
@@ -124,9 +128,9 @@ class CellPainter:
         if self.colours:
             bar = Text(f"{self.number(0.0)} ")
             for step in range(24):
-                bar.append(" ", style=_cividis_style(step / 23))
+                bar.append(" ", style=_cividis_terminal_cell_style(step / 23))
             if self.scale.clipped:
-                bar.append("  ", style=_cividis_style(1.0, beyond=True))
+                bar.append("  ", style=_cividis_terminal_cell_style(1.0, beyond=True))
             yield bar.append(f" {end}{unit}")
         elif not written:
             yield Text(f"{self.number(0.0)} {self.ramp} {end}{unit}")
@@ -136,7 +140,7 @@ class CellPainter:
             yield Text(f"own tokens reach {self.number(self.scale.top)}, beyond the scale", style="dim")
 
 
-def _cividis_style(share: float, beyond: bool = False) -> Style:
+def _cividis_terminal_cell_style(share: float, beyond: bool = False) -> Style:
     """Cividis at `share` as the background, with a readable foreground."""
     if beyond:
         return Style(color="#000000", bgcolor=BEYOND)
@@ -148,22 +152,22 @@ def _cividis_style(share: float, beyond: bool = False) -> Style:
     return Style(color=ink, bgcolor=f"#{bytes(mixed).hex()}")
 
 
-def has_colour_scale(console: Console) -> bool:
+def terminal_cells_have_colours(console: Console) -> bool:
     """True if the console has enough colours for a colour scale."""
     return not console.no_color and console.color_system in ("256", "truecolor")
 
 
-def _vertical_labels(labels: Sequence[str]) -> list[list[str]]:
+def _vertical_terminal_cell_labels(labels: Sequence[str]) -> list[list[str]]:
     """Lines of column labels written top to bottom, two cells wide, aligned at the map."""
-    stacks = [glyphs_of(label) for label in labels]
+    stacks = [label_glyphs(label) for label in labels]
     height = max(map(len, stacks))
     padded = [[" "] * (height - len(stack)) + stack for stack in stacks]
-    return [[_pad_to_width(stack[k], 2, "left") for stack in padded] for k in range(height)]
+    return [[_pad_terminal_cell(stack[k], 2, "left") for stack in padded] for k in range(height)]
 
 
-def map_row(label: str, cells: Sequence[str | Text], gutter: int, seams: Sequence[int]) -> Text:
+def terminal_cells_row(label: str, cells: Sequence[str | Text], gutter: int, seams: Sequence[int]) -> Text:
     line = Text(no_wrap=True, overflow="ignore")
-    line.append(_pad_to_width(label, gutter - 1, "right") + " ")
+    line.append(_pad_terminal_cell(label, gutter - 1, "right") + " ")
     for j, cell in enumerate(cells):
         if j in seams:
             line.append("|", style="dim")
@@ -171,20 +175,20 @@ def map_row(label: str, cells: Sequence[str | Text], gutter: int, seams: Sequenc
     return line
 
 
-def _pad_to_width(text: str, width: int, align: str) -> str:
+def _pad_terminal_cell(text: str, width: int, align: str) -> str:
     space = " " * (width - cell_len(text))
     return space + text if align == "right" else text + space
 
 
-def _side_titles(spans: Sequence[Span], width: int, gutter: int) -> Text:
+def _terminal_cells_side_titles(spans: Sequence[Span], width: int, gutter: int) -> Text:
     """The names of the sides, above their columns."""
     line = Text(" " * gutter, no_wrap=True, overflow="ignore", style="dim")
     for span in spans:
         room = (span.stop - span.start) * width
         line.append("|" if span.start else "")
-        line.append(_pad_to_width(shorten_label(span.side, room - 1) if room > 1 else "", room, "left"))
+        line.append(_pad_terminal_cell(shorten_label(span.side, room - 1) if room > 1 else "", room, "left"))
     return line
 
 
-def borderless_table() -> Table:
+def borderless_terminal_cells() -> Table:
     return Table(box=None, pad_edge=False, header_style="dim")

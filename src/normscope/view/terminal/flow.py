@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.flow.result import Flow
-from normscope.labels import Label, shorten_label, visible_text
+from normscope.labels import Label, shorten_label, visible_label_text
 from normscope.view.scales import BLUE, ORANGE, Values
-from normscope.view.terminal.cells import render_map_cells
+from normscope.view.terminal.cells import render_terminal_cells
 from normscope.view.tokens import completeness_note, side_spans, target_equation
 
 LISTED = 40  # tokens in the table: those with the largest scores
@@ -31,25 +31,27 @@ class FlowMap:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         flow = self.flow
         yield Text.assemble(("From the input to the last hidden states", "bold"), f": contribution  [{flow.method}]")
-        yield from render_map_cells(flow, self.values, console, options)
+        yield from render_terminal_cells(flow, self.values, console, options)
         if note := completeness_note(flow):
             yield Text(note, style="dim")
 
 
-def flow_map(flow: Flow) -> FlowMap:
+def terminal_flow_map(flow: Flow) -> FlowMap:
     """The map of a flow, for a rich console."""
     return FlowMap(flow, flow.map.detach().cpu().double().numpy())
 
 
-def target_scores(flow: Flow) -> RenderableType:
+def terminal_flow_scores(flow: Flow) -> RenderableType:
     """The score of each input token for the target of a flow."""
     values = flow.scores.double().tolist()
     most = max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0
     lines: list[RenderableType] = [Text.assemble((target_equation(flow), "bold"), f"  [{flow.method}]"), Text("")]
     for span in side_spans(flow.columns):
-        lines.append(_tint_tokens(flow.columns[span.start : span.stop], values[span.start : span.stop], most))
-    lines += [Text(""), _score_table(flow, values, most)]
-    if biases_dominate(flow):
+        lines.append(
+            _tint_terminal_flow_tokens(flow.columns[span.start : span.stop], values[span.start : span.stop], most)
+        )
+    lines += [Text(""), _terminal_flow_table(flow, values, most)]
+    if biases_dominate_terminal_flow(flow):
         what, advice = "logit", ": compare two targets\nwith --against to see the effect of the tokens."
         if flow.to is not None and flow.to.contrast:
             what, advice = "difference", "."
@@ -57,20 +59,20 @@ def target_scores(flow: Flow) -> RenderableType:
     return Group(*lines)
 
 
-def biases_dominate(flow: Flow) -> bool:
+def biases_dominate_terminal_flow(flow: Flow) -> bool:
     """True if the remainder exceeds the sum of the absolute scores."""
     return abs(flow.remainder) > float(flow.scores.double().abs().sum())  # False if it is nan
 
 
-def _tint_tokens(labels: Sequence[Label], values: Sequence[float], most: float) -> Text:
+def _tint_terminal_flow_tokens(labels: Sequence[Label], values: Sequence[float], most: float) -> Text:
     line = Text()
     for label, value in zip(labels, values, strict=True):
-        line.append(visible_text(label.token), style=_score_tint(value / most))
+        line.append(visible_label_text(label.token), style=_terminal_flow_tint(value / most))
         line.append(" ")
     return line
 
 
-def _score_tint(share: float) -> Style:
+def _terminal_flow_tint(share: float) -> Style:
     """A background between white and full orange or blue."""
     if not math.isfinite(share) or abs(share) < 0.02:
         return Style.null()
@@ -80,7 +82,7 @@ def _score_tint(share: float) -> Style:
     return Style(color="#ffffff" if depth > 0.6 else "#000000", bgcolor=f"#{mixed.hex()}")
 
 
-def _score_table(flow: Flow, values: Sequence[float], most: float) -> RenderableType:
+def _terminal_flow_table(flow: Flow, values: Sequence[float], most: float) -> RenderableType:
     two_sided = len(side_spans(flow.columns)) > 1
     places = range(len(values))
     cut = len(values) > LISTED
@@ -93,8 +95,8 @@ def _score_table(flow: Flow, values: Sequence[float], most: float) -> Renderable
     table.add_column("", no_wrap=True)
     for k in places:
         label, value = flow.columns[k], values[k]
-        name = shorten_label(visible_text(label.token), 24) + f" ({label.side})" * two_sided
-        table.add_row(str(label.position + 1), Text(name), f"{value:+.4g}", _score_bar(value / most))
+        name = shorten_label(visible_label_text(label.token), 24) + f" ({label.side})" * two_sided
+        table.add_row(str(label.position + 1), Text(name), f"{value:+.4g}", _terminal_flow_bar(value / most))
     if math.isfinite(flow.remainder):
         table.add_row("", Text("biases", style="dim"), f"{flow.remainder:+.4g}", "")
     if not cut:
@@ -102,7 +104,7 @@ def _score_table(flow: Flow, values: Sequence[float], most: float) -> Renderable
     return Group(Text(f"The {LISTED} largest of {len(values)} scores:"), table)
 
 
-def _score_bar(share: float) -> Text:
+def _terminal_flow_bar(share: float) -> Text:
     """A bar to the left (negative) or right (positive) of the middle."""
     if not math.isfinite(share):
         return Text("")

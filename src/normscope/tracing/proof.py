@@ -260,8 +260,8 @@ class _PassComparison:
                         f"{self._module_path(module)}, layer {record.index} (counted from 0), does not match its "
                         f"family: the input or output of {_proof_step_name(step)} has a relative difference of "
                         f"{error:.1e} from the expected one. A hook changes values there, a module is wrapped or "
-                        "replaced, or the family is described incorrectly. Undo the change, or describe the modified model with "
-                        "normscope.register_family."
+                        "replaced, or the family is described incorrectly. Undo the change, or describe the modified "
+                        "model with normscope.register_family."
                     )
             last: Any = record.parts[-1]
             error = self._measure_difference(output.to(last.output.dtype), last.output, real)

@@ -20,7 +20,7 @@ class Settings:
     target: str = "top"  # the model's own prediction; "given": the label, or the actual token
     positions: int = 0  # language models: number of random positions per text; 0: the last position
     erasures: tuple[str, ...] = ERASURES  # "mask" replaces tokens, "delete" removes them
-    replacement: str = ""  # the replacement token; empty: see `predictions.replacement_token`
+    replacement: str = ""  # the replacement token; empty: see `predictions.prediction_replacement_token`
     seed: int = 0  # of the random positions and scores
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ import polars as pl
 from normscope import Analyzer, NormscopeError, corpus
 from normscope.engine import probing
 from normscope.measures.amplification import amplification
-from normscope.papers.common import layers_text
+from normscope.papers.common import paper_layers_text
 from normscope.papers.feed_forward import PAPER, FeedForwardReadings
 from normscope.papers.feed_forward import groups as feed_forward_groups
 from normscope.papers.feed_forward import maps as feed_forward_maps
@@ -454,6 +454,6 @@ def test_gemma_has_a_norm_after_its_feed_forward() -> None:
 
 
 def test_layers_in_words() -> None:
-    assert layers_text([3, 4, 5, 9, 11, 12]) == "layers 3-5, 9, 11-12"
-    assert layers_text([6]) == "layer 6"
-    assert layers_text([]) == "no layer"
+    assert paper_layers_text([3, 4, 5, 9, 11, 12]) == "layers 3-5, 9, 11-12"
+    assert paper_layers_text([6]) == "layer 6"
+    assert paper_layers_text([]) == "no layer"

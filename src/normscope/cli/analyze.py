@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from normscope.cli import completion, loading, options, texts
-from normscope.cli.progress import silence_libraries
+from normscope.cli.progress import silence_library_progress
 from normscope.errors import NormscopeError
 from normscope.view.formats import FIGURES, check_output_path
 from normscope.view.wording import missing_layer_wording
@@ -101,7 +101,7 @@ def analyze_command(
         check_output_path(path)
     source = loading.find_model_source(model, device, dtype, revision)
     text = texts.read_cli_text_argument(text)
-    with silence_libraries():
+    with silence_library_progress():
         lens = loading.load_analyzer(source)
         _check_analyze_command_side(lens, side, row)
         layers = None if not layer else _analyze_command_layers_from_zero(layer, lens.depth)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.cli import completion, loading, options
-from normscope.cli.progress import progress_bars, silence_libraries
+from normscope.cli.progress import progress_bars, silence_library_progress
 
 
 def check_command(
@@ -36,7 +36,7 @@ def check_command(
     Example: normscope check bert-base-uncased --dtype float64
     """
     source = loading.find_model_source(model, device, dtype, revision)
-    with silence_libraries():
+    with silence_library_progress():
         lens = loading.load_analyzer(source)
         from normscope import checking
         from normscope.tracing.proof import CLOSE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli import completion, loading, options
-from normscope.cli.progress import progress_bars, silence_libraries
+from normscope.cli.progress import progress_bars, silence_library_progress
 from normscope.corpus.readers import formats
 from normscope.corpus.store import check_store_folder
 from normscope.errors import NormscopeError
@@ -87,7 +87,7 @@ def corpus_command(
         raise NormscopeError("DATA and --out are required: normscope corpus DATA --out DIR.")
     given = _check_corpus_command_options(data, format, reader, out)
     source = loading.find_model_source(model, device, dtype, revision)
-    with silence_libraries(), progress_bars() as show:
+    with silence_library_progress(), progress_bars() as show:
         from normscope.corpus.runner import run
 
         summary = run(

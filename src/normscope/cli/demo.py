@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from normscope.cli import loading, options, texts
-from normscope.cli.progress import silence_libraries
+from normscope.cli.progress import silence_library_progress
 from normscope.errors import NormscopeError
 from normscope.view.formats import check_output_path
 
@@ -36,7 +36,7 @@ def demo_command(
     names = ["demo.html", *(["demo.svg", "demo.png"] if figures else [])]
     for name in names:
         check_output_path(out / name)
-    with silence_libraries():
+    with silence_library_progress():
         from normscope.view.export import export
         from normscope.view.terminal.maps import terminal_map
         from normscope.view.terminal.tables import terminal_layer_tables, terminal_summary_table

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.cli import completion, loading, options
-from normscope.cli.progress import exit_when_stopped, progress_bars, silence_libraries
+from normscope.cli.progress import exit_when_stopped, progress_bars, silence_library_progress
 from normscope.corpus.readers import formats
 from normscope.files import check_output_folder
 
@@ -127,7 +127,7 @@ def faithfulness_command(
         replacement=replacement or "",
         seed=seed,
     )
-    with exit_when_stopped(), silence_libraries(), progress_bars() as progress:
+    with exit_when_stopped(), silence_library_progress(), progress_bars() as progress:
         report, path = compare_methods(
             source,
             data,

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from normscope.cli import completion, loading, options, texts
-from normscope.cli.progress import silence_libraries
+from normscope.cli.progress import silence_library_progress
 from normscope.errors import NormscopeError
 from normscope.view.formats import FLOW_SUFFIXES, check_output_path
 
@@ -97,7 +97,7 @@ def flow_command(
     _check_flow_command_options(target, against, position, out or [])
     source = loading.find_model_source(model, device, dtype, revision)
     text = texts.read_cli_text_argument(text)
-    with silence_libraries():
+    with silence_library_progress():
         lens = loading.load_analyzer(source)
         given = {**texts.cli_text_arguments(lens, text, pair, chat, generate), "truncation": truncate, "gate": gate}
         found = lens.flow(

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.cli import loading, options
-from normscope.cli.progress import exit_when_stopped, progress_bars, silence_libraries
+from normscope.cli.progress import exit_when_stopped, progress_bars, silence_library_progress
 from normscope.corpus.readers import formats
 from normscope.errors import NormscopeError
 from normscope.files import check_file, check_output_folder
@@ -108,7 +108,7 @@ def paper_command(
     source = loading.find_model_source(model, device, dtype, revision)
     from normscope.papers.study import find_paper, reproduce
 
-    with exit_when_stopped(), silence_libraries(), progress_bars() as progress:
+    with exit_when_stopped(), silence_library_progress(), progress_bars() as progress:
         report, path = reproduce(
             find_paper(name.value),
             source,

@@ -52,7 +52,7 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 @contextmanager
-def silence_libraries() -> Iterator[None]:
+def silence_library_progress() -> Iterator[None]:
     """Hide progress bars, logs and warnings of other libraries, and print ours to standard error.
 
     Each kind of warning is printed once, since a corpus would repeat it for every text.

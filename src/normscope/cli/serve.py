@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli import completion, loading, options
-from normscope.cli.progress import silence_libraries
+from normscope.cli.progress import silence_library_progress
 from normscope.errors import NormscopeError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def serve_command(
 
 def _load_serve_command_models(names: Sequence[str], sources: Sequence[ModelSource]) -> list[Analyzer]:
     lenses = []
-    with silence_libraries():
+    with silence_library_progress():
         for name, source in zip(names, sources, strict=True):
             typer.echo(f"loading {name}", err=True)
             lenses.append(loading.load_analyzer(source))

@@ -83,7 +83,7 @@ def freeze_layers(loaded: LoadedModel, item: Item, gate: Gate, head: bool = Fals
     """Trace one forward pass, with the model's head if asked for, and freeze and check its layers."""
     sides = [_PartialStack(stack, item.sides[stack.side].real.to(loaded.base.device)) for stack in loaded.stacks]
     with ExitStack() as contexts:
-        outputs = contexts.enter_context(log_layer_outputs(loaded))
+        outputs = contexts.enter_context(log_outputs_to_freeze(loaded))
         calls: ModuleCalls = {}
         if head or loaded.two_sided:
             calls = contexts.enter_context(log_module_calls(loaded, outputs))
@@ -91,7 +91,9 @@ def freeze_layers(loaded: LoadedModel, item: Item, gate: Gate, head: bool = Fals
         output = trace(loaded, [item], requests, head=head, to_the_end=True)
     for one in sides:
         if not is_close(one.states[-1][one.real], outputs.latest[one.stack.side][one.real], _coarsest_dtype(loaded)):
-            _refuse_layer(loaded, one.stack, len(one.layers) - 1, "its output differs from that of its last part")
+            _refuse_to_freeze_layer(
+                loaded, one.stack, len(one.layers) - 1, "its output differs from that of its last part"
+            )
     stacks = [FrozenStack(s.stack.side, tuple(s.states), tuple(s.layers), s.tail, s.real) for s in sides]
     return FrozenPass(tuple(stacks), calls, output)
 
@@ -115,16 +117,18 @@ def _freeze_request(
             if number > 0:
                 encoder.tail, encoder.end = encoder_tail_of_module_calls(calls[encoder.stack.side], encoder.states[-1])
         elif not is_close(states[-1][side.real], record.input[0][side.real], _coarsest_dtype(loaded)):
-            _refuse_layer(loaded, stack, record.index, f"its input is not the output of layer {record.index - 1}")
+            _refuse_to_freeze_layer(
+                loaded, stack, record.index, f"its input is not the output of layer {record.index - 1}"
+            )
         try:
-            values = _value_maps(loaded, modules[record.index], steps, record)
+            values = _frozen_value_maps(loaded, modules[record.index], steps, record)
         except NormscopeError as error:
-            _refuse_layer(loaded, stack, record.index, str(error))
+            _refuse_to_freeze_layer(loaded, stack, record.index, str(error))
         parts = freeze_parts(record, values, gate)
         checked = _checkable_parts(record, parts, gate)
-        mismatch = find_layer_mismatch(record, steps, checked, encoder.end, side.real, _coarsest_dtype(loaded))
+        mismatch = find_freeze_mismatch(record, steps, checked, encoder.end, side.real, _coarsest_dtype(loaded))
         if mismatch:
-            _refuse_layer(loaded, stack, record.index, mismatch)
+            _refuse_to_freeze_layer(loaded, stack, record.index, mismatch)
         side.layers.append(build_frozen_layer(steps, parts))
         states.append(record.parts[-1].output[0].clone())  # type: ignore[union-attr]  # a layer ends with a sum or norm
 
@@ -132,7 +136,7 @@ def _freeze_request(
     return RecordRequest(stack, steps, range(len(modules)), freeze_layer, real, calls=modules)
 
 
-def _value_maps(
+def _frozen_value_maps(
     loaded: LoadedModel, layer: nn.Module, steps: Sequence[Step], record: LayerRecord
 ) -> list[tuple[Tensor, Tensor | None]]:
     """W_V and b_V of the attentions in a layer."""
@@ -155,7 +159,7 @@ def _checkable_parts(
     return tuple(freeze_feed_forward(p, "ig") if isinstance(p, FeedForwardRecord) else one for p, one in pairs)
 
 
-def _refuse_layer(loaded: LoadedModel, stack: Stack, index: int, reason: str) -> NoReturn:
+def _refuse_to_freeze_layer(loaded: LoadedModel, stack: Stack, index: int, reason: str) -> NoReturn:
     layer = loaded.calls.modules[stack.side][index]
     name = next((name for name, module in loaded.model.named_modules() if module is layer), "")
     label = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
@@ -166,7 +170,7 @@ def _refuse_layer(loaded: LoadedModel, stack: Stack, index: int, reason: str) ->
 
 
 @contextmanager
-def log_layer_outputs(loaded: LoadedModel) -> Iterator[LayerOutputs]:
+def log_outputs_to_freeze(loaded: LoadedModel) -> Iterator[LayerOutputs]:
     """Keep the output of the latest layer of each side while the context is open, in this thread only."""
     outputs = LayerOutputs()
     layers = {layer: n for n, stack in enumerate(loaded.stacks) for layer in layer_modules(loaded.base, stack)}
@@ -257,7 +261,7 @@ def freeze_feed_forward(part: FeedForwardRecord, gate: Gate) -> FrozenFeedForwar
     return FrozenFeedForward(tuple(units), tuple(biases), constant[0])
 
 
-def find_layer_mismatch(
+def find_freeze_mismatch(
     record: LayerRecord,
     steps: Sequence[Step],
     parts: Sequence[FrozenMap | None],
@@ -279,7 +283,7 @@ def find_layer_mismatch(
             continue
         made: Tensor = part.output[0]  # type: ignore[union-attr]  # every part but a scale has one
         if one is None:
-            if not _matches_residual_sum([entered, *branches], made, real, dtype):
+            if not _freeze_matches_residual_sum([entered, *branches], made, real, dtype):
                 return "its residual connection does not add up its parts"
             entered, branches = made, []
             continue
@@ -287,16 +291,16 @@ def find_layer_mismatch(
         if isinstance(one, FrozenAttention):
             assert isinstance(part, AttentionRecord)
             assert isinstance(step.part, Attention)
-            mismatch = _attention_mismatch(one, part, step.part, encoder if one.cross else given, real, dtype)
+            mismatch = _freeze_attention_mismatch(one, part, step.part, encoder if one.cross else given, real, dtype)
         elif isinstance(one, FrozenNorm):
             assert isinstance(step.part, Norm)
             kept, tolerance = replace(one, inverse=one.inverse[real]), max(ELEMENT[dtype], UPCAST)
             off = norm_misfit(kept, step.part.offset, given[real], made[real], tolerance)
-            mismatch = "" if off <= 1 else _describe_part_mismatch(step.part)
+            mismatch = "" if off <= 1 else _describe_freeze_mismatch(step.part)
         else:
             assert isinstance(one, FrozenFeedForward)
-            matches = _matches_feed_forward(one, given, made, real, dtype)
-            mismatch = "" if matches else _describe_part_mismatch(step.part)
+            matches = _freeze_matches_feed_forward(one, given, made, real, dtype)
+            mismatch = "" if matches else _describe_freeze_mismatch(step.part)
         if mismatch:
             return mismatch
         if step.role == "after":
@@ -306,7 +310,7 @@ def find_layer_mismatch(
     return ""
 
 
-def _describe_part_mismatch(part: object) -> str:
+def _describe_freeze_mismatch(part: object) -> str:
     if isinstance(part, Norm):
         return f"{part.path} does not compute the expected norm"
     assert isinstance(part, FeedForward | Experts)
@@ -314,13 +318,13 @@ def _describe_part_mismatch(part: object) -> str:
     return f"the feed-forward of {where} computes something else"
 
 
-def _matches_residual_sum(summands: list[Tensor], made: Tensor, real: Tensor, dtype: torch.dtype) -> bool:
+def _freeze_matches_residual_sum(summands: list[Tensor], made: Tensor, real: Tensor, dtype: torch.dtype) -> bool:
     total = sum(summands[1:], summands[0])[real]
     size = sum((one.abs() for one in summands[1:]), summands[0].abs())[real]
     return closeness_misfit(lambda rows: (total[rows], size[rows]), made[real], ELEMENT[dtype]) <= 1
 
 
-def _attention_mismatch(
+def _freeze_attention_mismatch(
     one: FrozenAttention, part: AttentionRecord, spec: Attention, read: Tensor | None, real: Tensor, dtype: torch.dtype
 ) -> str:
     """Compare the values with ``x W_V + b_V`` of the states read, and the output with the attended values."""
@@ -343,7 +347,9 @@ def _attention_mismatch(
     return "" if fits else f"{spec.output} does not output its linear map of the attended values"
 
 
-def _matches_feed_forward(one: FrozenFeedForward, x: Tensor, made: Tensor, real: Tensor, dtype: torch.dtype) -> bool:
+def _freeze_matches_feed_forward(
+    one: FrozenFeedForward, x: Tensor, made: Tensor, real: Tensor, dtype: torch.dtype
+) -> bool:
     if any(len(weight) != x.shape[-1] for unit in one.units for weight in unit.weights):
         return False
     total = torch.zeros_like(made) if one.constant is None else one.constant.clone()

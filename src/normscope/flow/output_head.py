@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from normscope.decompose.activations import Gate
 from normscope.errors import NormscopeError
-from normscope.flow.freeze import freeze_layers, log_layer_outputs
+from normscope.flow.freeze import freeze_layers, log_outputs_to_freeze
 from normscope.flow.maps import FrozenMap, FrozenModel, FrozenNorm
 from normscope.flow.module_calls import (
     ModuleCall,
@@ -127,7 +127,7 @@ def _run_noisy_output_head_pass(loaded: LoadedModel, item: Item) -> HeadPass:
     with (
         model_lock(loaded.base),
         torch.no_grad(),
-        log_layer_outputs(loaded) as outputs,
+        log_outputs_to_freeze(loaded) as outputs,
         log_module_calls(loaded, outputs) as calls,
         change_inputs_before_output_head(loaded, add_noise),
     ):

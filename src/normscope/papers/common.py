@@ -55,12 +55,12 @@ def finite_numbers(numbers: Mapping[str, float | None]) -> dict[str, float]:
     return {key: value for key, value in numbers.items() if value is not None and math.isfinite(value)}
 
 
-def layers_text(layers: Sequence[int]) -> str:
+def paper_layers_text(layers: Sequence[int]) -> str:
     """ "layers 3-7, 9-11" for sorted numbers, "layer 6" for one, "no layer" for none."""
     return f"layer{'s' if len(layers) > 1 else ''} {number_ranges_label(layers)}" if layers else "no layer"
 
 
-def typed_columns(types: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> Columns:
+def paper_table_columns(types: Mapping[str, Any], rows: Sequence[Sequence[Any]]) -> Columns:
     """Rows converted to columns of the given types. Text columns (type object) are lists, since an empty object array
     cannot be written."""
     values = list(zip(*rows, strict=True)) or [()] * len(types)
@@ -99,7 +99,7 @@ def layer_picture(
     return Picture(name, title, charts.line_chart(series, x=layers, ylabel=ylabel, **options), note)
 
 
-def scan_side(run: Run, table: str, side: str) -> pl.LazyFrame:
+def scan_paper_side(run: Run, table: str, side: str) -> pl.LazyFrame:
     """A table of a run, restricted to one side of the model."""
     return run.scan(table).filter(pl.col("side") == side)
 

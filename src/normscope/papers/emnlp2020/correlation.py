@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
 from normscope.measures.correlation import OCTAVES, rank_resolution, spearman_of_histogram
-from normscope.papers.common import CLEAR, finite_numbers, layer_picture, scan_side
+from normscope.papers.common import CLEAR, finite_numbers, layer_picture, scan_paper_side
 from normscope.papers.emnlp2020 import shared
 from normscope.papers.emnlp2020.measures import KINDS, NORM_BINS, WEIGHT_BINS
 from normscope.papers.emnlp2020.shared import CATEGORIES, REFERENCE
@@ -90,7 +90,7 @@ def _emnlp2020_correlation_counts(setting: Setting, run: Run) -> pl.DataFrame:
     categories = shared.shared_emnlp2020_categories(setting.readings)
     by_code = {code: categories[name] for code, name in enumerate(KINDS)}
     return (
-        scan_side(run, "weight_norm_counts", setting.side)
+        scan_paper_side(run, "weight_norm_counts", setting.side)
         .with_columns(pl.col("kind").replace_strict(by_code, return_dtype=pl.String).alias("category"))
         .group_by(keys)
         .agg(pl.col("count").sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from normscope.measures.dispersion import Moments
-from normscope.papers.common import claim_with_published, finite_numbers, scan_side
+from normscope.papers.common import claim_with_published, finite_numbers, scan_paper_side
 from normscope.papers.emnlp2020.shared import (
     NAME,
     PLAIN,
@@ -36,7 +36,9 @@ def emnlp2020_dispersion_section(setting: Setting, runs: Runs) -> Section:
     }
     average = [fmean(found[n] for found in values.values()) for n in range(3)]
     order = sorted(values, key=lambda place: values[place][2])
-    lengths = [int(length) for length in scan_side(run, "items", setting.side).select("length").collect()["length"]]
+    lengths = [
+        int(length) for length in scan_paper_side(run, "items", setting.side).select("length").collect()["length"]
+    ]
     numbers = dict(zip((f"dispersion.{key}" for key in COLUMNS), average, strict=False))
     for place, found in values.items():
         numbers |= {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from normscope.measures.correlation import spearman_of_lists
 from normscope.papers import frequencies
-from normscope.papers.common import CLEAR, finite_numbers, scan_side
+from normscope.papers.common import CLEAR, finite_numbers, scan_paper_side
 from normscope.papers.emnlp2020.shared import NAME, PLAIN, REFERENCE
 from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
@@ -36,7 +36,7 @@ FITS = (
 
 def emnlp2020_frequency_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of the frequency rank with ||f(x)|| and with alpha."""
-    tokens = scan_side(runs[PLAIN], "token_means", setting.side).sort("id", "position").collect()
+    tokens = scan_paper_side(runs[PLAIN], "token_means", setting.side).sort("id", "position").collect()
     counts, fit = frequencies.load_or_count_frequencies(setting, tokens["token_id"].to_list())
     ranks = counts.ranks.of(tokens["token_id"].to_list())
     unseen = ranks == counts.ranks.unseen

@@ -26,7 +26,7 @@ from normscope.measures import alignment
 from normscope.measures.correlation import log_bins
 from normscope.measures.dispersion import moments
 from normscope.measures.tokens import token_category
-from normscope.papers.common import typed_columns
+from normscope.papers.common import paper_table_columns
 from normscope.papers.emnlp2020.word_ids import Words, gold_word_ids
 
 # The categories of measures.categories, plus "symbol" for punctuation marks other than comma and period, so that one
@@ -60,7 +60,7 @@ def measure_emnlp2020_norm_moments(analysis: Analysis) -> Columns:
                 for m, head in enumerate(analysis.head_indices):
                     found = moments(chosen[n, m])
                     rows.append((layer, head, KINDS[code], *vars(found).values()))
-    return typed_columns(types, rows)
+    return paper_table_columns(types, rows)
 
 
 @register("category_shares", scopes=("weights", "attention"), heads=True)
@@ -78,7 +78,7 @@ def measure_emnlp2020_category_shares(analysis: Analysis) -> Columns:
             chosen = torch.from_numpy(codes == code)
             sums = [found[:, chosen].sum(-1).tolist() for found in maps]
             rows += [(layer, name, int(chosen.sum()), *(s[n] for s in sums)) for n, layer in enumerate(analysis.layers)]
-    return typed_columns(types, rows)
+    return paper_table_columns(types, rows)
 
 
 @register("weight_norm_counts", scopes=("attention",), heads=True, summed=("count",))
@@ -93,7 +93,7 @@ def measure_emnlp2020_weight_norms(analysis: Analysis) -> Columns:
         "count": np.int64,
     }
     if not corpus_measure_has_one_side(analysis):
-        return typed_columns(types, [])
+        return paper_table_columns(types, [])
     kinds = _emnlp2020_measures_kind_codes(analysis)
     norm_bins = log_bins(_emnlp2020_measures_value_norms(analysis), NORM_BINS)
     weights = analysis.heads["weights"]
@@ -138,7 +138,7 @@ def measure_emnlp2020_token_means(sample: Sample) -> Columns:
     types: dict[str, Any] = {"position": np.int32, "token": object, "token_id": np.int64, "kind": object}
     types |= {"weight": np.float64, "norm": np.float64}
     if not corpus_measure_has_one_side(analysis):
-        return typed_columns(types, [])
+        return paper_table_columns(types, [])
     if "input_ids" not in sample.item.tensors:
         raise NormscopeError("Word frequencies need a model that reads text.")
     ids = sample.item.tensors["input_ids"].tolist()
@@ -149,7 +149,7 @@ def measure_emnlp2020_token_means(sample: Sample) -> Columns:
         (label.position, label.token, ids[label.position], emnlp2020_measures_token_kind(label.token), weight, norm)
         for label, weight, norm in zip(analysis.columns, received.tolist(), norms.tolist(), strict=True)
     ]
-    return typed_columns(types, rows)
+    return paper_table_columns(types, rows)
 
 
 @register("alignment_hits", scopes=("XATTN-W", "XATTN-N"), heads=True, whole=True)
@@ -161,7 +161,7 @@ def measure_emnlp2020_alignment_hits(sample: Sample) -> Columns:
     types |= dict.fromkeys(("sure", *counted), np.int32)
     analysis, entry = sample.analysis, sample.entry
     if not analysis.has("XATTN-N"):
-        return typed_columns(types, [])
+        return paper_table_columns(types, [])
     source, target = emnlp2020_measures_aligned_words(sample)
     rows: list[tuple[Any, ...]] = []
     heads = (LAYER_LEVEL, *analysis.head_indices)
@@ -176,7 +176,7 @@ def measure_emnlp2020_alignment_hits(sample: Sample) -> Columns:
                 for n, layer in enumerate(analysis.layers)
                 for m, head in enumerate(heads)
             ]
-    return typed_columns(types, rows)
+    return paper_table_columns(types, rows)
 
 
 @register("cross_norms", scopes=("XATTN-N",), heads=True)
@@ -191,7 +191,7 @@ def measure_emnlp2020_cross_norms(analysis: Analysis) -> Columns:
             for n, layer in enumerate(analysis.layers)
             for m, head in enumerate(analysis.head_indices)
         ]
-    return typed_columns({"layer": np.int16, "head": np.int16, "cells": np.int64, "sum": np.float64}, rows)
+    return paper_table_columns({"layer": np.int16, "head": np.int16, "cells": np.int64, "sum": np.float64}, rows)
 
 
 def emnlp2020_measures_aligned_words(sample: Sample) -> tuple[Words, Words]:

@@ -10,7 +10,7 @@ import polars as pl
 
 from normscope.corpus.store import Run
 from normscope.measures.dispersion import Moments, combine_moments
-from normscope.papers.common import scan_side
+from normscope.papers.common import scan_paper_side
 from normscope.papers.study import Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Picture
@@ -43,7 +43,7 @@ def add_shared_emnlp2020_category(frame: pl.LazyFrame, readings: Any) -> pl.Lazy
 def shared_emnlp2020_norm_moments(setting: Setting, run: Run, *keys: str) -> dict[tuple[Any, ...], Moments]:
     """The moments of ||f(x)|| over the corpus by `keys`: some of layer, head (both from 0) and category."""
     columns = ("count", "mean", "deviations", "largest", "smallest")
-    frame = add_shared_emnlp2020_category(scan_side(run, "norm_moments", setting.side), setting.readings)
+    frame = add_shared_emnlp2020_category(scan_paper_side(run, "norm_moments", setting.side), setting.readings)
     found = frame.group_by(keys).agg(*columns).sort(keys).collect()
     return {row[: len(keys)]: combine_moments(*row[len(keys) :]) for row in found.iter_rows()}
 

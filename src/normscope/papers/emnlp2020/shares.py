@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from normscope.corpus.store import Run
-from normscope.papers.common import layer_numbers, layer_picture, published_curves, scan_side
+from normscope.papers.common import layer_numbers, layer_picture, published_curves, scan_paper_side
 from normscope.papers.emnlp2020.shared import (
     CATEGORIES,
     NAME,
@@ -83,7 +83,7 @@ def emnlp2020_shares_section(setting: Setting, runs: Runs) -> Section:
 def mean_emnlp2020_shares(setting: Setting, run: Run) -> pl.DataFrame:
     """layer (from 0), category -> `weight`, `norm` and `keys` (share of the tokens), each the mean over sequences."""
     norm = "norm" if setting.readings.share_norm == "heads" else "layer_norm"
-    frame = add_shared_emnlp2020_category(scan_side(run, "category_shares", setting.side), setting.readings)
+    frame = add_shared_emnlp2020_category(scan_paper_side(run, "category_shares", setting.side), setting.readings)
     by_sequence = frame.group_by("id", "layer", "category").agg(
         pl.col("weight").sum(), pl.col(norm).sum().alias("norm"), pl.col("keys").sum()
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from normscope.corpus.measure_registry import Columns, Sample
 from normscope.corpus.measure_registry import register_measure as register
 from normscope.measures.change import cosine_distance, cross_entropy, relative_change
-from normscope.papers.common import typed_columns
+from normscope.papers.common import paper_table_columns
 from normscope.tracing.uniform_attention import run_uniform_attention
 
 ALL = -1  # all layers at once, in the column `layer`
@@ -28,7 +28,7 @@ def measure_emnlp2021_uniform_effect(sample: Sample) -> Columns:
     hidden states (means over tokens), loss with and without it over the scored tokens if the model has a head"""
     lens, item, layers = sample.lens, sample.item, list(sample.analysis.layers)
     if sample.analysis.info["side"] != lens.loaded.stacks[0].side:
-        return typed_columns(TYPES, [])
+        return paper_table_columns(TYPES, [])
     positions, targets = emnlp2021_measures_scored_tokens(sample)
     plain, plain_loss = (
         run_uniform_attention(lens.loaded, item, ()),
@@ -49,7 +49,7 @@ def measure_emnlp2021_uniform_effect(sample: Sample) -> Columns:
                 len(positions),
             )
         )
-    return typed_columns(TYPES, rows)
+    return paper_table_columns(TYPES, rows)
 
 
 def emnlp2021_measures_scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:

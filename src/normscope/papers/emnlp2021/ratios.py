@@ -10,7 +10,7 @@ from polars import selectors
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
 from normscope.models.scopes import scope_aliases, scope_names
-from normscope.papers.common import scan_side
+from normscope.papers.common import scan_paper_side
 
 DIGITS = 10
 TYPES = ("first", "separator", "mask", "other", "overall")
@@ -40,7 +40,7 @@ def emnlp2021_ratios_of_run(lens: Analyzer, run: Run) -> pl.LazyFrame:
     kind = pl.when(pl.col("category") == "punctuation").then(pl.lit("other")).otherwise(pl.col("category"))
     percent = (100 * pl.col("mixing").cast(pl.Float64)).alias("percent")
     return (
-        scan_side(run, "mixing", lens.loaded.stacks[0].side)
+        scan_paper_side(run, "mixing", lens.loaded.stacks[0].side)
         .filter(pl.col("scope").is_in(list(mixing_scopes(lens))))
         .select("id", "scope", pl.col("layer") + 1, "position", "token", kind.alias("type"), percent)
     )

@@ -22,7 +22,7 @@ from normscope.papers.common import (
     linear_correlation,
     masked_run,
     rank_correlation,
-    scan_side,
+    scan_paper_side,
 )
 from normscope.papers.emnlp2021.measures import ALL
 from normscope.papers.emnlp2021.ratios import (
@@ -113,7 +113,7 @@ def emnlp2021_uniform_changes(lens: Analyzer, run: Run, average: str) -> dict[in
     score = pl.col("scored").cast(pl.Float64)
     means = [((pl.col(kind) * weight).sum() / (weight + 0 * pl.col(kind)).sum()).alias(kind) for kind in CHANGES]
     losses = [((pl.col(kind).fill_nan(0.0) * score).sum() / score.sum()).alias(kind) for kind in ("loss", "plain_loss")]
-    rows = scan_side(run, "uniform_attention", lens.loaded.stacks[0].side)
+    rows = scan_paper_side(run, "uniform_attention", lens.loaded.stacks[0].side)
     found: dict[int, dict[str, float]] = {}
     for row in aggregate_emnlp2021_ratios(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
         values = {"relative": 100 * row["relative"], "cosine": row["cosine"]}

@@ -12,7 +12,7 @@ from normscope.corpus.store import Run
 from normscope.measures.amplification import AXES
 from normscope.measures.bootstrap import Difference, bootstrap_clustered_difference, bootstrap_mean_difference
 from normscope.measures.matching import match_distances
-from normscope.papers.common import scan_side
+from normscope.papers.common import scan_paper_side
 from normscope.papers.feed_forward.maps import Numbers, Texts, Values, ff_maps_amp, ff_maps_pair_cells
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.papers.feed_forward.shared import FeedForwardLayout
@@ -81,7 +81,7 @@ def ff_groups_of_split_words(given: Texts) -> TokenUnits:
 def ff_groups_of_entity_tokens(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUnits:
     """The tokens of each named entity."""
     spans: dict[str, list[Numbers]] = {}
-    frame = scan_side(run, "entity_spans", scopes.side).select("id", "start", "end").collect()
+    frame = scan_paper_side(run, "entity_spans", scopes.side).select("id", "start", "end").collect()
     for id, start, end in frame.iter_rows():
         spans.setdefault(id, []).append(np.arange(start, end))
     return lambda entry: spans.get(given.ids[entry], [])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
 from normscope.measures.amplification import Axis, amplification
-from normscope.papers.common import scan_side
+from normscope.papers.common import scan_paper_side
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.papers.feed_forward.shared import FeedForwardLayout
 
@@ -43,10 +43,10 @@ class Texts:
 
 def read_ff_maps_texts(run: Run, scopes: FeedForwardLayout) -> Texts:
     """All entries of a run, in corpus order."""
-    words_of = dict(scan_side(run, "token_words", scopes.side).select("id", "words").collect().iter_rows())
+    words_of = dict(scan_paper_side(run, "token_words", scopes.side).select("id", "words").collect().iter_rows())
     numbers: dict[str, int] = {}
     ids, types, words = [], [], []
-    for id, tokens in scan_side(run, "items", scopes.side).select("id", "tokens").collect().iter_rows():
+    for id, tokens in scan_paper_side(run, "items", scopes.side).select("id", "tokens").collect().iter_rows():
         ids.append(id)
         types.append(np.array([numbers.setdefault(token, len(numbers)) for token in tokens], dtype=np.int64))
         words.append(np.array(words_of[id], dtype=np.int64))

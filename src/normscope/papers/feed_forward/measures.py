@@ -24,7 +24,7 @@ from normscope.errors import NormscopeError
 from normscope.measures.amplification import map_shares
 from normscope.measures.correlation import average_ranks, pearson
 from normscope.measures.tokens import number_words
-from normscope.papers.common import typed_columns
+from normscope.papers.common import paper_table_columns
 from normscope.papers.feed_forward.shared import ff_shared_layout
 
 NORM = -1  # in place of a dimension: the norm of the whole vector
@@ -73,7 +73,7 @@ def ff_measure_magnitudes(sample: Sample) -> Columns:
     if scopes is None:
         raise NormscopeError("The feed-forward of this model has no separate scope.")
     if sample.analysis.info["side"] != scopes.side:
-        return typed_columns(MAGNITUDES, [])
+        return paper_table_columns(MAGNITUDES, [])
     wanted = {"bypass": scopes.block, "input": scopes.input, "output": scopes.added}
     vectors = probing.probe_scope_outputs(sample.lens.loaded, sample.item, list(dict.fromkeys(wanted.values())))
     depth, tokens, width = vectors[scopes.block].shape
@@ -113,7 +113,7 @@ def ff_measure_entity_spans(sample: Sample) -> Columns:
             raise NormscopeError("Locating entities needs a fast tokenizer, which reports the word of each token.")
         spans = list(subword_spans(sample.entry, word_ids))
     types = {"start": np.int32, "end": np.int32, "label": object}
-    return typed_columns(types, [(span.start, span.end, span.label) for span in spans])
+    return paper_table_columns(types, [(span.start, span.end, span.label) for span in spans])
 
 
 def ff_measure_removal_name(share: float, rounding: str) -> str:
@@ -139,7 +139,7 @@ def _ff_measure_of_removal(share: float, rounding: str) -> Callable[[Sample], Co
         analysis, lens = sample.analysis, sample.lens
         if analysis.info["side"] != lens.loaded.stacks[0].side:
             types = {"layer": np.int16, "removed": np.int32, "whole": np.float64, "rest": np.float64}
-            return typed_columns(types, [])
+            return paper_table_columns(types, [])
         gains = probing.probe_norm_gains(lens.loaded, "layer")
         count = ff_measure_removal_count(gains.shape[1], share, rounding)
         rest = {layer: ff_measure_split_by_gain(gains[layer], count)[1] for layer in range(len(gains))}

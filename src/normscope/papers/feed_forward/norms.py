@@ -17,9 +17,9 @@ from normscope.papers.common import (
     describe_common_masking,
     layer_numbers,
     layer_picture,
-    layers_text,
     masked_run,
-    scan_side,
+    paper_layers_text,
+    scan_paper_side,
 )
 from normscope.papers.feed_forward.measures import (
     NORM,
@@ -46,7 +46,7 @@ PUBLISHED = tuple(key for n in (10, 11) for key in (f"similarity.ATTNRESLNFF-N.L
 def ff_norms_mean_magnitudes(run: Run, side: str) -> pl.DataFrame:
     """layer (from 1), dimension (NORM: the norm of the vector) -> means over tokens of bypass, input, output."""
     means = [(pl.col(n).sum() / pl.col("tokens").sum()).alias(n) for n in ("bypass", "input", "output")]
-    return _ff_norms_aggregate_by_layer(scan_side(run, "ff_magnitudes", side), means, "dimension")
+    return _ff_norms_aggregate_by_layer(scan_paper_side(run, "ff_magnitudes", side), means, "dimension")
 
 
 def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
@@ -58,7 +58,7 @@ def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
     claim = Claim(
         "The bypass has a larger norm than the feed-forward output in most layers",
         2 * len(larger) > len(layers),
-        f"in {len(larger)} of {len(layers)}: {layers_text(larger)}",
+        f"in {len(larger)} of {len(layers)}: {paper_layers_text(larger)}",
         "in most layers, except 10-11",
     )
     return Section(
@@ -89,7 +89,7 @@ def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
 def ff_norms_low_gain_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 11 and section 6.2: the dimensions that the last norm scales down, and the map without them."""
     scopes, readings, run = ff_shared_require_layout(setting), setting.readings, runs[masked_run(setting)]
-    table = scan_side(run, ff_measure_removal_name(readings.gamma_share, readings.gamma_rounding), scopes.side)
+    table = scan_paper_side(run, ff_measure_removal_name(readings.gamma_share, readings.gamma_rounding), scopes.side)
     known = pl.col("whole").is_not_nan() & pl.col("rest").is_not_nan()
     frame = _ff_norms_aggregate_by_layer(table, [pl.col("whole", "rest").filter(known).mean()])
     layers, whole, rest = (frame[column].to_list() for column in ("layer", "whole", "rest"))
@@ -106,7 +106,7 @@ def ff_norms_low_gain_section(setting: Setting, runs: Runs) -> Section:
         rho = float(spearman(torch.tensor(by_layer[n]["output"].to_numpy()), gains[n].double()))
         rows.append((layer, whole[n], rest[n], rest[n] - whole[n], rho, ", ".join(map(str, removed[n]))))
     columns = dict.fromkeys(("all dimensions", "without", "change", "|output| and gain"), ".3f")
-    rising = layers_text([layer for n, layer in enumerate(layers) if rest[n] > whole[n]])
+    rising = paper_layers_text([layer for n, layer in enumerate(layers) if rest[n] > whole[n]])
     share = f"{100 * readings.gamma_share:g} %"
     claim = Claim(
         f"In the layer that it changes most, the feed-forward changes the map less without the {share} of dimensions "

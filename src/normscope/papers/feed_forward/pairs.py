@@ -9,7 +9,7 @@ import numpy as np
 
 from normscope.corpus.store import Run
 from normscope.measures.bootstrap import Difference
-from normscope.papers.common import layer_numbers, layers_text
+from normscope.papers.common import layer_numbers, paper_layers_text
 from normscope.papers.feed_forward import groups as pair_groups
 from normscope.papers.feed_forward.amplification import PLAIN, describe_ff_amplification_axis
 from normscope.papers.feed_forward.groups import (
@@ -108,8 +108,8 @@ def _ff_pairs_section(setting: Setting, run: Run, given: Texts, kind: PairKind, 
     claim = Claim(
         statement,
         2 * len(above) > len(found),
-        f"in {len(above)} of {len(found)}: {layers_text(above)}; resampling whole sequences: "
-        f"{layers_text(by_sequence)}; normalised by {ff_groups_other_axis(readings.axis)}: {layers_text(by_other)}",
+        f"in {len(above)} of {len(found)}: {paper_layers_text(above)}; resampling whole sequences: "
+        f"{paper_layers_text(by_sequence)}; normalised by {ff_groups_other_axis(readings.axis)}: {paper_layers_text(by_other)}",
         theirs,
     )
     both = (values.targets[readings.axis], values.others[readings.axis])
@@ -208,4 +208,4 @@ def _ff_pairs_significant_layers(found: Sequence[Difference], alpha: float) -> l
 def _ff_pairs_published_layers(kind: PairKind) -> str:
     published = published_main_numbers(NAME)
     layers = [layer for layer in range(1, 13) if f"{kind.key}.L{layer}.p" in published]
-    return f"in {len(layers)} of 12: {layers_text(layers)}" if layers else ""
+    return f"in {len(layers)} of 12: {paper_layers_text(layers)}" if layers else ""

@@ -14,9 +14,9 @@ from normscope.papers.common import (
     describe_common_masking,
     layer_numbers,
     layer_picture,
-    layers_text,
     masked_run,
-    scan_side,
+    paper_layers_text,
+    scan_paper_side,
 )
 from normscope.papers.feed_forward.shared import NAME, REFERENCE, FeedForwardLayout, ff_shared_require_layout
 from normscope.papers.published import published_main_numbers, quote_published
@@ -44,12 +44,12 @@ RESIDUAL = (
 
 def scope_similarities(run: Run, scopes: FeedForwardLayout) -> dict[tuple[str, str], ByLayer]:
     """(scope, other), in the order of the layer -> layer -> Spearman's correlation of raw maps, mean over sequences."""
-    return _mean_similarities(scan_side(run, "similarity", scopes.side))
+    return _mean_similarities(scan_paper_side(run, "similarity", scopes.side))
 
 
 def normalised_similarities(run: Run, scopes: FeedForwardLayout) -> dict[str, dict[tuple[str, str], ByLayer]]:
     """The same for neighbouring scopes, with maps divided by the sums of their rows or of their columns."""
-    table = scan_side(run, "similarity_normalised", scopes.side)
+    table = scan_paper_side(run, "similarity_normalised", scopes.side)
     return {name: _mean_similarities(table.filter(pl.col("normalised") == name)) for name in ("row", "column")}
 
 
@@ -163,7 +163,7 @@ def _similarity_claims(
         Claim(
             "RES2 counteracts the feed-forward: in every layer the map after it is closer to the map before the block",
             len(back) == len(ff),
-            f"in {len(back)} of {len(ff)}: {layers_text(back)}",
+            f"in {len(back)} of {len(ff)}: {paper_layers_text(back)}",
             "in every layer",
         ),
     ]
@@ -184,7 +184,7 @@ def _similarity_claims(
                 "LN2 counteracts the feed-forward in the layer where the feed-forward changes the map most",
                 lowest in nearer,
                 f"layer {lowest}: the similarity to the map before the block goes from {start[lowest]:.2f} to "
-                f"{end[lowest]:.2f}; it increases in {layers_text(nearer)}",
+                f"{end[lowest]:.2f}; it increases in {paper_layers_text(nearer)}",
                 "it increases in layers 10-11, where the feed-forward changes the map most",
             ),
         ]

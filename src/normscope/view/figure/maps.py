@@ -20,8 +20,8 @@ from normscope.view.figure.style import (
     WIDTH,
     Look,
     annotate_cells,
-    colorbar_extension,
     new_figure,
+    style_colorbar_ends,
     tidy_colorbar,
     write_caption,
 )
@@ -100,7 +100,7 @@ def plot_single_figure_map(
     _label_figure_map_tokens(axes, labelled, size)
     axes.set_xlabel("input token" + sides_note(labelled))
     axes.set_ylabel("output token")
-    bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=colorbar_extension(scale))
+    bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=style_colorbar_ends(scale))
     tidy_colorbar(bar, scale, _figure_map_colorbar_label(what, scale))
     return axes
 
@@ -135,7 +135,7 @@ def _plot_figure_map_series(
         _label_figure_map_tokens(axes, analysis, min(size, 6.5)) if written else _hide_figure_map_ticks(axes)
         if not one_scope:
             bar = figure.colorbar(
-                image, ax=axes, fraction=0.05, pad=0.03, aspect=24, extend=colorbar_extension(scales[scope])
+                image, ax=axes, fraction=0.05, pad=0.03, aspect=24, extend=style_colorbar_ends(scales[scope])
             )
             tidy_colorbar(bar, scales[scope])
     for axes in grid.flat[count:]:
@@ -149,7 +149,7 @@ def _plot_figure_map_series(
     if one_scope and image is not None:
         scope = maps[0][0]
         bar = figure.colorbar(
-            image, ax=grid, fraction=0.03, pad=0.02, aspect=40, extend=colorbar_extension(scales[scope])
+            image, ax=grid, fraction=0.03, pad=0.02, aspect=40, extend=style_colorbar_ends(scales[scope])
         )
         tidy_colorbar(bar, scales[scope], _figure_map_colorbar_label(look.quantity(scope), scales[scope]))
         figure.suptitle(scope, fontsize=8)
@@ -186,7 +186,7 @@ def _plot_figure_map_grid(analysis: Analysis, scopes: Sequence[str], layers: Seq
             fraction=0.03,
             pad=0.01,
             aspect=18,
-            extend=colorbar_extension(scales[scope]),
+            extend=style_colorbar_ends(scales[scope]),
         )
         tidy_colorbar(bar, scales[scope])
     for axes, layer in zip(grid[:, 0], layers, strict=True):

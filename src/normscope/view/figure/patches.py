@@ -14,8 +14,8 @@ from normscope.view.figure.style import (
     PLAIN,
     Look,
     annotate_cells,
-    colorbar_extension,
     new_figure,
+    style_colorbar_ends,
     tidy_colorbar,
     write_caption,
 )
@@ -108,5 +108,5 @@ def _draw_figure_patches(
     axes.set_axis_off()
     key = ScalarMappable(drawn.norm, colours)  # opaque, unlike the map over a picture
     return axes, axes.figure.colorbar(
-        key, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=colorbar_extension(scale)
+        key, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=style_colorbar_ends(scale)
     )

@@ -52,7 +52,7 @@ def write_caption(figure: Figure, text: str) -> None:
     figure.supxlabel(textwrap.fill(text, width), fontsize=6.5, color=GREY, x=0.01, ha="left", multialignment="left")
 
 
-def colorbar_extension(scale: Scale) -> Literal["max", "neither"]:
+def style_colorbar_ends(scale: Scale) -> Literal["max", "neither"]:
     return "max" if scale.clipped else "neither"
 
 

@@ -62,7 +62,7 @@ def test_what_the_wheel_holds(dist: Path) -> None:
     assert "normscope = normscope.cli:main" in commands
     required = [one for one in about.get_all("Requires-Dist") or [] if "extra ==" not in one]
     named = {re.split(r"[<>=]", one)[0].strip() for one in required}
-    assert named == {"torch", "transformers", "safetensors", "numpy", "typer", "rich"}
+    assert named == {"torch", "transformers", "safetensors", "numpy", "typer", "typing-extensions", "rich"}
     assert wheel(dist).stat().st_size < 2_000_000
 
 

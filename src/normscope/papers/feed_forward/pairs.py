@@ -109,7 +109,8 @@ def _ff_pairs_section(setting: Setting, run: Run, given: Texts, kind: PairKind, 
         statement,
         2 * len(above) > len(found),
         f"in {len(above)} of {len(found)}: {paper_layers_text(above)}; resampling whole sequences: "
-        f"{paper_layers_text(by_sequence)}; normalised by {ff_groups_other_axis(readings.axis)}: {paper_layers_text(by_other)}",
+        f"{paper_layers_text(by_sequence)}; normalised by {ff_groups_other_axis(readings.axis)}: "
+        f"{paper_layers_text(by_other)}",
         theirs,
     )
     both = (values.targets[readings.axis], values.others[readings.axis])

@@ -106,17 +106,7 @@ def ff_norms_low_gain_section(setting: Setting, runs: Runs) -> Section:
         rho = float(spearman(torch.tensor(by_layer[n]["output"].to_numpy()), gains[n].double()))
         rows.append((layer, whole[n], rest[n], rest[n] - whole[n], rho, ", ".join(map(str, removed[n]))))
     columns = dict.fromkeys(("all dimensions", "without", "change", "|output| and gain"), ".3f")
-    rising = paper_layers_text([layer for n, layer in enumerate(layers) if rest[n] > whole[n]])
     share = f"{100 * readings.gamma_share:g} %"
-    claim = Claim(
-        f"In the layer that it changes most, the feed-forward changes the map less without the {share} of dimensions "
-        "with the lowest gain",
-        rest[most] > whole[most],
-        f"layer {layers[most]}: {whole[most]:.2f} to {rest[most]:.2f}; it increases in {rising}",
-        quote_published(
-            published_main_numbers(NAME), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED
-        ),
-    )
     series = {"all dimensions": whole, f"without {count} with the lowest gain": rest}
     return Section(
         "gamma",
@@ -147,8 +137,22 @@ def ff_norms_low_gain_section(setting: Setting, runs: Runs) -> Section:
                 f"|output| and gain: {SIMILARITY} over dimensions.",
             ),
         ),
-        (claim,),
+        (_ff_norms_low_gain_claim(layers, whole, rest, share),),
         layer_numbers("removed", rest, layers),
+    )
+
+
+def _ff_norms_low_gain_claim(layers: list[int], whole: list[float], rest: list[float], share: str) -> Claim:
+    most = int(np.argmin(whole))  # where the feed-forward changes the map most
+    rising = paper_layers_text([layer for n, layer in enumerate(layers) if rest[n] > whole[n]])
+    return Claim(
+        f"In the layer that it changes most, the feed-forward changes the map less without the {share} of dimensions "
+        "with the lowest gain",
+        rest[most] > whole[most],
+        f"layer {layers[most]}: {whole[most]:.2f} to {rest[most]:.2f}; it increases in {rising}",
+        quote_published(
+            published_main_numbers(NAME), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from normscope import Analyzer, NormscopeError, cli, corpus
 from normscope.corpus import ModelSource, engines
-from normscope.model_loading import model_loading_as_analyzer, model_loading_from_source
+from normscope.model_loading import as_analyzer, load_source
 from tests.helpers.toys import save_model
 
 
@@ -21,17 +21,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_loading(folder: str) -> None:
-    lens = model_loading_from_source(
+    lens = load_source(
         ModelSource(folder, device="cpu", dtype="float64"), device="nonsense"
     )  # its own device comes first
     assert (lens.dtype, lens.loaded.base.dtype, lens.revision) == (torch.float64, torch.float64, None)
-    assert model_loading_from_source(ModelSource(folder)).dtype == torch.float32
-    assert model_loading_as_analyzer(lens) is lens
-    assert model_loading_as_analyzer(Path(folder)).model_name == folder
+    assert load_source(ModelSource(folder)).dtype == torch.float32
+    assert as_analyzer(lens) is lens
+    assert as_analyzer(Path(folder)).model_name == folder
     with pytest.raises(NormscopeError, match="Cannot use the device 'nonsense'"):
-        model_loading_from_source(ModelSource(folder, device="nonsense"))
+        load_source(ModelSource(folder, device="nonsense"))
     with pytest.raises(NormscopeError, match="Cannot use the device 'nonsense'"):
-        model_loading_from_source(ModelSource(folder), device="nonsense")
+        load_source(ModelSource(folder), device="nonsense")
     with pytest.raises(NormscopeError, match="dtype must be float32 or float64, not 'int8'"):
         ModelSource(folder, dtype="int8")
     with pytest.raises(NormscopeError, match="is a local folder"):
@@ -41,9 +41,9 @@ def test_loading(folder: str) -> None:
 def test_a_device_is_for_the_workers(folder: str) -> None:
     """With Ray, the process that starts the run does not need the device."""
     source = ModelSource(folder, device="nonsense", dtype="float64")
-    assert model_loading_as_analyzer(source, "ray").dtype == torch.float64
+    assert as_analyzer(source, "ray").dtype == torch.float64
     with pytest.raises(NormscopeError, match="nonsense"):
-        model_loading_as_analyzer(source, "local")
+        as_analyzer(source, "local")
 
 
 def test_a_revision_reaches_every_file(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +93,9 @@ def test_what_a_worker_is_sent(folder: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(engines, "compute_with_ray", on_ray)
     source = ModelSource(folder, device="cpu", dtype="float64")
     corpus.run(data, source, tmp_path / "run", engine="ray")
-    assert (sent[0].func, sent[0].args) == (model_loading_from_source, (source,))
+    assert (sent[0].func, sent[0].args) == (load_source, (source,))
     with pytest.raises(NormscopeError, match="give its name or path"):
-        corpus.run(data, model_loading_from_source(source), tmp_path / "run", engine="ray")
+        corpus.run(data, load_source(source), tmp_path / "run", engine="ray")
 
 
 class StoppedError(Exception):

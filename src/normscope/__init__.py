@@ -37,13 +37,16 @@ _LAZY = {
     "register_family": "normscope.models.registry",
     "register_measure": "normscope.corpus.measure_registry",
 }
+_SUBMODULES = ("corpus", "default_model")
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
+    if name in _SUBMODULES:
+        return import_module(f"normscope.{name}")
     raise AttributeError(f"module 'normscope' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})

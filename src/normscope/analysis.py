@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normscope.errors import NormscopeError, did_you_mean
 from normscope.frames import to_xarray
-from normscope.labels import Label
+from normscope.labels import Label, count_label
 from normscope.measures import first_token
 from normscope.result_base import NO_MODEL, HeadMaps, Measured, Recompute, ResultBase
 from normscope.saving import load_saved_analysis, save_analysis
@@ -315,7 +315,7 @@ class Analysis(ResultBase):
         """Scopes, layers, size and completeness error in one line."""
         worst = max((float(one.completeness.nan_to_num(inf).max()) for one in self.measured.values()), default=0.0)
         cells = f"{len(self.rows)} x {len(self.columns)} {self.info.get('level', 'tokens')}"
-        counts = f"{_format_count(len(self), 'scope')}, {_format_count(len(self.layers), 'layer')}"
+        counts = f"{count_label(len(self), 'scope')}, {count_label(len(self.layers), 'layer')}"
         return f"{counts}, {cells}, completeness error {worst:.1e}"
 
     def __repr__(self) -> str:
@@ -342,7 +342,3 @@ class Analysis(ResultBase):
 
     def _measured(self, scope: str) -> Measured:
         return self.measured[self.resolve(scope)]
-
-
-def _format_count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

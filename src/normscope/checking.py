@@ -104,7 +104,7 @@ def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) ->
                 if scope.endswith("-W"):
                     row.sums = max(row.sums, _checking_weight_sum_error(alone[scope], stack))
                 else:
-                    _run_vector_checking(alone, scope, row)
+                    _check_all_vectors(alone, scope, row)
         if progress is not None:
             progress(number + 1, len(given))
     return CheckReport(tuple(rows.values()), len(given), passes, refusals)
@@ -160,7 +160,7 @@ def _checking_weight_sum_error(weights: Tensor, stack: Stack) -> float:
     return _checking_largest_error(excess.clamp_min(0) if sinks else excess.abs())
 
 
-def _run_vector_checking(result: Analysis, scope: str, row: CheckRow) -> None:
+def _check_all_vectors(result: Analysis, scope: str, row: CheckRow) -> None:
     step = -(-len(result.rows) * len(result.columns) // VECTORS_AT_ONCE)
     chosen = range(0, len(result.rows), step)
     for place, layer in enumerate(result.layers):

@@ -71,3 +71,8 @@ def number_ranges_label(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def count_label(number: int, thing: str) -> str:
+    """A number of things: "1 layer", "6 layers"."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -13,7 +13,7 @@ from normscope.errors import NormscopeError
 from normscope.models.source import ModelSource
 
 
-def model_loading_from_source(source: ModelSource, device: str | None = None) -> Analyzer:
+def load_source(source: ModelSource, device: str | None = None) -> Analyzer:
     """Load the model of a source. `device` is used if the source names none."""
     source.check()
     device = source.device or device
@@ -27,11 +27,9 @@ def model_loading_from_source(source: ModelSource, device: str | None = None) ->
     return Analyzer.from_pretrained(source.name, device=device, dtype=dtype, revision=source.revision)
 
 
-def model_loading_as_analyzer(
-    model: str | Path | ModelSource | Analyzer, engine: Literal["local", "ray"] = "local"
-) -> Analyzer:
+def as_analyzer(model: str | Path | ModelSource | Analyzer, engine: Literal["local", "ray"] = "local") -> Analyzer:
     """The given Analyzer, or that of a source. With Ray the device is for the workers, not for this process."""
     if isinstance(model, Analyzer):
         return model
     source = ModelSource.of(model)
-    return model_loading_from_source(replace(source, device=None) if engine == "ray" else source)
+    return load_source(replace(source, device=None) if engine == "ray" else source)

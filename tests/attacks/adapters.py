@@ -22,7 +22,6 @@ TASKS = {
     "SequenceClassification": "SEQ_CLS",
     "TokenClassification": "TOKEN_CLS",
 }
-Maker = Callable[[random.Random, Subject, list[str]], Any]
 
 
 def linear_names(subject: Subject) -> list[str]:

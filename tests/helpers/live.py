@@ -63,7 +63,7 @@ class Live:
 
 
 def eventually(look: Callable[[], Any], good: Callable[[Any], bool] = bool, patience: float = PATIENCE) -> Any:
-    """The value of `see()` as soon as it is good; fails if that takes too long."""
+    """The value of `look()` as soon as it is good; fails if that takes too long."""
     end = time.monotonic() + patience
     while not good(seen := look()):
         assert time.monotonic() < end, seen

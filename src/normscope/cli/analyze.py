@@ -13,6 +13,7 @@ from rich.console import Console
 from normscope.cli import completion, loading, options, texts
 from normscope.cli.progress import silence_library_progress
 from normscope.errors import NormscopeError
+from normscope.labels import count_label
 from normscope.view.formats import FIGURES, check_output_path
 from normscope.view.wording import missing_layer_wording
 
@@ -171,7 +172,8 @@ def _analyze_command_result_line(result: Analysis | EncoderDecoderAnalysis, writ
 
     sides: dict[str, Analysis] = getattr(result, "sides", None) or {"": result}
     counts = "; ".join(
-        f"{side} {len(one.rows)} tokens, {len(one.layers)} layers, {len(one.scopes)} scopes".strip()
+        f"{side} {count_label(len(one.rows), 'token')}, {count_label(len(one.layers), 'layer')}, "
+        f"{count_label(len(one.scopes), 'scope')}".strip()
         for side, one in sides.items()
     )
     error = max((worst_completeness(one)[0] for one in sides.values()), key=lambda e: (e != e, e))

@@ -24,6 +24,6 @@ def find_model_source(
 
 def load_analyzer(source: ModelSource) -> Analyzer:
     """Load the model of a source."""
-    from normscope.model_loading import model_loading_from_source
+    from normscope.model_loading import load_source
 
-    return model_loading_from_source(source)
+    return load_source(source)

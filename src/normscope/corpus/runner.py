@@ -30,7 +30,7 @@ from normscope.corpus.readers.formats import read
 from normscope.corpus.shards import split_into_shards
 from normscope.corpus.store import FORMAT, ShardFiles, Store, fingerprint
 from normscope.errors import NormscopeError
-from normscope.model_loading import model_loading_as_analyzer, model_loading_from_source
+from normscope.model_loading import as_analyzer, load_source
 from normscope.models.scopes import scope_aliases
 from normscope.models.source import ModelSource
 
@@ -156,7 +156,7 @@ def run(
     chosen = None if layers is None else tuple(check_integers("layer", layers))
     how = (gate, value_bias, truncation, mask_seed, batch_size, shard_size, dict(settings or {}))
     plan = Plan(tables, kept, wanted, chosen, *how)
-    lens = model_loading_as_analyzer(model, engine)
+    lens = as_analyzer(model, engine)
     check_plan(plan, lens)
     source = _Source(data, format, dict(reader or {}), limit)
     total = _count_runner_entries(source.read_entries(lens.tokenizer))
@@ -169,7 +169,7 @@ def run(
         results = engines.compute_locally(lens, plan, missing)
     else:
         results = engines.compute_with_ray(
-            partial(model_loading_from_source, ModelSource.of(model)), plan, missing, workers, threads, address
+            partial(load_source, ModelSource.of(model)), plan, missing, workers, threads, address
         )
     finished, faults, computed = _write_runner_shards(store, done, results, total, strict, progress)
     return Summary(total, finished, faults, computed, time.perf_counter() - begin, store.folder)

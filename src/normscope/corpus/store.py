@@ -90,7 +90,7 @@ class Store:
             path.parent.mkdir(exist_ok=True)
             with write_atomically(path) as temporary:
                 Path(temporary).write_bytes(content)
-        except (OSError, NormscopeError) as error:  # NormscopeErrors of `atomic` name the file and the reason
+        except (OSError, NormscopeError) as error:  # NormscopeErrors of `write_atomically` name the file and the reason
             reason = str(error) if isinstance(error, NormscopeError) else f"Cannot write {path}: {error.strerror}."
             raise NormscopeError(
                 f"{reason} Finished shards are kept; fix the problem and run the same command again to resume."

@@ -20,8 +20,12 @@ from normscope.decompose.gram import (
     stack_row_statistics,
 )
 from normscope.decompose.shapley.gate import Shapley
-from normscope.decompose.shapley.rows import ShapleyRows, shapley_feed_forward_rows, shapley_row_vectors
-from normscope.decompose.shapley.rows import reduce_shapley_rows as reduce_shapley
+from normscope.decompose.shapley.rows import (
+    ShapleyRows,
+    reduce_shapley_rows,
+    shapley_feed_forward_rows,
+    shapley_row_vectors,
+)
 from normscope.decompose.state import (
     Factored,
     GatedRows,
@@ -133,7 +137,7 @@ def measure_layer(
         names = [str(at.step.norms) for at, _ in valued]
         states = [state for _, state in valued]
         places = [(_term_columns(states[0], item), item.rows) for item in items]
-        found.append(reduce_shapley(names, states, [at.actual for at, _ in valued], places))
+        found.append(reduce_shapley_rows(names, states, [at.actual for at, _ in valued], places))
     return found, heads
 
 

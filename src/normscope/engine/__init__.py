@@ -1,1 +1,1 @@
-"""From a request to results: checking it, estimating its cost, running a batch, saving."""
+"""From a request to results: checking it, estimating its cost, running a batch, assembling results."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from normscope.errors import NormscopeError
-from normscope.flow.saving import load_flow, return_saved_flow_maps, save_flow
+from normscope.flow.saving import load_flow, save_flow, saved_flow_maps
 from normscope.labels import Label
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Flow:
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "_found"}
         if self._maps is not None:
-            state["_maps"] = partial(return_saved_flow_maps, *self._found)
+            state["_maps"] = partial(saved_flow_maps, *self._found)
         return state
 
     def __copy__(self) -> Flow:
@@ -189,7 +189,7 @@ class Flow:
     def __deepcopy__(self, memo: dict[int, Any]) -> Flow:
         maps = self._maps
         if "_found" in self.__dict__:
-            maps = partial(return_saved_flow_maps, *deepcopy(self._found, memo))
+            maps = partial(saved_flow_maps, *deepcopy(self._found, memo))
         return replace(self, to=deepcopy(self.to, memo), info=deepcopy(self.info, memo), _maps=maps)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

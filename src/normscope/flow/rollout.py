@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normscope.engine.request import Options, requests_for
-from normscope.engine.run import run_batch as run_requests
+from normscope.engine.run import run_batch
 from normscope.flow.interface import FlowMaps, MethodRun
 from normscope.measures.first_token import normalise_rows
 
@@ -43,7 +43,7 @@ def rollout_half_residual(weights: Tensor) -> Tensor:
 def scope_maps_for_rollout(run: MethodRun, scope: str) -> list[Tensor]:
     """The maps of one scope, as `Analyzer.analyze` computes them, for each side."""
     requests = requests_for(run.loaded, Options(scopes=[scope]))
-    found: Any = run_requests(run.loaded, [run.item], requests, run.workspace)[0]
+    found: Any = run_batch(run.loaded, [run.item], requests, run.workspace)[0]
     return [one[scope] for one in ((found.encoder, found.decoder) if run.loaded.two_sided else (found,))]
 
 

@@ -75,7 +75,7 @@ def _build_saved_flow(
         layers=tuple(meta["layers"]),
         to=to,
         info=dict(meta["info"]),
-        _maps=None if maps is None else partial(return_saved_flow_maps, maps, tensors.get("completeness")),
+        _maps=None if maps is None else partial(saved_flow_maps, maps, tensors.get("completeness")),
     )
 
 
@@ -92,6 +92,6 @@ def _saved_flow_labels_fit(flow: Flow) -> bool:
     return fits
 
 
-def return_saved_flow_maps(maps: Tensor, completeness: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def saved_flow_maps(maps: Tensor, completeness: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The maps as they are: the `_maps` of a flow that was loaded, copied or unpickled."""
     return maps, completeness

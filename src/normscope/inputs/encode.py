@@ -295,7 +295,9 @@ def _check_token_ids(ids: Tensor, limits: Limits) -> None:
 
 def _describe_type(given: Any) -> str:
     kind = type(given).__name__
-    return f"an empty {kind}" if hasattr(given, "__len__") and len(given) == 0 else f"a {kind}"
+    if hasattr(given, "__len__") and len(given) == 0:
+        return f"an empty {kind}"
+    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
 
 
 def pad_batch(items: Sequence[Item], pad: int, device: torch.device) -> dict[str, Tensor]:

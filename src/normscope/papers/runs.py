@@ -14,7 +14,7 @@ from normscope.corpus.runner import run as corpus_run
 from normscope.corpus.store import Run, read_store_manifest
 from normscope.corpus.store import open as open_run
 from normscope.errors import NormscopeError
-from normscope.model_loading import model_loading_as_analyzer
+from normscope.model_loading import as_analyzer
 from normscope.models.source import ModelSource
 
 
@@ -49,7 +49,7 @@ def load_papers_run_analyzer(model: str | Path | ModelSource | Analyzer, engine:
         raise NormscopeError(
             "The engine 'ray' loads the model in each worker: pass its name or path instead of an Analyzer."
         )
-    return model_loading_as_analyzer(model, where)
+    return as_analyzer(model, where)
 
 
 def complete_papers_run(

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def only_in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a hook so that it runs only in the thread that called `mine`."""
+    """Wrap a hook so that it runs only in the thread that called `only_in_this_thread`."""
     thread = threading.get_ident()
 
     def only(*args: Any) -> Any:

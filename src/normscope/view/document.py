@@ -22,7 +22,7 @@ from torch import Tensor
 from normscope.analysis import Analysis
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
 from normscope.errors import NormscopeError
-from normscope.labels import Label, visible_label_text
+from normscope.labels import Label, count_label, visible_label_text
 from normscope.view import log16
 from normscope.view.components import layer_components
 from normscope.view.images import image_data_url, image_patch_grid
@@ -54,7 +54,7 @@ def document_title(result: Result) -> str:
     sides = sides_of(result)
     named = len(sides) > 1
     counts = (
-        f"{side + ' ' if named else ''}{_pluralize(len(one.rows), 'token')}, {_pluralize(len(one.layers), 'layer')}"
+        f"{side + ' ' if named else ''}{count_label(len(one.rows), 'token')}, {count_label(len(one.layers), 'layer')}"
         for side, one in sides.items()
     )
     return f"{visible_label_text(model_label(result))}: {'; '.join(counts)}"
@@ -267,7 +267,3 @@ def _round_up_in_document(value: float) -> float:
         return 0.0
     unit: float = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.ceil(value / unit) * unit:.2g}")
-
-
-def _pluralize(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

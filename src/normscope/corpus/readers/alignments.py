@@ -49,7 +49,7 @@ def read_alignments(
         return _read_jsonl_alignments(path, words, target_words, sure, possible, base)
     if notation not in NOTATIONS:
         known = ", ".join([*NOTATIONS, "jsonl"])
-        raise NormscopeError(f"{path}: Say notation=, one of {known}: how the links are written.")
+        raise NormscopeError(f"{path}: Pass notation=, one of {known}: how the links are written.")
     if source is None or target is None:
         raise NormscopeError(f"{path}: {notation} links need the files with the sentences, source= and target=.")
     return _read_parallel_alignments(path, Path(source), Path(target), NOTATIONS[notation])

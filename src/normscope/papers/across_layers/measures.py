@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.corpus.measure_registry import Columns, Sample, corpus_measure_reachable_cells
-from normscope.corpus.measure_registry import register_measure as register
+from normscope.corpus.measure_registry import Columns, Sample, corpus_measure_reachable_cells, register_measure
 from normscope.errors import NormscopeError
 from normscope.flow.result import Flow
 from normscope.flow.run import find_method, run_flow
@@ -21,7 +20,7 @@ METHODS = ("rollout", "rollout:layer", "alti", "alti+")  # compared with the exa
 KEYS = ("own", "first", "even", "other_side", "inputs", "own_in_layer", "inputs_in_layer")
 
 
-@register("flow", scopes=("layer",), whole=True)
+@register_measure("flow", scopes=("layer",), whole=True)
 def across_layers_measure_flow(sample: Sample) -> Columns:
     """layer, position, token, category -> shares of the input tokens in a state by the exact flow, by norm: of the own
     token, of the first, an even share, of the other side; the effective number of inputs; the same in one layer"""
@@ -58,7 +57,7 @@ def across_layers_measure_flow(sample: Sample) -> Columns:
     }
 
 
-@register("flow_agreement", scopes=("layer",), whole=True)
+@register_measure("flow_agreement", scopes=("layer",), whole=True)
 def across_layers_measure_agreement(sample: Sample) -> Columns:
     """method, layer -> Spearman's correlation of the method's map from the input with that of the exact flow"""
     exact = _across_layers_measure_exact_flow(sample)

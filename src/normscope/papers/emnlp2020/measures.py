@@ -19,8 +19,8 @@ from normscope.corpus.measure_registry import (
     Sample,
     corpus_measure_has_one_side,
     corpus_measure_reachable_cells,
+    register_measure,
 )
-from normscope.corpus.measure_registry import register_measure as register
 from normscope.errors import NormscopeError
 from normscope.measures import alignment
 from normscope.measures.correlation import log_bins
@@ -29,7 +29,7 @@ from normscope.measures.tokens import token_category
 from normscope.papers.common import paper_table_columns
 from normscope.papers.emnlp2020.word_ids import Words, gold_word_ids
 
-# The categories of measures.categories, plus "symbol" for punctuation marks other than comma and period, so that one
+# The categories of measures.tokens, plus "symbol" for punctuation marks other than comma and period, so that one
 # run serves both readings of "punctuation".
 KINDS = ("first", "separator", "mask", "punctuation", "symbol", "other")
 WEIGHT_BINS = 8  # per octave; weights span many octaves,
@@ -46,7 +46,7 @@ def emnlp2020_measures_token_kind(token: str) -> str:
     return found
 
 
-@register("norm_moments", scopes=("attention",), heads=True)
+@register_measure("norm_moments", scopes=("attention",), heads=True)
 def measure_emnlp2020_norm_moments(analysis: Analysis) -> Columns:
     """layer, head, kind of token -> how many ||f(x)||, their mean, sum of squared deviations, largest, smallest"""
     types: dict[str, Any] = {"layer": np.int16, "head": np.int16, "kind": object, "count": np.int64}
@@ -63,7 +63,7 @@ def measure_emnlp2020_norm_moments(analysis: Analysis) -> Columns:
     return paper_table_columns(types, rows)
 
 
-@register("category_shares", scopes=("weights", "attention"), heads=True)
+@register_measure("category_shares", scopes=("weights", "attention"), heads=True)
 def measure_emnlp2020_category_shares(analysis: Analysis) -> Columns:
     """layer, kind of token -> how many keys, and the sum over them of alpha (mean over heads), of alpha ||f|| (mean
     over heads) and of the layer's ||sum alpha f||; each the mean over queries"""
@@ -81,7 +81,7 @@ def measure_emnlp2020_category_shares(analysis: Analysis) -> Columns:
     return paper_table_columns(types, rows)
 
 
-@register("weight_norm_counts", scopes=("attention",), heads=True, summed=("count",))
+@register_measure("weight_norm_counts", scopes=("attention",), heads=True, summed=("count",))
 def measure_emnlp2020_weight_norms(analysis: Analysis) -> Columns:
     """layer, kind of token (its place in KINDS), bins of alpha and of ||f|| -> how many pairs of a query and a key;
     bins are logarithmic, 8 of alpha and 32 of ||f|| an octave"""
@@ -130,7 +130,7 @@ def _emnlp2020_measures_index_bins(bins: NDArray[np.int16]) -> tuple[NDArray[np.
     return (np.flatnonzero(there) + least).astype(np.int16), places[shifted]
 
 
-@register("token_means", scopes=("attention",), heads=True, whole=True)
+@register_measure("token_means", scopes=("attention",), heads=True, whole=True)
 def measure_emnlp2020_token_means(sample: Sample) -> Columns:
     """position, token, token id, kind -> attention received (mean of alpha over layers, heads and the queries that can
     see the token), ||f|| (mean over layers and heads)"""
@@ -152,7 +152,7 @@ def measure_emnlp2020_token_means(sample: Sample) -> Columns:
     return paper_table_columns(types, rows)
 
 
-@register("alignment_hits", scopes=("XATTN-W", "XATTN-N"), heads=True, whole=True)
+@register_measure("alignment_hits", scopes=("XATTN-W", "XATTN-N"), heads=True, whole=True)
 def measure_emnlp2020_alignment_hits(sample: Sample) -> Columns:
     """setting (AWO, AWI), method (weight, norm), layer, head (-1: the layer) -> sure gold links, links drawn, those
     of target words that have a gold link, those that are sure, those that are possible"""
@@ -179,7 +179,7 @@ def measure_emnlp2020_alignment_hits(sample: Sample) -> Columns:
     return paper_table_columns(types, rows)
 
 
-@register("cross_norms", scopes=("XATTN-N",), heads=True)
+@register_measure("cross_norms", scopes=("XATTN-N",), heads=True)
 def measure_emnlp2020_cross_norms(analysis: Analysis) -> Columns:
     """layer, head -> how many cells of the cross-attention, and the sum of alpha ||f|| over them"""
     rows: list[tuple[Any, ...]] = []

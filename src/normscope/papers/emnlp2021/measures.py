@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.corpus.measure_registry import Columns, Sample
-from normscope.corpus.measure_registry import register_measure as register
+from normscope.corpus.measure_registry import Columns, Sample, register_measure
 from normscope.measures.change import cosine_distance, cross_entropy, relative_change
 from normscope.papers.common import paper_table_columns
 from normscope.tracing.uniform_attention import run_uniform_attention
@@ -22,7 +21,7 @@ TYPES: dict[str, Any] = {
 }
 
 
-@register("uniform_attention", scopes=("weights",), whole=True)
+@register_measure("uniform_attention", scopes=("weights",), whole=True)
 def measure_emnlp2021_uniform_effect(sample: Sample) -> Columns:
     """layer (-1: all at once) -> effect of uniform attention in it: relative change and cosine distance of the final
     hidden states (means over tokens), loss with and without it over the scored tokens if the model has a head"""

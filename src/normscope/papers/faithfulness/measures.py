@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import nan
 from typing import Any
 
-from normscope.corpus.measure_registry import Columns, Sample
-from normscope.corpus.measure_registry import register_measure as register
+from normscope.corpus.measure_registry import Columns, Sample, register_measure
 from normscope.measures.faithfulness import (
     faithfulness_all_but_top_tokens,
     faithfulness_token_ranking,
@@ -30,7 +29,7 @@ SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 NOTHING = Erased("mask", frozenset())
 
 
-@register("faithfulness", scopes=("weights",), whole=True)
+@register_measure("faithfulness", scopes=("weights",), whole=True)
 def papers_faithfulness_measure(sample: Sample) -> Columns:
     """position, method -> token scores; the target's probability and the model's choice without the top share of tokens
     and with only these, by masking and by deletion; or the reason why the method has no scores"""

@@ -17,8 +17,8 @@ from normscope.corpus.measure_registry import (
     Sample,
     corpus_measure_has_one_side,
     corpus_measure_reachable_cells,
+    register_measure,
 )
-from normscope.corpus.measure_registry import register_measure as register
 from normscope.engine import probing
 from normscope.errors import NormscopeError
 from normscope.measures.amplification import map_shares
@@ -39,7 +39,7 @@ MAGNITUDES: dict[str, Any] = {"layer": np.int16, "dimension": np.int32, "tokens"
 MAGNITUDES |= dict.fromkeys(("bypass", "input", "output"), np.float64)
 
 
-@register("similarity_normalised")
+@register_measure("similarity_normalised")
 def ff_measure_similarity_normalised(analysis: Analysis) -> Columns:
     """normalised (row, column), scope, other, layer -> Spearman's correlation of the maps of neighbouring scopes with
     each row, or each column, divided by its sum"""
@@ -65,7 +65,7 @@ def ff_measure_similarity_normalised(analysis: Analysis) -> Columns:
     }
 
 
-@register("ff_magnitudes", scopes=("weights",), whole=True, summed=("tokens", "bypass", "input", "output"))
+@register_measure("ff_magnitudes", scopes=("weights",), whole=True, summed=("tokens", "bypass", "input", "output"))
 def ff_measure_magnitudes(sample: Sample) -> Columns:
     """layer, dimension (-1: the norm of the vector) -> number of tokens, and sums over them of |value| in the bypass of
     the feed-forward, in its input and in its output"""
@@ -89,7 +89,7 @@ def ff_measure_magnitudes(sample: Sample) -> Columns:
     return {name: np.asarray(found[name], dtype) for name, dtype in MAGNITUDES.items()}
 
 
-@register("token_words", scopes=("weights",), whole=True)
+@register_measure("token_words", scopes=("weights",), whole=True)
 def ff_measure_token_words(sample: Sample) -> Columns:
     """-> the word of each token, counted from 0; -1 for special tokens"""
     side = sample.analysis.info["side"]
@@ -102,7 +102,7 @@ def ff_measure_token_words(sample: Sample) -> Columns:
     return {"words": [[SPECIAL if word is None else word for word in chosen]]}
 
 
-@register("entity_spans", scopes=("weights",), whole=True)
+@register_measure("entity_spans", scopes=("weights",), whole=True)
 def ff_measure_entity_spans(sample: Sample) -> Columns:
     """start, end (not included), label of every named entity, in tokens"""
     side = sample.lens.loaded.stacks[0].side
@@ -158,7 +158,7 @@ def _ff_measure_of_removal(share: float, rounding: str) -> Callable[[Sample], Co
 
 for _share in SHARES:
     for _rounding in ROUNDINGS:
-        register(ff_measure_removal_name(_share, _rounding), scopes=("attention-block", "ff"), whole=True)(
+        register_measure(ff_measure_removal_name(_share, _rounding), scopes=("attention-block", "ff"), whole=True)(
             _ff_measure_of_removal(_share, _rounding)
         )
 

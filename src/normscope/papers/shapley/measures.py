@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from normscope.analysis import Analysis
-from normscope.corpus.measure_registry import Columns, Sample, corpus_measure_reachable_cells
-from normscope.corpus.measure_registry import register_measure as register
+from normscope.corpus.measure_registry import Columns, Sample, corpus_measure_reachable_cells, register_measure
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
 from normscope.measures.correlation import average_ranks, pearson
@@ -19,7 +18,7 @@ PERMUTATIONS = 32
 KEYS = ("spearman", "repeat", "difference", "norms", "same_top", "before_ig", "before_shapley")
 
 
-@register("shapley", scopes=("attention-block", "ff", "layer"), whole=True)
+@register_measure("shapley", scopes=("attention-block", "ff", "layer"), whole=True)
 def measure_shapley_agreement(sample: Sample) -> Columns:
     """scope, layer -> of the maps by Shapley values and by integrated gradients: Spearman's correlation, that of two
     draws of orders, the mean difference and the ratio of norms, how often the largest other input is the same; of both

@@ -13,7 +13,7 @@ from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
 from normscope.errors import NormscopeError, did_you_mean
 from normscope.flow.result import Flow
-from normscope.flow.run import run_flow as flow_of
+from normscope.flow.run import run_flow
 from normscope.flow.targets import target_class_names
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
@@ -182,4 +182,4 @@ def _leave_server_analysis_flow_room(progress: Callable[[int, int], None]) -> Ca
 
 def run_server_analysis_flow(lens: Analyzer, item: Item, asked: FlowRequest) -> Flow:
     target = asked.target if asked.against is None else (asked.target, asked.against)
-    return flow_of(lens.loaded, item, asked.method, target, asked.position, "ig", lens.workspace)
+    return run_flow(lens.loaded, item, asked.method, target, asked.position, "ig", lens.workspace)

@@ -71,7 +71,7 @@ def test_one_input_is_needed(lens: Analyzer) -> None:
 @pytest.mark.parametrize(
     ("given", "part"),
     [
-        (5, "a int"),
+        (5, "an int"),
         (1.5, "a float"),
         (b"bytes", "a bytes"),
         (["a", "cat"], "words=[...]"),
@@ -82,7 +82,7 @@ def test_one_input_is_needed(lens: Analyzer) -> None:
         ((), "an empty tuple"),
         ({"a", "b"}, "a set"),
         (some_ids(5), "not Tensor"),
-        (object(), "a object"),
+        (object(), "an object"),
     ],
     ids=lambda value: type(value).__name__,
 )

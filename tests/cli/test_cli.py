@@ -350,7 +350,7 @@ def test_analyze_end_to_end(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     result = run("analyze", "Hello there", "-l", "2", "-s", "layer", "--heads", "--dtype", "float64", "-o", str(path))
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.startswith("4 tokens, 1 layers, 1 scopes, worst completeness error ")
+    assert result.stdout.startswith("4 tokens, 1 layer, 1 scope, worst completeness error ")
     content = json.loads(path.read_bytes())
     assert [row["token"] for row in content["rows"]] == ["[CLS]", "hello", "there", "[SEP]"]
     assert content["layers"] == [1]

@@ -59,7 +59,7 @@ COMMAND_LINE = Wording(
         "Load the model with another head, such as AutoModelForCausalLM or AutoModelForSequenceClassification": (
             "Choose a --model that has one, such as a classifier or a language model"
         ),
-        "Say notation=": "Say --reader notation=NAME",
+        "Pass notation=": "Pass --reader notation=NAME",
         "Unknown value_bias": "Unknown --value-bias",
         "analyze()": "`normscope analyze`",
         "flow()": "`normscope flow`",

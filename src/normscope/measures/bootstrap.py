@@ -93,7 +93,7 @@ def bootstrap_clustered_difference(
     table = np.concatenate([totals.transpose(1, 0, 2).reshape(clusters, -1), sizes], 1)  # (clusters, 2 layers + 2)
     generator = np.random.default_rng(seed)
     drawn = [
-        _bootstrap_group_differences(_bootstrap_cluster_counts(clusters, size, generator) @ table)
+        _bootstrap_group_differences(cluster_counts(clusters, size, generator) @ table)
         for size in _bootstrap_chunk_sizes(resamples, max(1, AT_ONCE // clusters))
     ]
     found = np.concatenate(drawn)
@@ -127,7 +127,7 @@ def _split_into_bootstrap_strata(ordered: Values) -> list[Values]:
     return [*np.split(low, ALONE), *np.array_split(middle, STRATA), *np.split(high, ALONE)]
 
 
-def _bootstrap_cluster_counts(clusters: int, size: int, generator: np.random.Generator) -> Values:
+def cluster_counts(clusters: int, size: int, generator: np.random.Generator) -> Values:
     """(size, clusters): how often each cluster occurs in each of `size` resamples."""
     drawn = generator.integers(0, clusters, (size, clusters)) + clusters * np.arange(size)[:, None]
     return np.bincount(drawn.ravel(), minlength=size * clusters).reshape(size, clusters).astype(np.float64)

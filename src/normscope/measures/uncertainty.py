@@ -87,7 +87,7 @@ def resample_means(table: Any, resamples: int = RESAMPLES, seed: int | Sequence[
     if given.ndim < 2:
         raise NormscopeError(f"A table of items and statistics has at least two dimensions, not {given.ndim}.")
     items, shape = len(given), given.shape[1:]
-    flat = given.reshape(items, -1)
+    flat = given.reshape(items, math.prod(shape))
     known = np.isfinite(flat)
     complete = bool(known.all())
     columns = flat if complete else np.concatenate([np.where(known, flat, 0.0), known], 1)
@@ -105,7 +105,8 @@ def resample_means(table: Any, resamples: int = RESAMPLES, seed: int | Sequence[
     sizes = [min(step, resamples - start) for start in range(0, resamples, step)]
     drawn = [means(cluster_counts(items, size, generator) @ columns) for size in sizes] if items else []
     draws = np.concatenate(drawn) if drawn else np.full((1, flat.shape[1]), nan)
-    return Resampled(means(columns.sum(0)).reshape(shape), draws.reshape(-1, *shape), items)
+    value = means(columns.sum(0)) if items else np.full(flat.shape[1], nan)
+    return Resampled(value.reshape(shape), draws.reshape(-1, *shape), items)
 
 
 def resample_statistic(

@@ -140,7 +140,7 @@ def test_a_bad_target_is_reported_and_harmless(browser: Browser, server: Live) -
         tab.box("Target token").fill("mat")
         tab.page.get_by_label("at token").fill("99")
         tab.button("Analyse").click()
-        expect(tab.page.get_by_role("alert")).to_contain_text("There is no token 99: there are 1 to 3")
+        expect(tab.page.get_by_role("alert")).to_contain_text("There is no token 99: valid are 1 to 3")
         tab.page.get_by_label("at token").fill("")
         tab.button("Analyse").click()
         expect(tab.part("scores")).to_contain_text("logit of 'mat'")

@@ -376,13 +376,13 @@ def test_a_picture(browser: Browser, server: Live, tmp_path: Path) -> None:
     Image.fromarray(picture(200, 300)).save(file)
     with open_tab(browser) as tab:
         visit(tab, server, "tiny-vision")
-        tab.page.get_by_label("Picture").set_input_files(file)
+        tab.page.get_by_label("Image").set_input_files(file)
         expect(tab.part("input")).to_contain_text(file.name)
         tab.button("Analyse").click()
         tab.wait_until_drawn()
         tab.until(lambda now: now["phase"] == "ready")
         assert tab.page.evaluate("window.hacked") is None
-        tab.page.get_by_label("As a matrix").check()
+        tab.page.get_by_label("Matrix").check()
         tab.wait_for_map()
         assert tab.colours() > 3
 
@@ -508,7 +508,7 @@ def test_a_server_that_is_gone(browser: Browser) -> None:
         tab.analyse("the cat")
     tab.box("Text").fill("the mat")
     tab.button("Analyse").click()
-    expect(tab.page.get_by_role("alert")).to_contain_text("does not answer")
+    expect(tab.page.get_by_role("alert")).to_contain_text("is not responding")
     context.close()
 
 

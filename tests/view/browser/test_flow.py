@@ -302,7 +302,7 @@ def test_many_tokens(browser: Browser, tmp_path: Path) -> None:
         assert overflow(tab) <= 0
 
 
-def test_where_no_path_is_offered(browser: Browser, tmp_path: Path) -> None:
+def test_documents_without_a_path(browser: Browser, tmp_path: Path) -> None:
     with open_tab(browser) as tab:
         tab.page.goto(f"{fake_picture().to_html(tmp_path / 'a.html').as_uri()}#path=1")
         tab.wait_until_drawn()

@@ -133,7 +133,7 @@ def test_first_visit(browser: Browser, server: Live) -> None:
         assert "colin" in tab.part("arcs").locator("..").inner_text()
 
 
-def test_hovering_tells_both_tokens_and_the_number(browser: Browser, server: Live) -> None:
+def test_hovering_shows_both_tokens_and_the_value(browser: Browser, server: Live) -> None:
     result = lenses()["tiny-encoder"].analyze(TEXTS[HACK])
     with open_tab(browser) as tab:
         start(tab, server, HACK)
@@ -266,7 +266,7 @@ def test_how_maps_are_shown(browser: Browser, server: Live) -> None:
         assert tab.colours() > 3
 
 
-def test_the_address_holds_the_view(browser: Browser, server: Live) -> None:
+def test_the_url_contains_the_view(browser: Browser, server: Live) -> None:
     with open_tab(browser) as tab:
         start(tab, server)
         tab.select("Scope").select_option("ATTNRESLNFF-N")
@@ -428,7 +428,7 @@ def test_a_text_that_is_longer_than_the_model_was_made_for(browser: Browser, ser
         expect(tab.page.get_by_role("note")).to_have_count(0)
 
 
-def test_what_is_typed_before_the_models_are_known_stays(browser: Browser, server: Live) -> None:
+def test_text_typed_before_the_models_load_is_kept(browser: Browser, server: Live) -> None:
     with open_tab(browser) as tab:
         held: list[Route] = []
         tab.page.route("**/api/models", lambda route: held.append(route))

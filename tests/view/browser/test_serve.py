@@ -437,7 +437,7 @@ def test_text_typed_before_the_models_load_is_kept(browser: Browser, server: Liv
         tab.wait(lambda: held)
         assert len(held) == 1
         held[0].continue_()
-        expect(tab.page.get_by_label("Model")).to_be_visible()  # they are there
+        expect(tab.page.get_by_label("Model")).to_be_visible()  # the models are loaded
         expect(tab.box("Text")).to_have_value("the cat")
         tab.button("Analyse").click()
         tab.wait_for_map()
@@ -464,7 +464,7 @@ def test_progress_is_shown(browser: Browser) -> None:
     def check(server: Live, slow: Slow) -> None:
         with open_tab(browser) as tab:
             waiting_for(server, slow, tab)
-            tab.wait(lambda: any(re.search(r"/api/analyses/\w+\?wait=", url) for url in tab.asked))  # it asks for news
+            tab.wait(lambda: any(re.search(r"/api/analyses/\w+\?wait=", url) for url in tab.asked))  # it polls
             slow.let_go(2)
             expect(tab.page.locator("main")).to_contain_text("40 %")
             slow.let_go()

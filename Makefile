@@ -86,7 +86,7 @@ browser: ## find Chromium for the end-to-end tests, or install it from Debian
 	@for name in $${CHROMIUM:-chromium chromium-browser google-chrome-stable google-chrome}; do \
 		if command -v "$$name" > /dev/null; then exit 0; fi; \
 	done; \
-	if test -n "$$CHROMIUM"; then echo "CHROMIUM=$$CHROMIUM is no program." >&2; exit 1; \
+	if test -n "$$CHROMIUM"; then echo "CHROMIUM=$$CHROMIUM is not a program." >&2; exit 1; \
 	elif command -v apt-get > /dev/null; then \
 		echo "installing Chromium for the end-to-end tests"; \
 		run=$$(test "$$(id -u)" = 0 || command -v sudo || true); \

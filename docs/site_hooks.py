@@ -85,6 +85,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         name = Path(target).name
         if target.endswith(("../" + name, "/" + name)) and name in ABOVE and target.startswith(".."):
             return f"[{text}]({up}{ABOVE[name]}{anchor or ''})"
+        if "://" not in target and name.endswith(".ipynb"):  # on GitHub the notebook, on the site its page
+            return f"[{text}]({target.removesuffix('.ipynb')}.md{anchor or ''})"
         # Reports link to tables that are not kept here.
         if page.file.src_uri.startswith("findings/") and "://" not in target and not (here / target).exists():
             return text
@@ -135,7 +137,7 @@ def _outputs(cell: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def module_table(package: str) -> str:
-    """The modules of a package and of its subpackages; of `normscope` itself, only those at the top."""
+    """The modules of a package and of its subpackages; for `normscope` itself, only the top-level modules."""
     folder = ROOT / "src" / Path(*package.split("."))
     found = folder.glob("*.py") if package == "normscope" else folder.rglob("*.py")
     paths = sorted(path for path in found if not path.name.startswith("_"))

@@ -18,12 +18,12 @@ settings.load_profile("patient")
 
 @pytest.fixture(autouse=True)
 def the_same_numbers_every_time() -> None:
-    """A test that draws random numbers draws the same ones in every run, independent of the tests before it."""
+    """Every test starts from the same random state, independent of the tests before it."""
     torch.manual_seed(0)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The outcomes of the attacks, from all processes that ran some."""
+    """The outcomes of the attacks, from all processes that ran any."""
     reports = [one for kind in ("passed", "failed") for one in terminalreporter.stats.get(kind, ())]
     packed = [some for one in reports for name, some in one.user_properties if name == "attacks"]
     if packed:

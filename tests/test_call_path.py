@@ -1,4 +1,4 @@
-"""One sentence crosses few files, so that a newcomer can read its way."""
+"""Analysing a sentence involves few files, so that newcomers can follow the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input raises one clear NormscopeError and gives no numbers; the model is left unchanged."""
+"""Bad input raises a clear NormscopeError and returns no numbers; the model is left unchanged."""
 
 import pickle
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ LONG = "the cat " * 40  # 82 tokens with the special ones; the model has 40 posi
 
 @pytest.fixture
 def lens(monkeypatch: pytest.MonkeyPatch) -> Analyzer:
-    """A lens whose model must not be run."""
+    """An analyzer whose model must not be run."""
 
     def never(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the model was run")
@@ -98,7 +98,7 @@ def test_a_tuple_that_is_not_a_pair(lens: Analyzer, given: Any) -> None:
     refused(lambda: lens.flow(given), *parts)
     refused(lambda: lens.estimate(given), *parts)
     refused(lambda: list(lens.stream(["a cat", given])), *parts)
-    assert lens.estimate(words=given).tokens > 2  # words may come as any sequence
+    assert lens.estimate(words=given).tokens > 2  # words may be any sequence
 
 
 IDS = [2, 7, 8, 3]
@@ -309,7 +309,7 @@ def test_config_that_breaks_the_algebra() -> None:
     refused(lambda: Analyzer(model), "add_cross_attention=True", "cross-attention")
 
 
-def test_config_attribute_that_no_one_has_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchecked_config_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
     family = replace(BERT, attributes=BERT.attributes - {"hidden_act"})
     monkeypatch.setattr(normscope.models.registry, "FAMILIES", (family,))
     Analyzer(tiny("bert"))
@@ -378,7 +378,7 @@ def test_damaged_embedding(value: float) -> None:
         model.embeddings.word_embeddings.weight[7, 0] = value
     lens = Analyzer(model)
     refused(lambda: lens.analyze({"input_ids": IDS}), "embeddings", "NaN or infinite")
-    assert lens.analyze({"input_ids": [5, 6]}).tokens == ("5", "6")  # harmless as long as it is not used
+    assert lens.analyze({"input_ids": [5, 6]}).tokens == ("5", "6")  # harmless unless it is used
 
 
 def test_relu_hides_an_infinite_bias_from_the_model_but_not_from_us() -> None:
@@ -432,7 +432,7 @@ def test_identity_instead_of_a_norm() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A whole checkpoint with its tokenizer."""
+    """A complete checkpoint with its tokenizer."""
     return save_model(tmp_path / "model")
 
 
@@ -502,7 +502,7 @@ def test_damaged_tokenizer(folder: Path) -> None:
 
 
 def test_missing_tokenizer(folder: Path) -> None:
-    """A tokenizer whose files are missing is refused: no empty one, and none that makes [UNK] of every word."""
+    """A tokenizer with missing files is refused, instead of an empty one or one that maps every word to [UNK]."""
     for path in folder.glob("tokenizer*"):
         path.unlink()
     refused(lambda: Analyzer.from_pretrained(folder).analyze(TEXT), "tokenizer")
@@ -564,7 +564,7 @@ def test_left_as_found(family: str, attention: str) -> None:
     model = with_implementation(family, attention)
     model.base_model.embeddings.requires_grad_(False)
     called: list[int] = []
-    model.register_forward_hook(lambda *args: called.append(1))  # a hook of the user's own stays
+    model.register_forward_hook(lambda *args: called.append(1))  # the user's own hook stays
     before = state_of(model)
     random = torch.random.get_rng_state()
     lens = Analyzer(model)
@@ -574,7 +574,7 @@ def test_left_as_found(family: str, attention: str) -> None:
     assert state_of(model) == before
     assert torch.equal(torch.random.get_rng_state(), random)
     assert not result["layer"].requires_grad
-    assert len(called) == 2 + 4  # twice for the proof; what somebody listens to is not batched
+    assert len(called) == 2 + 4  # twice for the proof; hooked models are not batched
 
 
 @pytest.mark.parametrize("target", ["batch.measure_layer", "run.layer_vectors"])
@@ -647,6 +647,6 @@ def test_a_check_takes_nan_for_the_largest_error() -> None:
     from normscope import checking
 
     nan = torch.tensor([[0.0, float("nan")]])
-    assert checking._checking_largest_error(nan) == float("inf")
-    assert checking._checking_largest_difference(nan, torch.ones(1, 2)) == float("inf")
-    assert checking._checking_weight_sum_error(nan, toy_lens().loaded.stacks[0]) == float("inf")
+    assert checking._largest_error(nan) == float("inf")
+    assert checking._largest_difference(nan, torch.ones(1, 2)) == float("inf")
+    assert checking._weight_sum_error(nan, toy_lens().loaded.stacks[0]) == float("inf")

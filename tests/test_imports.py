@@ -34,10 +34,10 @@ OPTIONAL = {
     "PIL", "anywidget", "datasets", "fastapi", "matplotlib", "numpy", "pandas", "polars", "pyarrow", "ray", "scipy",
     "soundfile", "starlette", "uvicorn", "xarray", "ipywidgets", "IPython", "traitlets", "pydantic",
 }  # fmt: skip
-# Results that draw themselves.
+# Results have plotting methods.
 DRAWN = {"normscope.analysis", "normscope.encoder_decoder_analysis", "normscope.result_base", "normscope.flow.result"}
 ALLOWED = {
-    # Two classes that refer to each other: a file may hold either.
+    # Two classes that refer to each other: either may be in a file.
     ("normscope.analysis", "normscope.encoder_decoder_analysis"): "Analysis.load",
     # Listing families must not wait for transformers.
     ("normscope.models.registry", "transformers"): "start-up time",

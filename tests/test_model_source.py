@@ -81,7 +81,7 @@ def test_a_run_keeps_dtype_and_revision(folder: str, tmp_path: Path) -> None:
         corpus.run(data, folder, tmp_path / "v1", limit=2)
 
 
-def test_what_a_worker_is_sent(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_payload(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data.txt"
     data.write_text("a cat\n")
     sent: list[Any] = []

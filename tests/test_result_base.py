@@ -77,7 +77,7 @@ def test_one_layer_of_those_asked_for() -> None:
 # --- one line --------------------------------------------------------------------------------------------------------
 
 
-def test_one_line_each() -> None:
+def test_reprs_are_one_line() -> None:
     lens = toy_lens()
     assert repr(lens).startswith("Analyzer(model=")
     assert "2 encoder layers, float64, device='cpu')" in repr(lens)
@@ -148,7 +148,7 @@ def test_flows_are_copied_and_pickled(target: str | None) -> None:
 
 
 def by_hand(result: Analysis, scope: str, layer: int) -> torch.Tensor:
-    """Vectors of a word's tokens added, norms averaged over its rows."""
+    """Sum the vectors of a word's tokens, and average the norms over its rows."""
     assert result.word_ids is not None
     groups: dict[Any, list[int]] = {}
     for n, word in enumerate(result.word_ids):
@@ -301,7 +301,7 @@ def test_xarray() -> None:
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars", "xarray"])
-def test_a_package_that_is_not_there(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(NormscopeError, match=rf"needs {package}.*pip install 'normscope\[frames\]'"):
         getattr(toy_analysis(scopes="layer"), f"to_{package}")()

@@ -1,4 +1,4 @@
-"""Files and functions that fit into a head: at most 400 lines, and at most 60 besides the docstring."""
+"""Files and functions stay short: at most 400 lines per file, and 60 per function without its docstring."""
 
 from __future__ import annotations
 

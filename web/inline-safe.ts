@@ -1,10 +1,10 @@
 import type { Plugin } from "vite";
 
-/** Spell what would end or bend an inline <script> so that it means the same in a string and nothing to HTML. */
+/** Escape everything that would end or alter an inline <script>, without changing the meaning of string literals. */
 export const inlineSafe = (code: string): string =>
   code.replace(/<\/(script)/gi, "<\\/$1").replace(/<!--/g, "<\\!--").replace(/<(script)/gi, "\\x3c$1");
 
-/** The built scripts can be put between <script> tags as they are. */
+/** Make the built scripts safe to embed between <script> tags. */
 export function inlineSafePlugin(): Plugin {
   return {
     name: "inline-safe",

@@ -3,7 +3,7 @@ import { defineConfig } from "vite";
 import { inlineSafePlugin } from "./inline-safe.ts";
 
 // Two builds of one viewer: viewer.js, a classic script for `normscope serve` and the HTML file, and widget.js, a module
-// for notebooks. Both hold their styles.
+// for notebooks. Both include their styles.
 export default defineConfig(({ mode }) => ({
   plugins: [svelte(), inlineSafePlugin()],
   publicDir: false,

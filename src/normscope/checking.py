@@ -86,23 +86,23 @@ def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) ->
     """Check every scope and layer on a few inputs, each alone and all in one padded batch, and compare every layer of a
     traced pass with the model alone on several kinds of input."""
     passes, refusals = {}, {}
-    for kind, one in _checking_proof_inputs(lens.loaded).items():
+    for kind, one in _proof_inputs(lens.loaded).items():
         try:
             passes[kind] = proof.compare_proof_passes(lens.loaded, one)[1]
         except NormscopeError as error:
             passes[kind], refusals[kind] = inf, str(error)
-    given = _checking_inputs(lens)
+    given = _check_inputs(lens)
     rows: dict[tuple[str, str], CheckRow] = {}
     batched = list(lens.stream(given, batch_size=len(given)))
     for number, (one, together) in enumerate(zip(given, batched, strict=True)):
-        others = _checking_analyses_by_side(together)
-        for side, alone in _checking_analyses_by_side(lens.analyze(one)).items():
+        others = _analyses_by_side(together)
+        for side, alone in _analyses_by_side(lens.analyze(one)).items():
             stack = lens.family.stack(side) if side else lens.loaded.stacks[0]
             for scope in alone.scopes:
-                row = rows.setdefault((side, scope), CheckRow(scope, side, *_checking_error_limits(lens)))
-                row.padded = max(row.padded, _checking_largest_difference(others[side][scope], alone[scope]))
+                row = rows.setdefault((side, scope), CheckRow(scope, side, *_error_limits(lens)))
+                row.padded = max(row.padded, _largest_difference(others[side][scope], alone[scope]))
                 if scope.endswith("-W"):
-                    row.sums = max(row.sums, _checking_weight_sum_error(alone[scope], stack))
+                    row.sums = max(row.sums, _weight_sum_error(alone[scope], stack))
                 else:
                     _check_all_vectors(alone, scope, row)
         if progress is not None:
@@ -110,14 +110,14 @@ def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) ->
     return CheckReport(tuple(rows.values()), len(given), passes, refusals)
 
 
-def _checking_proof_inputs(loaded: LoadedModel) -> dict[str, proof.ProofInput]:
+def _proof_inputs(loaded: LoadedModel) -> dict[str, proof.ProofInput]:
     """Several kinds of input: alone, padded on either side, with holes in the mask, long."""
     alone = [encode(loaded, one)[0] for one in random_inputs(loaded, LENGTHS)]
     found = {"alone": proof.proof_input(loaded, alone[:1])}
     if loaded.family.input != "text":
         return found
     found["padded right"] = proof.proof_input(loaded, alone)
-    found["padded left"] = _checking_left_padded_input(loaded, alone)
+    found["padded left"] = _left_padded_input(loaded, alone)
     holed = random_inputs(loaded, LENGTHS[:1])[0]
     mask = torch.ones_like(holed["input_ids"])
     mask[1::3] = 0
@@ -126,7 +126,7 @@ def _checking_proof_inputs(loaded: LoadedModel) -> dict[str, proof.ProofInput]:
     return found
 
 
-def _checking_left_padded_input(loaded: LoadedModel, items: list[Item]) -> proof.ProofInput:
+def _left_padded_input(loaded: LoadedModel, items: list[Item]) -> proof.ProofInput:
     """The items padded on the left, as for generation; for an encoder-decoder, the source side."""
     given = proof.proof_input(loaded, items)
     batch, real = dict(given.inputs), dict(given.real)
@@ -142,22 +142,22 @@ def _checking_left_padded_input(loaded: LoadedModel, items: list[Item]) -> proof
     return proof.ProofInput(batch, real)
 
 
-def _checking_analyses_by_side(result: Analysis | EncoderDecoderAnalysis) -> dict[str, Analysis]:
+def _analyses_by_side(result: Analysis | EncoderDecoderAnalysis) -> dict[str, Analysis]:
     """The analyses of a result by side. An Analysis has the empty name."""
     return dict(result.sides) if isinstance(result, EncoderDecoderAnalysis) else {"": result}
 
 
-def _checking_error_limits(lens: Analyzer) -> tuple[float, float, float]:
+def _error_limits(lens: Analyzer) -> tuple[float, float, float]:
     double = lens.loaded.base.config.model_type in DOUBLE_MODELS
     return LIMITS[lens.dtype] if double or lens.dtype == torch.float32 else SINGLE_LIMITS
 
 
-def _checking_weight_sum_error(weights: Tensor, stack: Stack) -> float:
+def _weight_sum_error(weights: Tensor, stack: Stack) -> float:
     """How far the sums of rows of weights are from 1, or above 1 if attention sinks take a part."""
     parts = [step.part for step in layer_steps(stack.blocks)]
     excess = weights.sum(-1) - 1
     sinks = any(isinstance(part, Attention) and part.sinks for part in parts)
-    return _checking_largest_error(excess.clamp_min(0) if sinks else excess.abs())
+    return _largest_error(excess.clamp_min(0) if sinks else excess.abs())
 
 
 def _check_all_vectors(result: Analysis, scope: str, row: CheckRow) -> None:
@@ -166,24 +166,24 @@ def _check_all_vectors(result: Analysis, scope: str, row: CheckRow) -> None:
     for place, layer in enumerate(result.layers):
         found = result.parts(scope, layer, chosen)
         norms = torch.linalg.vector_norm(found.contributions, dim=-1)
-        row.maps = max(row.maps, _checking_largest_difference(result[scope][place, ::step], norms))
+        row.maps = max(row.maps, _largest_difference(result[scope][place, ::step], norms))
         missing = torch.linalg.vector_norm(found.contributions.sum(1) + found.bias - found.actual, dim=-1)
         length = torch.maximum(torch.linalg.vector_norm(found.actual, dim=-1), norms.amax(-1))
-        row.sums = max(row.sums, _checking_largest_error(missing / length))
+        row.sums = max(row.sums, _largest_error(missing / length))
 
 
-def _checking_largest_difference(a: Tensor, b: Tensor) -> float:
+def _largest_difference(a: Tensor, b: Tensor) -> float:
     """The largest difference, relative to the largest cell of its row."""
-    return _checking_largest_error((a - b).abs() / b.amax(-1, keepdim=True))
+    return _largest_error((a - b).abs() / b.amax(-1, keepdim=True))
 
 
-def _checking_largest_error(errors: Tensor) -> float:
+def _largest_error(errors: Tensor) -> float:
     """The largest error, with NaN as infinity because comparisons with NaN are false."""
     worst = float(errors.amax())
     return worst if isfinite(worst) else inf
 
 
-def _checking_inputs(lens: Analyzer) -> list[Any]:
+def _check_inputs(lens: Analyzer) -> list[Any]:
     """A few inputs: texts, or random inputs if there is no tokenizer."""
     if lens.family.input == "text" and lens.tokenizer is not None:
         return list(PAIRS if lens.two_sided else TEXTS)

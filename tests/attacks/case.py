@@ -126,7 +126,7 @@ def attacked(rng: random.Random, subject: Subject, late: bool) -> dict[str, str]
             continue
         with contextlib.suppress(Inapplicable):
             done[name] = ATTACKS[name].attack(rng, subject)
-    if "training" not in done and rng.random() < 0.98:  # what was put in new is in training mode
+    if "training" not in done and rng.random() < 0.98:  # new modules start in training mode
         subject.model.eval()
     return done
 

@@ -16,7 +16,7 @@ class Outcome:
     why: str
     model: str  # family, head, precision
     attacks: dict[str, str] = field(default_factory=dict)  # name -> in words
-    call: str = ""  # what was asked for
+    call: str = ""  # the requested call
     judged: str = ""  # the judge's answer, or why it has none
 
     def __str__(self) -> str:

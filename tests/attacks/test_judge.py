@@ -1,4 +1,4 @@
-"""The judge itself: it agrees with the naive oracle on a model that nobody has attacked, and it sees an attack."""
+"""The judge itself: it agrees with the naive oracle on an unmodified model, and it detects attacks."""
 
 import copy
 from collections.abc import Callable

@@ -469,7 +469,7 @@ def test_an_encoder_decoder_in_every_format(translator: Tiny, tmp_path: Path) ->
     assert isinstance(Analysis.load(one), Analysis)
 
 
-def test_what_does_not_fit_the_model_is_refused(translator: Tiny, lens: Lens) -> None:
+def test_side_needs_an_encoder_decoder(translator: Tiny, lens: Lens) -> None:
     assert "--side is for encoder-decoders" in run("analyze", "x", "--side", "encoder").stderr
 
 

@@ -139,7 +139,7 @@ def test_files(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert "logit of" in text
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusal(lens: Analyzer, *arguments: str) -> str:
         result = run(lens, *arguments, monkeypatch=monkeypatch)
         assert result.exit_code == 1, result.output

@@ -51,7 +51,7 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(cli.app, ["serve", *arguments])
 
 
-def test_it_listens_to_this_machine_only(started: dict[str, Any]) -> None:
+def test_serve_listens_on_localhost_only(started: dict[str, Any]) -> None:
     result = run("--port", "0")
     assert result.exit_code == 0, result.output
     host, port = started["address"]
@@ -68,7 +68,7 @@ def test_several_models_and_no_browser(started: dict[str, Any]) -> None:
     assert started["config"].access_log is False
 
 
-def test_a_port_that_is_taken(started: dict[str, Any]) -> None:
+def test_a_port_in_use(started: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = run("--port", str(taken.getsockname()[1]))
     assert result.exit_code == 1
@@ -89,7 +89,7 @@ def test_missing_parts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'normscope[serve]'" in result.output
 
 
-def test_a_model_that_listens_is_refused() -> None:
+def test_a_speech_model_is_refused() -> None:
     from normscope import Analyzer
     from tests.helpers.tiny import tiny
 

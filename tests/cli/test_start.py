@@ -177,7 +177,7 @@ def test_names_are_completed(line: str, offered: list[str]) -> None:
     assert complete(line) == offered
 
 
-def test_names_that_are_completed_are_those_there_are() -> None:
+def test_completed_names_match_the_library() -> None:
     assert tuple(METHODS) == completion.METHODS
     assert tuple(GATES) == completion.GATES
     assert tuple(LINEAR_GATES) == completion.FLOW_GATES

@@ -62,7 +62,7 @@ def test_files_of_different_lengths(tmp_path: Path) -> None:
         next(entries)
 
 
-def test_what_alignments_need(tmp_path: Path) -> None:
+def test_alignments_need_source_target_and_notation(tmp_path: Path) -> None:
     with pytest.raises(NormscopeError, match="source= and target="):
         read(write(tmp_path, "1-1\n", "x.talp"))
     with pytest.raises(NormscopeError, match="one of talp, pharaoh, jsonl"):

@@ -65,7 +65,7 @@ def test_columns(tmp_path: Path) -> None:
         read(path, scheme="bioes")
 
 
-def test_the_first_line_may_be_the_wrong_one(tmp_path: Path) -> None:
+def test_a_malformed_first_line(tmp_path: Path) -> None:
     first, second = read(write(tmp_path, "a\nb O\n\nc O\nd O\n", "x.conll"))
     assert bad(first).reason == "The line has 1 columns, expected 2."
     assert good(second).words == ("c", "d")

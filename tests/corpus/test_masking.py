@@ -29,7 +29,9 @@ def test_as_many_as_the_papers_and_never_special(special: list[bool], seed: int,
 
 
 @given(entries=st.dictionaries(st.text(), SPECIAL, max_size=8), seed=st.integers(0, 9), data=st.data())
-def test_order_and_company_do_not_matter(entries: dict[str, list[bool]], seed: int, data: st.DataObject) -> None:
+def test_masking_is_independent_of_order_and_other_entries(
+    entries: dict[str, list[bool]], seed: int, data: st.DataObject
+) -> None:
     alone = {id: masked_positions(special, seed, id) for id, special in entries.items()}
     random.seed(1)  # neither does the generator that everyone shares
     shuffled = data.draw(st.permutations(list(entries)))

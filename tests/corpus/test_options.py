@@ -92,7 +92,7 @@ def test_a_pair_of_columns_from_the_command_line(tmp_path: Path) -> None:
     assert layer.stderr == "error: There is no layer 99: this model has layers 1 to 2.\n"
 
 
-def test_one_of_what_may_be_several(tmp_path: Path) -> None:
+def test_single_values_equal_lists_of_one(tmp_path: Path) -> None:
     data = write(tmp_path, "a cat\n")
     one: dict[str, Any] = {"measures": "mixing", "maps": "layer", "scopes": "weights", "layers": 1}
     several = {name: [value] for name, value in one.items()}

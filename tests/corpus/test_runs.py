@@ -309,7 +309,7 @@ def test_many_entries_are_planned_without_holding_them(folder: Path, tmp_path: P
 def _content(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # it has ended meanwhile
+    except OSError:  # it has already ended
         return ""
 
 

@@ -40,7 +40,7 @@ def test_products(rows: int, inner: int, width: int, transposed: bool) -> None:
         assert float(((found - expected).abs() / (scale + add * into.abs())).max()) < 1e-6
 
 
-def test_what_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float64_and_missing_kernels_are_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     double = torch.randn(4, 4, dtype=torch.float64)
     assert pack_kernel_matrix(double, 4) is double
     monkeypatch.setattr(kernels, "has_packed_kernel", lambda: False)

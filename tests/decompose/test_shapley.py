@@ -71,7 +71,7 @@ def test_by_hand() -> None:
     assert values.exact_shapley_values(torch.relu, z).flatten().tolist() == [2.0, -1.0]
 
 
-def test_of_a_linear_game_it_is_the_summand() -> None:
+def test_a_linear_game_returns_its_summands() -> None:
     z = draw(7)
     torch.testing.assert_close(values.exact_shapley_values(lambda a: 3 * a, z), 3 * z, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(
@@ -165,7 +165,7 @@ def test_gaussian(name: str, limit: float, gated: bool) -> None:
     assert float((found.sum(0) - total).norm() / total.norm()) < limit
 
 
-def test_gaussian_with_everybody_apart_is_exact() -> None:
+def test_gaussian_with_all_players_large_is_exact() -> None:
     z = draw(4)
     found = values.gaussian_shapley_values(gaussian_means.gaussian_mean("gelu", ACT2FN["gelu"]), z, large_players=4)
     torch.testing.assert_close(found, values.exact_shapley_values(ACT2FN["gelu"], z), rtol=1e-6, atol=1e-7)

@@ -103,7 +103,7 @@ def test_post_norm_encoder(activation: str) -> None:
     compare(lens, {"input_ids": torch.tensor([[7, 20, 33, 9]])}, 1e-9, "shapley")
 
 
-def test_it_is_not_integrated_gradients() -> None:
+def test_shapley_differs_from_integrated_gradients() -> None:
     lens = Analyzer(tiny("bert"))
     given = {"input_ids": torch.tensor([[7, 20, 33, 9]])}
     shapley, ig = lens.analyze(given, gate="shapley"), lens.analyze(given)
@@ -118,7 +118,7 @@ def _limit(name: str) -> float:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5-gated", "dinov2-swiglu"])
-def test_the_other_ways_come_close(name: str) -> None:
+def test_approximations_are_close_to_exact(name: str) -> None:
     lens = Analyzer(tiny(name))
     given = inputs(name, lens.model, 11, 5)
     exact, normal, drawn = (
@@ -206,12 +206,12 @@ def test_too_long_to_enumerate() -> None:
 
 
 @pytest.mark.parametrize("gate", ["shapley-", "shapley-none", "shapley-exact:3", "shapley-sampled:x", "Shapley"])
-def test_unknown_ways(gate: str) -> None:
+def test_unknown_shapley_gates(gate: str) -> None:
     with pytest.raises(NormscopeError, match="Unknown gate"):
         Analyzer(tiny("bert")).analyze({"input_ids": torch.tensor([[7, 20]])}, gate=gate)
 
 
-def test_names_of_the_ways() -> None:
+def test_names_of_shapley_gates() -> None:
     assert parse_shapley_gate("ig") is None
     assert parse_shapley_gate("shapley") == Shapley()
     assert parse_shapley_gate("shapley-sampled:40:3") == Shapley("sampled", 40, 3)

@@ -133,15 +133,12 @@ def relative() -> Iterator[tuple[Path, str]]:
 
 def test_links_between_the_files_themselves() -> None:
     """As shown on GitHub: README, CONTRIBUTING and docs/ without the site."""
-    generated = {f"tutorials/{path.stem}.md" for path in (DOCS / "tutorials").glob("*.ipynb")}
     broken = []
     for page, link in relative():
         parts = urlsplit(link)
         target = (page.parent / parts.path).resolve() if parts.path else page
         if page.is_relative_to(DOCS / "findings") and parts.path.startswith("tables/"):
             continue  # named by the reports, and not kept
-        if target.is_relative_to(DOCS) and target.relative_to(DOCS).as_posix() in generated:
-            continue
         anchored = not parts.fragment or target.suffix != ".md" or _has_anchor(target, parts.fragment)
         if not target.exists() or not anchored:
             broken.append(f"{page.relative_to(ROOT)} -> {link}")

@@ -45,7 +45,7 @@ def test_another_version_is_warned_of_once(installed: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("installed", [*versions.TESTED, "5.21.1", "5.22.9", "5.22.0.dev0"])
-def test_a_tested_version_is_not(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tested_versions_do_not_warn(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions.transformers, "__version__", installed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -151,7 +151,7 @@ def test_reads_at_most_a_window_ahead(batch_size: int) -> None:
         assert taken <= number - 1 + 8 * batch_size
 
 
-def test_nothing_in_nothing_out() -> None:
+def test_an_empty_stream() -> None:
     assert list(toy_lens().stream([])) == []
 
 
@@ -169,7 +169,7 @@ def test_bad_inputs(given: Any) -> None:
         list(toy_lens().stream(given))
 
 
-def test_a_text_is_not_many() -> None:
+def test_stream_refuses_a_single_text() -> None:
     with pytest.raises(NormscopeError, match=r"stream\(\[text\]\)"):
         next(iter(toy_lens().stream(TEXT)))
 

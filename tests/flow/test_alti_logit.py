@@ -72,7 +72,7 @@ def test_scores_and_remainder_sum_to_the_logit(name: str, option: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_of_one_token(name: str) -> None:
+def test_alti_logit_of_a_single_token(name: str) -> None:
     lens, given, _, _ = open_case(name, "CausalLM")
     one = {key: value[:, :1] for key, value in given.items()}
     found = lens.flow(one, method="alti_logit", target=3)

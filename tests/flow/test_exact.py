@@ -151,7 +151,7 @@ DEPTHS = ("num_hidden_layers", "n_layer", "num_decoder_layers", "decoder_layers"
 
 
 @pytest.mark.parametrize(("name", "head"), LANGUAGE)
-def test_of_one_layer_it_is_the_layer_scope(name: str, head: str) -> None:
+def test_exact_flow_of_one_layer_is_the_layer_scope(name: str, head: str) -> None:
     """With the value bias in the remainder. The encoder's columns are carried through the encoder too."""
     options = CONFIGS[name]
     model = tiny(name, head, **{key: 1 for key in DEPTHS if key in options})

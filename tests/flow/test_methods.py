@@ -77,7 +77,7 @@ def test_every_method_on_every_family(name: str, method: str) -> None:
         ("integrated_gradients:many", ("number of steps",)),
     ],
 )
-def test_names_that_are_not_known(method: str, parts: tuple[str, ...]) -> None:
+def test_unknown_methods(method: str, parts: tuple[str, ...]) -> None:
     lens, given, _, _ = open_case("gpt2", "CausalLM")
     refused(lambda: lens.flow(given, method=method, target=1), *parts)
 

@@ -208,7 +208,7 @@ def test_right_or_refused(name: str, head: str, path: str, options: dict[str, An
         ("in_a_row", "factor of the input", "between lm_head.0 (Linear) and lm_head.1 (Step) depends on the input"),
     ],
 )
-def test_where_the_unknown_begins(way: str, change: str, words: str) -> None:
+def test_the_first_unknown_step_is_named(way: str, change: str, words: str) -> None:
     model = tiny("gpt2", "CausalLM")
     WAYS[way](model, "lm_head", CHANGES[change])
     lens, given = Analyzer(model), encoding("gpt2", model)

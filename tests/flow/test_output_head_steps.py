@@ -80,7 +80,7 @@ UNKNOWN: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", KNOWN)
-def test_what_is_known(name: str, dtype: torch.dtype) -> None:
+def test_known_steps(name: str, dtype: torch.dtype) -> None:
     s = vectors(dtype=dtype)
     t = KNOWN[name](s)
     (link,) = find_output_head_steps(s, t, dtype, known(dtype))
@@ -94,7 +94,7 @@ def test_what_is_known(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_is_not(name: str, dtype: torch.dtype) -> None:
+def test_unknown_steps(name: str, dtype: torch.dtype) -> None:
     s = vectors(dtype=dtype)
     assert find_output_head_steps(s, UNKNOWN[name](s), dtype, known(dtype)) == []
 
@@ -201,7 +201,7 @@ def test_pools(name: str, width: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("step", ["tanh", "factor", "its own constant"])
 @pytest.mark.parametrize("name", ["first", "last", "mean"])
-def test_a_pool_that_is_changed_then(name: str, step: str) -> None:
+def test_a_pool_that_is_modified_afterwards(name: str, step: str) -> None:
     s = vectors()
     t = KNOWN[step](POOLS[name](s))
     (link,) = find_output_head_steps(s, t, torch.float64, known(torch.float64))
@@ -211,7 +211,7 @@ def test_a_pool_that_is_changed_then(name: str, step: str) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 12])
-def test_what_no_pool_makes(width: int) -> None:
+def test_vectors_that_are_not_pools(width: int) -> None:
     s = vectors(width=width)
     for t in (s[1:3].mean(0), s[0] + 50, s.abs().amax(0) + 1, s[0].abs() + 2 * s[0] + 1, s[2] * (1 + 1e-6) + 1e-6):
         assert find_output_head_steps(s, t[None], torch.float64, known(torch.float64)) == []

@@ -53,7 +53,7 @@ def test_round_trip(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shown(kind: str, tmp_path: Path) -> None:
+def test_flow_in_html_text_and_plot(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     flow: Flow = KINDS[kind]()
     page = flow.to_html(tmp_path / "flow.html").read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def test_shown(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["map", "logit"])
-def test_into_axes_that_are_given(kind: str) -> None:
+def test_plotting_into_given_axes(kind: str) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     left, right = figure.subplots(1, 2)
     assert KINDS[kind]().plot(ax=right) is right

@@ -84,7 +84,7 @@ def test_a_softcap_is_held() -> None:
         ([1], ("list",)),
     ],
 )
-def test_a_class_that_is_not_there(target: Any, parts: tuple[str, ...]) -> None:
+def test_a_missing_class(target: Any, parts: tuple[str, ...]) -> None:
     refused(lambda: named_classifier().flow("the cat", target=target), *parts)
 
 

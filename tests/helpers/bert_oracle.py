@@ -58,7 +58,7 @@ def oracle(model: PreTrainedModel, encoding: Mapping[str, Tensor]) -> list[Oracl
 
 @torch.no_grad()
 def oracle_from_trace(traces: Sequence[LayerTrace]) -> list[OracleLayer]:
-    """The same, from values that were already recorded."""
+    """The same, from recorded values."""
     return [decompose(layer) for layer in traces]
 
 
@@ -185,7 +185,7 @@ def trace(model: PreTrainedModel, encoding: Mapping[str, Tensor]) -> list[LayerT
             for name in ("attention", "value", "output", "norm1", "ff_in", "ff_out", "norm2"):
                 layer.get_submodule(getattr(paths, name)).register_forward_hook(recorder(name, layer))
     model.base_model(**encoding, output_attentions=True)
-    model.double()  # now the parameters too are float64
+    model.double()  # now the parameters are float64 too
 
     ids = encoding["input_ids"]
     keep = encoding.get("attention_mask", torch.ones_like(ids))[0].bool()

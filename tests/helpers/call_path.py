@@ -39,7 +39,7 @@ def crossed_files(call: Callable[[], Any]) -> list[str]:
 
 
 def calls(lens: Analyzer) -> dict[str, Callable[[], Any]]:
-    """The calls whose ways are kept short."""
+    """The calls whose paths are kept short."""
     return {"analyze": lambda: lens.analyze(SENTENCE), "flow": lambda: lens.flow(SENTENCE).maps}
 
 

@@ -1,4 +1,4 @@
-"""Comparisons that several tests make: analyses with one another and with an oracle, a model before and after."""
+"""Shared comparisons: analyses with each other and with an oracle, a model before and after."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-9) -> No
 
 
 def refused(call: Callable[[], Any], *parts: str) -> str:
-    """The message of the NormscopeError that `call` raises, which contains all `parts` and is more than a word."""
+    """The message of the NormscopeError that `call` raises, which contains all `parts` and is not just a word."""
     with pytest.raises(NormscopeError) as caught:
         call()
     assert type(caught.value) is NormscopeError
@@ -139,5 +139,5 @@ def assert_close_to_oracle(result: Analysis, layers: list[OracleLayer]) -> None:
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, as a share of the largest expected value."""
+    """The largest difference, relative to the largest expected value."""
     return float((found - expected).abs().max() / expected.abs().max())

@@ -1,4 +1,4 @@
-"""The frozen model as autograd sees it: the model's own code, with everything frozen taken out of the graph.
+"""The frozen model in autograd: the model's own code, with everything frozen detached from the graph.
 
 Attention probabilities and routing weights are detached, norms divide by a detached statistic, an activation is
 ``x * detached(g(x) / x)``, or, if it gates another projection, detached altogether. The rest is affine in the states

@@ -1,4 +1,4 @@
-"""Analyses of made-up tensors, for tests of the views: no model is needed."""
+"""Analyses of synthetic tensors, for tests of the views that need no model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def fake(
 ) -> Analysis:
     """An analysis of `tokens` with peaked random attention and a residual that dominates the diagonal.
 
-    `source` adds columns of another side, as a decoder has them; `side` is that of the tokens.
+    `source` adds columns of another side, as in a decoder; `side` is that of the tokens.
     """
     noise = torch.Generator().manual_seed(0)
     n, m = len(tokens), len(tokens) + len(source)
@@ -112,7 +112,7 @@ def fake_translation(**options: Any) -> EncoderDecoderAnalysis:
 
 
 def fake_picture(rows: Sequence[int] | None = None) -> Analysis:
-    """The analysis of a picture of 2 x 3 patches."""
+    """The analysis of an image of 2 x 3 patches."""
     tokens = ("[CLS]", "1,1", "1,2", "1,3", "2,1", "2,2", "2,3")
     return fake(tokens, layers=(0, 1), rows=rows, info={"model": "some/vit", "family": "ViT", "grid": [2, 3]})
 

@@ -1,4 +1,4 @@
-"""Files and helpers for the tests of readers."""
+"""Files and helpers for the reader tests."""
 
 from __future__ import annotations
 

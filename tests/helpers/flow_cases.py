@@ -12,12 +12,12 @@ from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from tests.helpers.tiny import BERT_FAMILIES, ENCODER_DECODER, FAMILIES, FLOAT32_NORMS, inputs, task_heads, tiny
 
-POST_NORM = (*BERT_FAMILIES, "opt-post", "deberta-v2")  # of those with one side
+POST_NORM = (*BERT_FAMILIES, "opt-post", "deberta-v2")  # for models with one side
 ONE_SIDED = tuple(name for name in FAMILIES if name not in ENCODER_DECODER)
 
 
 def heads(name: str) -> tuple[str, ...]:
-    """The heads of `task_heads`, and more for encoder-decoders."""
+    """The heads of `task_heads`, plus more for encoder-decoders."""
     more = {"bart": ("MaskedLM", "SequenceClassification"), "t5": ("SequenceClassification", "TokenClassification")}
     return task_heads(name) + more.get(name, ())
 

@@ -1,4 +1,4 @@
-"""A fresh copy of the project, and commands run as on a machine that has nothing else."""
+"""A fresh copy of the project, and commands run in a clean environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def copy_project(into: Path) -> Path:
-    """Copy what a clone would contain: the files that are in git, or would be added to it."""
+    """Copy what a clone would contain: files tracked by git, and untracked files that are not ignored."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -21,14 +21,14 @@ def copy_project(into: Path) -> Path:
         check=True,
     ).stdout
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():  # not one that was just removed
+        if (ROOT / name).is_file():  # skip files deleted in the working tree
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, into / name)
     return into
 
 
 def environment(home: Path, programs: Path | None = None) -> dict[str, str]:
-    """An empty home, no other Python environment; `programs` come first on the path."""
+    """An empty home and no other Python environment; `programs` come first on the path."""
     home.mkdir(exist_ok=True)
     left_out = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "NORMSCOPE_TEST_DATA", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
@@ -40,7 +40,7 @@ def environment(home: Path, programs: Path | None = None) -> dict[str, str]:
 
 
 def run(words: Sequence[str | os.PathLike[str]], cwd: Path, env: Mapping[str, str], timeout: float = 1800) -> str:
-    """The output of a command; a failure is raised with it."""
+    """The output of a command; raises with the output if it fails."""
     done = subprocess.run(
         words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
     )

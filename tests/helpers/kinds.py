@@ -1,4 +1,4 @@
-"""Tiny models of every kind that the viewer shows, each with its tokenizer or processor and an input."""
+"""Tiny models of every kind that the viewer supports, each with its tokenizer or processor and an input."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lenses() -> dict[str, Analyzer]:
 
 
 def png(width: int = 30, height: int = 20) -> str:
-    """A picture as base64, as in a request."""
+    """An image as base64, as in a request."""
     from PIL import Image
 
     file = io.BytesIO()

@@ -27,7 +27,7 @@ class Attention(NamedTuple):
     """Self-attention, or cross-attention to the encoder's tokens."""
 
     module: str  # returns a tuple that ends with the probabilities
-    value: str  # the projection that makes the values, perhaps with queries and keys
+    value: str  # the projection that computes the values, possibly with queries and keys
     output: str
     layout: str = "values"  # what `value` returns: "values"; "tail", values after q and k; "heads", q k v per head
     cross: bool = False
@@ -130,7 +130,7 @@ def describe(config: PretrainedConfig) -> dict[str, Stack]:
     if kind in ("bart", "marian", "whisper"):
         return {side: bart_stack(side, before=kind == "whisper") for side in ("encoder", "decoder")}
 
-    attention = Attention("self_attn", "self_attn.v_proj", "self_attn.o_proj")  # Llama and its kin
+    attention = Attention("self_attn", "self_attn.v_proj", "self_attn.o_proj")  # Llama and similar families
     ff = FeedForward(("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj", "mlp.act_fn")
     first = Branch(attention, "input_layernorm")
     second = Branch(ff, "post_attention_layernorm")
@@ -194,7 +194,7 @@ class Unit(NamedTuple):
     function: Callable[..., Tensor]  # elementwise
     weight: Tensor  # (d_ff, d)
     bias: Tensor  # (d,)
-    share: Tensor  # (n,) how much of it each token takes
+    share: Tensor  # (n,) its weight for each token
 
 
 def zeros(*shape: int) -> Tensor:
@@ -266,13 +266,13 @@ def oracle(model: PreTrainedModel, encoding: Mapping[str, Tensor]) -> dict[str, 
     }
     extra = {"output_attentions": True} if model.config.model_type == "deberta-v2" else {}
     model.base_model(**encoding, **extra)
-    model.double()  # now the parameters too are float64
+    model.double()  # now the parameters are float64 too
 
     keep = {}
     for name in stacks:
         n = records[name][0][""][0].shape[-2]
         mask = "decoder_attention_mask" if name == "decoder" and len(stacks) == 2 else "attention_mask"
-        ignored = mask == "attention_mask" and "input_features" in encoding  # Whisper reads all its frames
+        ignored = mask == "attention_mask" and "input_features" in encoding  # Whisper attends to all frames
         keep[name] = encoding[mask][0].bool() if mask in encoding and not ignored else torch.ones(n, dtype=torch.bool)
     return {
         name: [
@@ -294,7 +294,7 @@ def record(layer: nn.Module, blocks: tuple[Block, ...]) -> Record:
         return keep
 
     def finite_mask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A float64 mask of finfo.min is -inf to a float32 softmax, and a row of nothing else is NaN."""
+        """In a float32 softmax, a float64 mask of finfo.min is -inf, and a fully masked row becomes NaN."""
         for name in ("attention_mask", "mask"):
             if isinstance(kwargs.get(name), Tensor) and kwargs[name].is_floating_point():
                 kwargs = kwargs | {name: kwargs[name].clamp_min(-1e30)}
@@ -318,7 +318,7 @@ def record(layer: nn.Module, blocks: tuple[Block, ...]) -> Record:
 
 
 def dense_layer(layer: nn.Module, ff: FeedForward) -> FeedForward:
-    """A model of experts may have dense layers as well."""
+    """Mixture-of-experts models may also have dense layers."""
     if ff.experts and not hasattr(layer.get_submodule(ff.output), "experts"):
         return ff._replace(output="mlp.down_proj", experts="", router="")
     return ff

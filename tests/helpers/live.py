@@ -1,4 +1,4 @@
-"""A real server in a thread, and what tests need to know about it."""
+"""A real server in a thread, with helpers for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from normscope.view.server.jobs import ProgressReport
 from normscope.view.server.listening import SETTINGS, listen
 from normscope.view.server.schemas import AnalysisRequest
 
-WAIT = 60.0  # seconds that a request may wait at the server; it takes no more
+WAIT = 60.0  # the longest wait in seconds that the server accepts
 PATIENCE = 180.0  # seconds until something counts as failed, however busy the machine is
 
 
@@ -28,12 +28,12 @@ class Live:
     def __init__(self, port: int, app: Any, server: uvicorn.Server) -> None:
         self.port, self.app, self.server = port, app, server
         self.address = f"http://127.0.0.1:{port}"
-        # As many idle connections as it likes: when a thread closes one too many, another may be about to use it.
+        # Unlimited idle connections: otherwise one thread may close a connection that another is about to use.
         limits = httpx.Limits(max_keepalive_connections=None)
         self.client = httpx.Client(base_url=self.address, timeout=PATIENCE, trust_env=False, limits=limits)
 
     def start(self, **request: Any) -> dict[str, Any]:
-        """Ask for an analysis and wait for its end."""
+        """Start an analysis and wait until it ends."""
         answer = self.client.post("/api/analyses", params={"wait": WAIT}, json=request)
         assert answer.status_code == 201, answer.text
         found: dict[str, Any] = answer.json()
@@ -46,7 +46,7 @@ class Live:
         return found
 
     def waits(self) -> threading.Semaphore:
-        """A semaphore, released whenever a client begins to wait for a change; the client cannot miss a later one."""
+        """A semaphore, released whenever a client starts to wait for a change; it cannot miss a later change."""
         begun, jobs = threading.Semaphore(0), self.app.state.jobs
         changed = jobs.changed
 
@@ -58,12 +58,12 @@ class Live:
         return begun
 
     def until(self, id: str, state: str) -> dict[str, Any]:
-        """The status of an analysis once it is in a state."""
+        """The status of an analysis once it has reached a state."""
         return eventually(lambda: self.status(id, 1), lambda found: found["state"] == state)
 
 
 def eventually(look: Callable[[], Any], good: Callable[[Any], bool] = bool, patience: float = PATIENCE) -> Any:
-    """The value of `look()` as soon as it is good; fails if that takes too long."""
+    """The value of `look()` as soon as `good` accepts it; fails if that takes too long."""
     end = time.monotonic() + patience
     while not good(seen := look()):
         assert time.monotonic() < end, seen
@@ -93,7 +93,7 @@ def live(models: Mapping[str, Analyzer], **options: Any) -> Iterator[Live]:
 
 
 class Told(ProgressReport[Shown]):
-    """A report that tells its progress to a test, and its first layer to another report, or to nobody."""
+    """A report that passes its progress to a test and, optionally, its first layer to another report."""
 
     def __init__(self, on: Callable[[int, int], object], to: ProgressReport[Shown] | None = None) -> None:
         self.on, self.to = on, to
@@ -107,7 +107,7 @@ class Told(ProgressReport[Shown]):
 
 
 def held(report: ProgressReport[Shown], go: threading.Event) -> Told:
-    """A report that holds its analysis up after the second layer, until it is let go."""
+    """A report that blocks its analysis after the second layer until it is released."""
 
     def on(done: int, total: int) -> None:
         if done == 1:
@@ -119,7 +119,7 @@ def held(report: ProgressReport[Shown], go: threading.Event) -> Told:
 
 
 class Slow:
-    """An analysis that waits until it is let go, step by step; it counts how many run."""
+    """An analysis that blocks until it is released, step by step; it counts how many are running."""
 
     def __init__(self, steps: int = 4) -> None:
         self.steps, self.begun, self.ended, self.at_once, self.most = steps, 0, 0, 0, 0

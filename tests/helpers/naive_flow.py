@@ -18,7 +18,7 @@ BLOCK = "ATTNRESLN-N", "LNATTNRES-N", "LNATTNLNRES-N"  # the end of the attentio
 
 @cache
 def naive(name: str, head: str | None = None) -> dict[str, list[Any]]:
-    """side -> its layers by the naive oracle for the family."""
+    """side -> its layers, from the naive oracle for the family."""
     lens, given, _, _ = open_case(name, head)
     if name in BERT_FAMILIES:
         return {"encoder": list(bert_oracle.oracle(lens.model, given))}
@@ -50,7 +50,7 @@ def naive_joint_rollout(decoder: list[Tensor], encoder: list[Tensor]) -> Tensor:
 
 
 def to_one(row: Tensor) -> Tensor:
-    """A row, or rows, scaled to sum to one."""
+    """Rows scaled to sum to one."""
     return row / row.sum(-1, keepdim=True)
 
 

@@ -1,7 +1,7 @@
-"""Tiny models of families that normscope does not know, with descriptions as users might register them.
+"""Tiny models of families unknown to normscope, with descriptions as users might register them.
 
-Bloom has its own attention code, with queries, keys and values packed in one projection. DeepSeek-V3 makes its values
-in two steps with a norm between them (multi-head latent attention), so that no projection of the states is W_V.
+Bloom has its own attention code, with queries, keys and values packed in one projection. DeepSeek-V3 computes its
+values in two steps with a norm between them (multi-head latent attention), so that no projection of the states is W_V.
 """
 
 from typing import Any, Literal

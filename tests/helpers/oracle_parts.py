@@ -1,4 +1,4 @@
-"""The parts that both naive references use: a decomposed layer, its maps, the frozen norm, integrals by quadrature.
+"""Parts shared by both naive references: a decomposed layer, its maps, the frozen norm, integrals by quadrature.
 
 Row vectors; i = output token (row), j = input token (column), h = head. Everything is written as plain loops in
 float64; nothing here is shared with the library that it judges.

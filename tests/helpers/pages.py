@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^( *)```[ ]*(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)|(?:href|src)=\"([^\"]+)\"")
-SHOWN = ("normscope ", "make ", "pip ", "python -m ")  # how command lines begin
+SHOWN = ("normscope ", "make ", "pip ", "python -m ")  # prefixes of command lines
 CODE = re.compile(r"^( *)```.*?^\1```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
-TRAINED = {  # models of the hub that pages name, and what stands in for them: the default model, or test data
+TRAINED = {  # hub models named on pages, and their replacements: the default model or test data
     "bert-base-uncased": None,
     "gpt2": "stories15M",
     "meta-llama/Llama-3.2-1B": "stories15M",
@@ -26,7 +26,7 @@ PARAGRAPHS = [
     "Colin Fleming played tennis there as a boy. He later moved to another town with his family.",
     "The soap opera was filmed near the market. Visitors still ask where the tiny houses are.",
 ]
-SAMPLES = {  # files that pages name without making them
+SAMPLES = {  # files that pages use without creating them
     "texts.txt": "Lily had a red ball.\nTom went to the park.\n",
     "sst2.tsv": "text\tlabel\nA warm, funny film.\tpositive\nIt never ends.\tnegative\n",
     "wiki.txt": "\n\n".join(PARAGRAPHS * 3) + "\n",
@@ -36,10 +36,10 @@ SAMPLES = {  # files that pages name without making them
 
 @dataclass
 class Block:
-    kind: str  # "python", "sh", or "either": command lines of which people choose one
+    kind: str  # "python", "sh", or "either": alternative command lines
     code: str
-    line: int  # of the page, where the code begins
-    printed: str | None = None  # the text block that follows at once, if one does
+    line: int  # line of the page where the code starts
+    printed: str | None = None  # the text block that follows immediately, if any
 
 
 def pages() -> list[Path]:

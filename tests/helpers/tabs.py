@@ -1,4 +1,4 @@
-"""Chromium for the tests: finding it, and tabs that record everything that must not happen."""
+"""Chromium for the tests, and tabs that record everything that must not happen."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Tab:
-    """A page of the viewer, and what happened on it: errors, dialogs, and requested addresses."""
+    """A page of the viewer and its record of errors, dialogs and requested URLs."""
 
     def __init__(self, context: BrowserContext) -> None:
         context.set_default_timeout(PATIENCE)
@@ -78,12 +78,12 @@ class Tab:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the viewer reports to show."""
+        """The state that the viewer reports."""
         found: dict[str, Any] = self.page.evaluate("window.__normscope ? window.__normscope.state() : {}")
         return found
 
     def until(self, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The state as soon as it is good."""
+        """The state as soon as `good` accepts it."""
         found: dict[str, Any] = {}
 
         def is_good() -> bool:
@@ -94,7 +94,7 @@ class Tab:
         return found
 
     def wait(self, good: Callable[[], object], reason: Callable[[], str] = lambda: "it did not happen") -> None:
-        """Wait until `good()` is true. The page's requests reach the test meanwhile."""
+        """Wait until `good()` is true. The test receives the page's requests in the meantime."""
         end = time.monotonic() + PATIENCE / 1000
         while not good():
             assert time.monotonic() < end, reason()
@@ -113,14 +113,14 @@ class Tab:
         )
 
     def analyse(self, text: str) -> None:
-        """Type a text, ask for its analysis, and wait for the map."""
+        """Type a text, start its analysis, and wait for the map."""
         self.box("Text").or_(self.box("Source text")).fill(text)
         self.button("Analyse").click()
         self.wait_for_map()
-        self.until(lambda now: not now["busy"])  # the first layer is shown before the others are there
+        self.until(lambda now: not now["busy"])  # the first layer is shown before the others are ready
 
     def cell(self, row: int, column: int) -> tuple[float, float]:
-        """The place of a cell of the whole map on the page; the map is scrolled into view."""
+        """The position of a cell on the page; the map is scrolled into view."""
         self.part("map").scroll_into_view_if_needed()
         box = self.part("map").bounding_box()
         assert box is not None
@@ -137,7 +137,7 @@ class Tab:
         self.page.mouse.click(*self.cell(row, column))
 
     def colours(self) -> int:
-        """How many colours the map has: more than one if something is drawn."""
+        """The number of colours in the map: more than one if something is drawn."""
         found: int = self.part("map").evaluate(
             """canvas => {
                 const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -162,12 +162,12 @@ class Tab:
 
 @contextmanager
 def open_tab(browser: Browser, size: str = "laptop", **options: Any) -> Iterator[Tab]:
-    """A new tab in a fresh profile; fails at the end if anything bad has happened."""
+    """A new tab in a fresh profile; fails at the end if anything went wrong."""
     width, height = SIZES[size]
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
     try:
         tab = Tab(context)
         yield tab
-        assert tab.errors == [], tab.errors  # said in full: pytest explains the assertions of test files only
+        assert tab.errors == [], tab.errors  # explicit messages: pytest rewrites assertions in test files only
     finally:
         context.close()

@@ -1,4 +1,4 @@
-"""Test files import from `tests.helpers`, never from one another, and the oracles take nothing from the library."""
+"""Test files import from `tests.helpers`, never from one another, and the oracles import nothing from the library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ORACLES = ("oracle_parts", "bert_oracle", "layer_oracle", "detached")
 
 
 def imported_modules(path: Path) -> Iterator[str]:
-    """The modules that a file imports anywhere, and every name taken from them as if it were a module too."""
+    """The modules imported anywhere in a file; imported names are included as if they were modules."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,4 +1,4 @@
-"""The naive reference for every layer type: complete, causal, and right by hand."""
+"""The naive reference for every layer type: complete, causal, and equal to results by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.layer_oracle import oracle
 from tests.helpers.oracle_parts import OracleLayer, head_maps, integrated_gradients, maps, mixing
 from tests.helpers.tiny import ALTERNATING, CAUSAL, ENCODER_DECODER, FLOAT32_NORMS, IMAGES, OTHER_FAMILIES, inputs, tiny
 
-SINGLE_SCORES = ("gptj",)  # and these attention scores: they round as the processor's products of that shape do
+SINGLE_SCORES = ("gptj",)  # attention scores too: their rounding depends on the processor's matrix products
 ENCODERS = ("modernbert", "deberta-v2", *IMAGES)
 POST = "ATTN ATTNRES ATTNRESLN ATTNRESLNFF ATTNRESLNFFRES ATTNRESLNFFRESLN"
 PRE = "LNATTN LNATTNRES LNATTNRESLN LNATTNRESLNFF LNATTNRESLNFFRES"
@@ -89,7 +89,7 @@ def test_complete_in_float32(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHER_FAMILIES)
 def test_heads(name: str) -> None:
-    """A model with a head has the layers of the base model, and runs."""
+    """A model with a head has the layers of its base model, and runs."""
     if name in ENCODER_DECODER:
         heads = ["Seq2SeqLM"]
     elif name in IMAGES:
@@ -152,7 +152,7 @@ def test_attention_rows(name: str) -> None:
                 if weights is None:
                     continue
                 sums = weights.sum(dim=-1)
-                if name == "gpt_oss":  # the sink takes its part
+                if name == "gpt_oss":  # the sink takes its share
                     assert float(sums.max()) < 1
                     assert float(sums.min()) < 0.9
                 else:

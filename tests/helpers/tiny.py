@@ -143,7 +143,7 @@ FAMILIES = tuple(CONFIGS)
 ALTERNATING = ("gemma2", "gemma3_text", "gpt_oss")  # sliding and full attention in turn
 ENCODER_DECODER = ("t5", "t5-gated", "bart", "marian", "whisper")
 IMAGES = ("vit", "deit", "dinov2", "dinov2-swiglu", "dinov2_with_registers")
-ENCODERS = (*BERT_FAMILIES, "modernbert", "deberta-v2")  # of text
+ENCODERS = (*BERT_FAMILIES, "modernbert", "deberta-v2")  # text models
 CAUSAL = tuple(name for name in FAMILIES if name not in (*ENCODERS, *ENCODER_DECODER, *IMAGES))
 GATED = (  # the feed-forward is g(a) * u; gpt-oss has another function of a and u
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "t5-gated", "modernbert", "dinov2-swiglu",
@@ -156,7 +156,7 @@ FLOAT32_NORMS = (  # transformers computes their norms in float32
 NO_TOKEN_CLASSIFICATION = ("opt", "opt-post", "gptj", "gemma3_text")  # transformers has no such head for them
 
 
-VALUE_PROJECTIONS = [  # of the second layer
+VALUE_PROJECTIONS = [  # in the second layer
     ("bert", "encoder.layer.1.attention.self.value"),
     ("gpt2", "h.1.attn.c_attn"),
     ("gpt_neox", "layers.1.attention.query_key_value"),
@@ -166,7 +166,7 @@ VALUE_PROJECTIONS = [  # of the second layer
 
 
 def task_heads(name: str) -> tuple[str, ...]:
-    """The heads that are tested with a family, as in the names of transformers' AutoModelFor... classes."""
+    """The heads tested with a family, as in the names of transformers' AutoModelFor... classes."""
     if name in IMAGES:
         return ("ImageClassification",)
     if name in ENCODER_DECODER:
@@ -204,7 +204,7 @@ def tiny(
 
 
 def random_model(kind: str, head: str | None = None, *, seed: int = 0, **options: Any) -> PreTrainedModel:
-    """A float64 model of any type that transformers has, with random parameters, in eval mode."""
+    """A float64 model of any transformers model type, with random parameters, in eval mode."""
     auto = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -241,7 +241,7 @@ def randomise(model: nn.Module) -> None:
 def inputs(name: str, model: PreTrainedModel, length: int = 9, target: int = 6, seed: int = 0) -> dict[str, Tensor]:
     """One input (batch 1) for the model; `target` is the decoder's length in an encoder-decoder.
 
-    Images and spectrograms have the length that the model's config fixes.
+    Images and spectrograms have the size fixed by the model's config.
     """
     generator = torch.Generator().manual_seed(seed)
 

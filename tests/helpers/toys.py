@@ -53,7 +53,7 @@ def word_pieces(pieces: Sequence[str], pre_tokenizer: Any) -> Tokenizer:
 
 @cache
 def toy_tokenizer() -> PreTrainedTokenizerFast:
-    """A fast WordPiece tokenizer of 21 entries, with BERT's special tokens and token types."""
+    """A fast WordPiece tokenizer with 21 entries, BERT's special tokens and token types."""
     return PreTrainedTokenizerFast(
         tokenizer_object=word_pieces(WORDS, pre_tokenizers.BertPreTokenizer()),
         pad_token="[PAD]",

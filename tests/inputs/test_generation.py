@@ -206,7 +206,7 @@ def test_teacher_forcing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bart", "marian", "t5"])
-def test_own_answer(name: str) -> None:
+def test_generated_answer(name: str) -> None:
     """The same as a hand-written greedy loop; the end token is written, not read."""
     lens = translator(name)
     start = lens.model.config.decoder_start_token_id
@@ -224,7 +224,7 @@ def test_own_answer(name: str) -> None:
     assert len(lens.analyze(SOURCE, scopes="weights").decoder.rows) <= 65
 
 
-def test_own_answer_to_a_sound() -> None:
+def test_generated_answer_to_audio() -> None:
     """The decoder reads the start token first, which Whisper's generate() does not return."""
     model = tiny("whisper", "Seq2SeqLM")
     features = inputs("whisper", model)["input_features"]
@@ -378,7 +378,7 @@ def test_patches_at_the_edge_that_are_cut_off() -> None:
     ],
     ids=lambda value: str(value)[:30].replace("\n", ""),
 )
-def test_anything_but_a_picture(given: Any, part: str) -> None:
+def test_non_images_are_refused_by_vision_models(given: Any, part: str) -> None:
     refused(lambda: seer().analyze(given), part)
 
 
@@ -408,7 +408,7 @@ def test_a_picture_for_a_text_model(lens: Any) -> None:
 # --- sounds ----------------------------------------------------------------------------------------------------------
 
 
-def test_sound() -> None:
+def test_audio_input() -> None:
     model = tiny("whisper")
     given = inputs("whisper", model)
     result = Analyzer(model).analyze(given)
@@ -430,13 +430,13 @@ def test_sound() -> None:
     ],
     ids=["short", "bins", "dimensions", "infinite", "none"],
 )
-def test_wrong_sounds(features: Any, parts: list[str]) -> None:
+def test_invalid_audio(features: Any, parts: list[str]) -> None:
     model = tiny("whisper")
     given = inputs("whisper", model) | {"input_features": features}
     refused(lambda: Analyzer(model).analyze(given), *parts)
 
 
-def test_text_for_a_model_that_listens() -> None:
+def test_text_for_a_speech_model() -> None:
     lens = Analyzer(tiny("whisper"))
     refused(lambda: lens.analyze("a text"), "input_features")
     refused(lambda: lens.analyze({"input_ids": [5, 6], "decoder_input_ids": [1]}), "input_features")

@@ -33,7 +33,7 @@ def test_gains_and_losses_cancel(axis: str, summed: int) -> None:
     torch.testing.assert_close(amplification(maps[0], 9 * maps[1], axis), found)  # type: ignore[arg-type]
 
 
-def test_what_is_zero_stays_zero() -> None:
+def test_zero_maps_stay_zero() -> None:
     assert torch.equal(map_shares(torch.zeros(2, 2)), torch.zeros(2, 2, dtype=torch.float64))
 
 

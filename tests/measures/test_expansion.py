@@ -49,7 +49,7 @@ def test_the_papers_matrix(d: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("d", [1, 2, 7])
-def test_the_codes_matrix(d: int) -> None:
+def test_the_matrix_of_the_released_code(d: int) -> None:
     given = affine(d, d, seed=d)
     found = released_code_expansion_rate(*given)
     assert found == pytest.approx(rate(codes_matrix(*given)), rel=1e-12)

@@ -41,7 +41,7 @@ def test_counts_are_rounded_up() -> None:
             faithfulness_count_in_share(share, 4)
 
 
-def test_who_is_removed() -> None:
+def test_token_ranking_and_removal() -> None:
     order = faithfulness_token_ranking([0.1, -3.0, 2.0, 0.1, 0.5])
     assert order == (2, 4, 0, 3, 1)  # signed, and of equals the earlier first
     assert faithfulness_top_tokens(order, 0.4) == {2, 4}

@@ -36,7 +36,7 @@ def test_any_leading_dimensions_and_dtype(dtype: torch.dtype) -> None:
     torch.testing.assert_close(without_first(maps, True).sum(-1), torch.ones(2, 4, 5, dtype=dtype))
 
 
-def test_of_a_causal_model() -> None:
+def test_first_token_share_of_a_causal_model() -> None:
     model = tiny("gpt2")
     result = Analyzer(model).analyze(inputs("gpt2", model))
     torch.testing.assert_close(result.first_token_share("weights"), result["ATTN-W"][..., 0])  # weights sum to 1

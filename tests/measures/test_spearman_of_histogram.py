@@ -30,7 +30,7 @@ def test_by_hand() -> None:
     assert spearman_of_histogram([0, 1], [1, 0], [10**9, 10**9]) == -1
 
 
-def test_what_does_not_vary_has_no_correlation() -> None:
+def test_constant_values_have_no_correlation() -> None:
     assert isnan(spearman_of_histogram([1, 1], [1, 2], [3, 4]))
     assert isnan(spearman_of_histogram([], [], []))
 

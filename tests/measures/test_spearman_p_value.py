@@ -39,7 +39,7 @@ def test_many_pairs_nearly() -> None:
     assert spearman_p_value(a, b) == spearman_p_value(a, b)
 
 
-def test_chance_is_called_so() -> None:
+def test_p_values_are_uniform_on_null_data() -> None:
     """On null data about 5 % of p-values are at most 0.05; somewhat fewer with six pairs, as p is discrete."""
     generator = np.random.default_rng(1)
     found = [spearman_p_value(*generator.standard_normal((2, 6))) for _ in range(600)]

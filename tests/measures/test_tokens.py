@@ -79,7 +79,7 @@ def test_punctuation_inside_a_given_word_is_a_separate_word() -> None:
         *((token, False) for token in ("a.", "1,000", SPACE, "", "##s", "<0xE2>", "\u00b0", "e")),
     ],
 )
-def test_what_stands_alone(token: str, alone: bool) -> None:
+def test_punctuation_tokens(token: str, alone: bool) -> None:
     assert is_punctuation_token(token) == alone
 
 

@@ -32,7 +32,7 @@ def test_heads(tmp_path: Path, head: str) -> None:
     assert lens.analyze("A text.").scopes
 
 
-def test_a_head_that_is_not_there_is_left_out(tmp_path: Path) -> None:
+def test_a_missing_head_is_left_out(tmp_path: Path) -> None:
     folder = saved(tmp_path, "MaskedLM")
     weights = load_file(folder / "model.safetensors")
     save_file(
@@ -54,7 +54,7 @@ def test_a_pooler_that_is_random_at_each_load_does_not_make_another_model(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./no-such-folder"])
-def test_a_folder_that_is_not_there(name: str) -> None:
+def test_a_missing_folder(name: str) -> None:
     with pytest.raises(NormscopeError, match=f"{name}.: there is no such folder. Pass a hub name"):
         Analyzer.from_pretrained(name)
 
@@ -74,7 +74,7 @@ def test_options_that_are_refused(options: dict[str, Any], reason: str) -> None:
         Analyzer.from_pretrained(default_model.find(), **options)
 
 
-def test_options_that_say_what_is_done_anyway(tmp_path: Path) -> None:
+def test_redundant_loading_options_are_accepted(tmp_path: Path) -> None:
     lens = Analyzer.from_pretrained(saved(tmp_path, None), trust_remote_code=False, use_safetensors=True)
     assert lens.analyze("A text.").scopes
 

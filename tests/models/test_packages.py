@@ -136,7 +136,7 @@ def test_without_protobuf_pillow_and_others(tmp_path: Path) -> None:
     assert said[3].endswith(needs("its tokenizer", "fugashi", "pip install fugashi"))
 
 
-def test_with_all_of_them(tmp_path: Path) -> None:
+def test_loading_with_all_packages_installed(tmp_path: Path) -> None:
     """These checkpoints need no other package."""
     pytest.importorskip("PIL")
     for folder in (marian(tmp_path / "marian"), llama(tmp_path / "llama"), vit(tmp_path / "vit")):
@@ -161,19 +161,19 @@ def test_with_all_of_them(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_an_error_asks_for(error: Exception, package: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_from_an_error(error: Exception, package: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "is_package_installed", lambda name: name in ("transformers", "google"))
     assert packages.missing_package(error) == package
 
 
-def test_an_import_error_is_believed_before_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_error_takes_precedence_over_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "is_package_installed", lambda name: False)
     asked = "You need to install rjieba to use CpmTokenizer."
     assert packages.missing_package(ModuleNotFoundError(asked), ("sentencepiece",)) == "rjieba"
     assert packages.missing_package(ValueError("`pip install tiktoken`"), ("sentencepiece",)) == "sentencepiece"
 
 
-def test_what_is_installed() -> None:
+def test_installed_packages() -> None:
     assert packages.is_package_installed("torch")
     assert not packages.is_package_installed("no-such-package")
     assert not packages.is_package_installed("no_such_package.part")

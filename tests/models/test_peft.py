@@ -85,7 +85,7 @@ def test_norms_that_were_tuned(value_bias: str) -> None:
     """Their beta passes through W_V; with value_bias="remainder" the result belongs to no token."""
     config = peft.LNTuningConfig(target_modules=["ln_1", "ln_2"])
     model = peft.get_peft_model(base("gpt2"), config).eval()
-    noise = torch.Generator().manual_seed(2)  # what was tuned is no longer what it was before
+    noise = torch.Generator().manual_seed(2)  # so that the tuned parameters differ from their initial values
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=noise).to(parameter)

@@ -99,7 +99,7 @@ def test_a_broken_one_is_reported_once(
     assert ask()  # without a warning, which would be an error here
 
 
-def test_they_reach_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_reach_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("polars")
     monkeypatch.syspath_prepend(install(tmp_path, "mine = others_package:MINE", "x = others_package:installed_count"))
     (tmp_path / "data.txt").write_text("A text.\nAnother one.\n")

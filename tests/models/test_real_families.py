@@ -107,7 +107,7 @@ def test_stories_goes_on(stories: Analyzer) -> None:
     assert_sound(result)
     short = stories.analyze(STORY)
     n = len(short.tokens)
-    top = short["layer"].amax(-1, keepdim=True)  # causal: what was written since changes nothing
+    top = short["layer"].amax(-1, keepdim=True)  # causal: later tokens change nothing
     assert float(((result["layer"][:, :n, :n] - short["layer"]).abs() / top).max()) < 1e-4
 
 

@@ -287,6 +287,6 @@ def test_unknown_scope_that_is_near_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("wanted", [[], (), iter([]), [None], [3], 5, [["ATTN-N"]], b"ATTN-N"])
-def test_anything_but_a_scope_is_refused(wanted: object) -> None:
+def test_non_scopes_are_refused(wanted: object) -> None:
     with pytest.raises(NormscopeError):
         resolve_scopes(wanted, BERT.stacks[0].blocks)  # type: ignore[arg-type]

@@ -169,7 +169,7 @@ def test_the_encoder_of_an_encoder_decoder_reads_virtual_tokens(name: str, kind:
         Analyzer(model).analyze({"input_ids": IDS})  # what it would write without its prompt
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_soft_prompts_are_refused() -> None:
     with pytest.raises(NormscopeError, match="Prefix tuning of an encoder-decoder"):
         Analyzer(prompted("t5", "prefix tuning"))
     with pytest.raises(NormscopeError, match="adaption prompts"):

@@ -47,7 +47,7 @@ def test_the_version_is_from_one_place(dist: Path) -> None:
     assert f'__version__ = "{__version__}"' in (ROOT / "src/normscope/_version.py").read_text("utf-8")
 
 
-def test_what_the_wheel_holds(dist: Path) -> None:
+def test_wheel_contents(dist: Path) -> None:
     with zipfile.ZipFile(wheel(dist)) as archive:
         names = set(archive.namelist())
         info = f"normscope-{__version__}.dist-info"
@@ -66,7 +66,7 @@ def test_what_the_wheel_holds(dist: Path) -> None:
     assert wheel(dist).stat().st_size < 2_000_000
 
 
-def test_what_the_source_archive_holds(dist: Path) -> None:
+def test_source_archive_contents(dist: Path) -> None:
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}

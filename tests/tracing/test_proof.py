@@ -339,7 +339,7 @@ def test_a_part_in_half_precision_is_copied() -> None:
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e-1])
-def test_what_almost_adds_up_is_warned_of(size: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_small_completeness_errors_warn(size: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A warning with advice above 1e-4, a refusal above 1e-2."""
     monkeypatch.setattr(proof, "CLOSE", 1.0)
     model: Any = tiny("bert")
@@ -520,7 +520,7 @@ def test_values_that_others_mix_are_refused() -> None:
         lens.analyze(GIVEN)
 
 
-def test_what_others_have_changed_is_not_batched() -> None:
+def test_hooked_models_are_not_batched() -> None:
     """A hook that counts tokens from the end would count the padding of a batch."""
     model: Any = tiny("llama")
 

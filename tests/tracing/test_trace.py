@@ -22,7 +22,7 @@ def sides(result: Any) -> list[Any]:
 
 @pytest.mark.parametrize("scopes", [["weights"], ["attention"], ["attention-residual"], ["attention-block"]])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_a_whole_pass_gives(name: str, scopes: list[str]) -> None:
+def test_partial_requests_equal_the_whole_pass(name: str, scopes: list[str]) -> None:
     model = tiny(name)
     lens, encoding, before = Analyzer(model), inputs(name, model), state_of(model)
     whole, part = lens.analyze(encoding), lens.analyze(encoding, scopes=scopes)
@@ -80,7 +80,7 @@ def ran(model: PreTrainedModel, modules: list[nn.Module], **options: Any) -> int
     return len(counted)
 
 
-def test_layers_after_the_last_wanted_are_not_run() -> None:
+def test_layers_after_the_last_requested_are_not_run() -> None:
     model = tiny("bert", num_hidden_layers=4)
     layers = list(model.encoder.layer)
     assert ran(model, layers) == 4
@@ -88,7 +88,7 @@ def test_layers_after_the_last_wanted_are_not_run() -> None:
     assert ran(model, layers, layers=[0]) == 1
 
 
-def test_what_follows_the_last_wanted_scope_is_not_run() -> None:
+def test_nothing_runs_after_the_last_requested_scope() -> None:
     model = tiny("bert", num_hidden_layers=3)
     feed_forwards = [layer.intermediate for layer in model.encoder.layer]
     outputs = [layer.attention.output for layer in model.encoder.layer]
@@ -99,7 +99,7 @@ def test_what_follows_the_last_wanted_scope_is_not_run() -> None:
     assert ran(model, [model.pooler]) == 0
 
 
-def test_a_layer_is_handed_out_before_what_nobody_asked_for_is_run() -> None:
+def test_a_layer_is_reported_before_unrequested_work() -> None:
     model = tiny("bert", num_hidden_layers=3)
     encoding = {"input_ids": torch.arange(5, 14)[None]}
     with pytest.MonkeyPatch.context() as patch:
@@ -127,7 +127,7 @@ def test_a_layer_is_handed_out_before_what_nobody_asked_for_is_run() -> None:
         ("output.LayerNorm", "layer", 1),
     ],
 )
-def test_what_is_not_finite_is_found_before_it_is_handed_out(path: str, scope: str, done: int) -> None:
+def test_nonfinite_layers_are_refused_before_they_are_reported(path: str, scope: str, done: int) -> None:
     model = tiny("bert", num_hidden_layers=4)
     lens = Analyzer(model)
     with torch.no_grad():

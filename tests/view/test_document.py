@@ -115,7 +115,7 @@ def test_pre_ln_causal() -> None:
     assert [row["token"] for row in side["rows"] if row["special"]] == ["<s>"]
 
 
-def test_what_a_model_wrote_itself_is_not_special() -> None:
+def test_generated_tokens_are_not_special() -> None:
     (side,) = document_header(speaker().analyze("the cat", generate=4))["sides"]
     special = [row["token"] for row in side["rows"] if row["special"]]
     assert set(special) <= {"<s>", "</s>", "<pad>"}
@@ -245,12 +245,12 @@ def test_cells(kind: str) -> None:
         (("encoder", "ATTN-N", 9), "Layer 9"),
     ],
 )
-def test_cells_that_are_not_there(arguments: tuple[Any, ...], message: str) -> None:
+def test_missing_cells_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(NormscopeError, match=message):
         document_map_bytes(fake(), *arguments)
 
 
-def test_what_is_not_finite_becomes_null() -> None:
+def test_nonfinite_numbers_become_null() -> None:
     broken = replace(fake().measured["ATTN-N"], mixing=torch.full((6, 11), torch.nan))
     described = document_header(replace(fake(), measured={"ATTN-N": broken}))
     assert json.loads(document_header_to_json(described))["sides"][0]["mixing"]["ATTN-N"][0][0] is None

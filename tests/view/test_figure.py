@@ -203,7 +203,7 @@ def test_the_array_of_axes_of_several(choice: dict[str, Any], shape: tuple[int, 
     assert grid._repr_png_().startswith(b"\x89PNG")
 
 
-def test_axes_that_are_given() -> None:
+def test_given_axes() -> None:
     left, right = Figure().subplots(1, 2)
     assert fake().plot("ATTN-N", 2, ax=right) is right
     assert right.get_title() == "ATTN-N, layer 3"

@@ -59,6 +59,6 @@ def test_precision_of_a_wide_range() -> None:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0])
-def test_what_has_no_code_is_refused(wrong: float) -> None:
+def test_values_without_a_code_are_refused(wrong: float) -> None:
     with pytest.raises(NormscopeError, match="The map contains"):
         encode_log16(np.array([1.0, wrong]))

@@ -86,7 +86,7 @@ def test_only_the_viewer_may_run() -> None:
     assert executed == [{}]
 
 
-def test_the_page_asks_nobody() -> None:
+def test_the_page_loads_nothing_external() -> None:
     parsed = Page(build_page(fake()))
     assert not [a for _, a in parsed.tags if "src" in a or not str(a.get("href", "data:")).startswith("data:")]
     assert not re.search(r"@import|url\((?!['\"]?data:)", parsed.scripts["script"])
@@ -96,7 +96,7 @@ def test_language_and_charset_come_first() -> None:
     assert build_page(fake()).startswith('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
 
 
-def test_readers_without_scripts_are_told_the_strongest_cells() -> None:
+def test_pages_without_scripts_list_the_strongest_cells() -> None:
     source = build_page(fake_translation())
     without = source.partition("<noscript>")[2].partition("</noscript>")[0]
     assert "some/model: decoder 3 tokens, 6 layers; encoder 2 tokens, 6 layers" in without
@@ -137,7 +137,7 @@ def test_a_picture_is_in_the_page(tmp_path: Path) -> None:
         fake().to_html(tmp_path / "y.html", image=image)
 
 
-def test_what_cannot_be_shown_leaves_no_file(tmp_path: Path) -> None:
+def test_a_failed_page_leaves_no_file(tmp_path: Path) -> None:
     broken = replace(fake().measured["ATTN-N"], map=torch.full((6, 11, 11), torch.nan))
     with pytest.raises(NormscopeError, match="NaN"):
         replace(fake(), measured={"ATTN-N": broken}).to_html(tmp_path / "x.html")

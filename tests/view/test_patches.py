@@ -54,7 +54,7 @@ def test_rows_without_cls() -> None:
 
 
 @pytest.mark.parametrize("token", ["3,1", "x", 7, -8, 1.0, True])
-def test_outputs_that_are_not_there(token: Any) -> None:
+def test_missing_outputs_are_refused(token: Any) -> None:
     with pytest.raises(NormscopeError, match=r"There is no output .* '2,3', or an index from 0 to 6"):
         fake_picture().plot("ATTN-N", 0, token=token)
 
@@ -85,7 +85,7 @@ def test_over_a_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "given", ["missing.png", __file__, 5, [[["a"]]], np.zeros((3, 4, 5)), np.zeros(3), {}], ids=str
 )
-def test_anything_but_a_picture_is_refused(given: Any) -> None:
+def test_plot_refuses_non_images(given: Any) -> None:
     with pytest.raises(NormscopeError, match=r"(?i)image|picture"):
         fake_picture().plot(image=given)
 
@@ -112,7 +112,7 @@ def shown(view: Any, width: int = 80) -> str:
     return file.getvalue()
 
 
-def test_in_the_terminal() -> None:
+def test_patches_in_the_terminal() -> None:
     lines = shown(terminal_map(fake_picture(), "ATTN-W", 1)).splitlines()
     assert lines[0] == "ATTN-W, layer 2, output [CLS] (counted from 1): attention weight"
     assert [len(line) for line in lines[1:3]] == [7, 7]

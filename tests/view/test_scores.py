@@ -44,7 +44,7 @@ def test_a_flow_in_the_header(kind: str) -> None:
 
 
 def test_a_method_without_a_remainder() -> None:
-    """Its scores are no decomposition: what is not a number is null."""
+    """Its scores are not a decomposition: missing values are null."""
     found = document_header(result_of("causal"), flow=flow_of("causal", method="rollout"))["flow"]
     assert found["remainder"] is None
     assert found["completeness"] is None
@@ -95,7 +95,7 @@ def test_pages_carry_a_flow(tmp_path: Path) -> None:
     assert len(embedded(path.read_text())["flow"]["scores"]) == 5
 
 
-def test_targets_and_tokens_that_would_like_to_be_tags(tmp_path: Path) -> None:
+def test_targets_and_tokens_that_look_like_tags(tmp_path: Path) -> None:
     analysis = fake(NASTY)
     hack = "</script><script>alert(1)</script>\u202e\u2028"
     page = analysis.to_html(tmp_path / "x.html", flow=fake_flow(analysis, f"logit of {hack}")).read_text()

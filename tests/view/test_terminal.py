@@ -205,7 +205,7 @@ def test_summary() -> None:
     assert "11: [CLS] colin" in text
 
 
-def test_what_is_not_a_number_is_the_worst_error() -> None:
+def test_nan_is_the_worst_error() -> None:
     analysis = fake(layers=(0, 1))
     broken = replace(analysis.measured["ATTN-N"], completeness=torch.tensor([0.1, float("nan")]))
     _, scope, layer = worst_completeness(replace(analysis, measured=dict(analysis.measured) | {"ATTN-N": broken}))

@@ -45,7 +45,7 @@ def test_the_widget_holds_the_document() -> None:
     assert widget(fake()) is not shown
 
 
-def test_what_is_asked_for() -> None:
+def test_mimebundle_includes_and_excludes() -> None:
     assert set(mimebundle(fake(), include=["image/png"])[0]) == {"image/png"}
     assert set(mimebundle(fake(), exclude=[VIEW])[0]) == {"image/png", "text/plain"}
 

@@ -1,4 +1,4 @@
-/** Times for whoever measures: `window.__normscope`. */
+/** Timings for benchmarks and tests: `window.__normscope`. */
 
 export const measured: { firstMapAt: number | null; lastDrawMs: number } = { firstMapAt: null, lastDrawMs: 0 };
 

@@ -1,4 +1,4 @@
-/** Put a viewer into an element. */
+/** Mount a viewer in an element. */
 
 import { mount, unmount } from "svelte";
 import style from "./look/base.css?inline";
@@ -10,7 +10,7 @@ export interface Mounted {
   remove(): void;
 }
 
-/** `root` is where styles go: the page's head, or a shadow root. `whole`: the viewer is the page. */
+/** Styles go into `root`: the document head or a shadow root. `whole`: the viewer fills the page. */
 export function show(target: HTMLElement, root: HTMLElement | ShadowRoot, whole: boolean): Mounted {
   const sheet = document.createElement("style");
   sheet.textContent = style;

@@ -1,11 +1,11 @@
-/** The viewer of `normscope serve`: models to choose from, and the analysis that the address asks for. */
+/** The viewer of `normscope serve`: a list of models, and the analysis given by the URL fragment. */
 
 import { sameInput, type Lab, type ModelInfo, type Request } from "./data/source";
 import type { Store } from "./state/store.svelte";
 
 export const EXAMPLE = "Colin Fleming played the highway tiny soap opera.";
 
-/** A whole request from the parts that are known. */
+/** A complete request: missing fields get their defaults. */
 export const requestOf = (part: Partial<Request>, models: readonly ModelInfo[]): Request => ({
   model: models.find((one) => one.name === part.model)?.name ?? models[0]?.name ?? "",
   text: part.text ?? "",
@@ -17,11 +17,11 @@ export const requestOf = (part: Partial<Request>, models: readonly ModelInfo[]):
   flow: part.flow ?? null,
 });
 
-/** Whether two requests ask for the same; heads are a matter of the view. */
+/** Whether two requests are equivalent. Heads do not count: they belong to the view. */
 const alike = (a: Partial<Request>, b: Partial<Request>): boolean =>
   sameInput(a, b) && JSON.stringify(a.flow ?? null) === JSON.stringify(b.flow ?? null);
 
-/** Go where an address points to: another view, and with a server another text or model too. */
+/** Apply a URL fragment: another view and, if there is a server, another text or model. */
 export async function follow(store: Store, fragment: string): Promise<void> {
   const { request, other } = store.recall(fragment);
   if (!store.lab || alike(request, store.asked.request) || !request.text) return;

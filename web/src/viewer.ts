@@ -1,4 +1,4 @@
-/** The viewer as a page: an HTML file with its document, or `normscope serve`. */
+/** The viewer as a page: an HTML file with an embedded document, or `normscope serve`. */
 
 import { Doc } from "./data/doc.svelte";
 import { embedded } from "./data/embedded";

@@ -1,4 +1,4 @@
-/** The viewer in a notebook, by the contract of anywidget. */
+/** The viewer in a notebook, as an anywidget module. */
 
 import { Doc } from "./data/doc.svelte";
 import { inflate } from "./data/embedded";
@@ -11,7 +11,7 @@ interface Model {
   off(event: string, call: () => void): void;
 }
 
-/** The bytes of a trait, which notebooks hand over as a DataView or an array. */
+/** The bytes of a trait, which notebooks pass as a DataView or an ArrayBuffer. */
 function bytesOf(value: unknown): Uint8Array<ArrayBuffer> {
   if (value instanceof ArrayBuffer) return new Uint8Array(value);
   const view = value as DataView<ArrayBuffer>;
@@ -20,7 +20,7 @@ function bytesOf(value: unknown): Uint8Array<ArrayBuffer> {
 
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const host = document.createElement("div");
-  host.dataset.lmSuppressShortcuts = "true"; // keys belong to the viewer while it has the focus
+  host.dataset.lmSuppressShortcuts = "true"; // the viewer handles keys while it has the focus
   el.append(host);
   const root = host.attachShadow({ mode: "open" });
   const target = document.createElement("div");

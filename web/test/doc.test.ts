@@ -2,7 +2,7 @@ import { describe, expect, it, vi } from "vitest";
 import { Doc } from "../src/data/doc.svelte";
 import { header, side } from "./fake";
 
-/** A document, and the maps that its source was asked for, in order. */
+/** A document, and the maps requested from its source, in order. */
 function document() {
   const one = side(["a", "b"]);
   const asked: string[] = [];
@@ -12,11 +12,11 @@ function document() {
   };
   return { one, asked, doc: new Doc(header(one), { header: async () => header(one), cells }) };
 }
-const settled = () => new Promise((done) => setTimeout(done)); // all that needs no time has happened
+const settled = () => new Promise((done) => setTimeout(done)); // all pending microtasks have run
 const eventually = (check: () => void) => vi.waitFor(check, { timeout: 60_000 });
 
 describe("documents", () => {
-  it("hold back what nobody looks at until the first map is there", async () => {
+  it("load only urgent maps until the first map is drawn", async () => {
     const { one, asked, doc } = document();
     doc.map(one, "ATTN-N", 1);
     await settled();
@@ -24,7 +24,7 @@ describe("documents", () => {
     doc.release();
     await eventually(() => expect(asked).toEqual(["ATTN-N|1"]));
   });
-  it("load at once what is urgent, also where it was asked for before", async () => {
+  it("load urgent maps first, even if they are queued already", async () => {
     const { one, asked, doc } = document();
     doc.map(one, "ATTN-W", 0);
     doc.map(one, "ATTN-N", 1);

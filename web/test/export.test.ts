@@ -14,12 +14,12 @@ const panel: Panel = { title: "model <b>, layer 1", rows, columns: rows, plane, 
 const colours = { paper: "#fff", ink: "#000", quiet: "#666", soft: "#eee" };
 
 describe("SVG", () => {
-  it("holds a rectangle for every cell and a label for every token", () => {
+  it("has a rectangle for every cell and a label for every token", () => {
     const { text, width, height } = svgOf([panel], colours);
     expect(text.match(/<rect/g)?.length).toBe(9 + 1 + 1 + 64);
     expect(text).toContain(`width="${width}" height="${height}"`);
   });
-  it("holds tokens as text only, and nothing that XML forbids", () => {
+  it("writes tokens as text only, without characters that XML forbids", () => {
     const { text } = svgOf([panel], colours);
     expect(text).not.toContain("<script");
     expect(text).not.toContain("<b>");
@@ -27,7 +27,7 @@ describe("SVG", () => {
     expect(text).not.toMatch(/[\u0000-\u0008\u202e]/);
     expect(escaped(`<&>"'`)).toBe("&#60;&#38;&#62;&#34;&#39;");
   });
-  it("puts two maps side by side", () => {
+  it("draws two maps side by side", () => {
     expect(svgOf([panel, panel], colours).width).toBeGreaterThan(svgOf([panel], colours).width * 1.8);
   });
 });
@@ -39,14 +39,14 @@ describe("CSV", () => {
     expect(lines[1].startsWith("toy,3,ATTN-N,encoder,1,")).toBe(true);
     expect(lines[5]).toBe('toy,3,ATTN-N,encoder,2,"a,b",encoder,2,"a,b",5');
   });
-  it("quotes as it must", () => {
+  it("quotes fields when necessary", () => {
     expect(field('say "a", then b')).toBe('"say ""a"", then b"');
     expect(field("plain")).toBe("plain");
   });
 });
 
-describe("a script to be inlined", () => {
-  it("cannot end or bend its element, and means the same", () => {
+describe("an inlined script", () => {
+  it("cannot end or alter its element, and keeps its meaning", () => {
     const code = 'const a = "</script><!--<script>";';
     const safe = inlineSafe(code);
     expect(safe).not.toMatch(/<\/script|<!--|<script/i);

@@ -1,4 +1,4 @@
-/** A made-up document: deterministic numbers, the header as Python writes it. */
+/** A fake document: deterministic numbers, and a header as written by Python. */
 
 import type { Component, Header, Label, Side } from "../src/data/header";
 
@@ -60,7 +60,7 @@ export function header(...sides: Side[]): Header {
   };
 }
 
-/** Numbers between 0 and 1 that are the same every time. */
+/** Deterministic numbers between 0 and 1. */
 export function noise(count: number, seed = 1): Float32Array<ArrayBuffer> {
   let state = seed >>> 0;
   return Float32Array.from({ length: count }, () => {

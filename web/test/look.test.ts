@@ -10,7 +10,7 @@ import { pool } from "../src/maths/pool";
 import { extentOf, scaleOf, type Diagonal } from "../src/maths/scale";
 import { COMPONENTS, label, noise, PARALLEL, POST_LN } from "./fake";
 
-/** Lightness as the eye takes it. */
+/** Perceived lightness. */
 const lightness = (pixel: number): number => {
   const [r, g, b] = rgbOfPixel(pixel).map((c) => (c / 255) ** 2.2);
   return Math.cbrt(0.2126 * r + 0.7152 * g + 0.0722 * b);
@@ -19,13 +19,13 @@ const lightness = (pixel: number): number => {
 describe("colours", () => {
   for (const theme of ["light", "dark"] as const) {
     const { sequential, diverging } = PALETTES[theme];
-    it(`run evenly from the page to its opposite (${theme})`, () => {
+    it(`run evenly from the page colour to its opposite (${theme})`, () => {
       const steps = Array.from(sequential, lightness);
       const way = Math.sign(steps[255] - steps[0]);
       for (let k = 8; k < 256; k += 8) expect(way * (steps[k] - steps[k - 8])).toBeGreaterThan(0.004);
       expect(way).toBe(theme === "light" ? -1 : 1);
     });
-    it(`part two ways from the middle (${theme})`, () => {
+    it(`diverge from the middle (${theme})`, () => {
       const middle = lightness(diverging[255]);
       for (const end of [0, 510]) expect(Math.abs(lightness(diverging[end]) - middle)).toBeGreaterThan(0.3);
       const [low, high] = [rgbOfPixel(diverging[60]), rgbOfPixel(diverging[450])];
@@ -47,14 +47,14 @@ describe("painting", () => {
     diagonal,
     scale: { ...scaleOf([extentOf(plane)], diagonal, log), ...(over ? { end: 2 } : {}) },
   });
-  it("leaves blank what is zero, no number or hidden", () => {
+  it("leaves zero, NaN and hidden cells blank", () => {
     const pixels = paint(pool(plane, 9, 9, true), ink("hide"));
     expect([...pixels].map((pixel) => pixel !== 0)).toEqual([false, false, true, true, false, true, false, true, false]);
   });
-  it("colours own tokens on a scale of their own", () => {
+  it("colours own tokens on a separate scale", () => {
     expect(paint(pool(plane, 9, 9, true), ink("own"))[0]).toBe(PALETTES.light.own[255]);
   });
-  it("marks what lies beyond the scale", () => {
+  it("marks values beyond the scale", () => {
     for (const log of [false, true]) {
       const pixels = paint(pool(plane, 9, 9, true), ink("hide", log, true));
       expect(pixels[5]).toBe(PALETTES.light.beyond);
@@ -75,7 +75,7 @@ describe("painting", () => {
     expect(pixels[1]).toBe(PALETTES.light.diverging[510]);
     expect(pixels[2]).toBe(PALETTES.light.diverging[0]);
   });
-  it("takes a map of 512 x 512", () => {
+  it("paints a 512 x 512 map", () => {
     const cells = noise(512 * 512);
     const big = { rows: 512, columns: 512, cells, own: Int32Array.from({ length: 512 }, (_, k) => k) };
     const colours = { palette: PALETTES.light, diagonal: "own" as const, scale: scaleOf([extentOf(big)], "own", false) };
@@ -92,7 +92,7 @@ describe("tokens", () => {
     expect(piecesOf("▁the")[0].kind).toBe("mark");
     expect(piecesOf("##")).toEqual([{ text: "##", kind: "plain" }]);
   });
-  it("spell out what could not be seen, or would turn the text around", () => {
+  it("spell out invisible and bidirectional control characters", () => {
     expect(plain("a\u202eb")).toBe("a\\u202eb");
     expect(plain("\n\t\u0000")).toBe("\\n\\t\\u0000");
     expect(plain("\ud800")).toBe("\\ud800");
@@ -101,20 +101,20 @@ describe("tokens", () => {
     expect(plain("  a b ")).toBe("␣␣a b␣");
     expect(plain("  ")).toBe("␣␣");
   });
-  it("leave an emoji of several parts whole", () => {
+  it("keep a composite emoji in one piece", () => {
     expect(plain("👩‍🚀")).toBe("👩‍🚀");
     expect(plain("a\u200db")).toBe("a\\u200db");
   });
   it("leave markup alone: it is only ever set as text", () => {
     expect(plain("</script><img onerror=x>")).toBe("</script><img onerror=x>");
   });
-  it("are cut in the middle", () => {
+  it("are shortened in the middle", () => {
     expect(shortened("Donaudampfschifffahrt", 9)).toBe("Dona…ahrt");
     expect(shortened("short", 9)).toBe("short");
     expect(shortened("👩‍🚀👩‍🚀👩‍🚀👩‍🚀", 3)).toBe("👩‍🚀…👩‍🚀");
     expect(cut(piecesOf("##abcdefghij"), 5).map((piece) => piece.text).join("")).toBe("##…ij");
   });
-  it("thin out where they would not fit", () => {
+  it("are thinned out if they do not fit", () => {
     expect(thinned(20, 13)).toBe(1);
     expect(thinned(6, 13)).toBe(3);
     expect(thinned(1.3, 13)).toBe(10);
@@ -137,8 +137,8 @@ describe("numbers", () => {
   });
 });
 
-describe("the line of a layer", () => {
-  it("of a post-LN layer passes over attention and over the feed-forward", () => {
+describe("the component line", () => {
+  it("of a post-LN layer bypasses attention and the feed-forward", () => {
     const line = lineOf(COMPONENTS, POST_LN);
     expect(line.stops.map((stop) => stop.column)).toEqual([0, 1, 2, 3, 4, 5]);
     expect(line.bypasses).toEqual([
@@ -148,7 +148,7 @@ describe("the line of a layer", () => {
     expect(line.columns[0].scopes).toEqual(["ATTN-W", "ATTN-N"]);
     expect(line.columns[3].scopes).toEqual(["ATTNRESLNFF-N"]);
   });
-  it("of a pre-LN layer leaves before the norm", () => {
+  it("of a pre-LN layer has bypasses that start before the norm", () => {
     const pre = [
       { ...COMPONENTS[2], block: 0, norms: null },
       { ...COMPONENTS[0], norms: "LNATTN-N" },
@@ -158,16 +158,16 @@ describe("the line of a layer", () => {
     expect(line.bypasses).toEqual([{ from: 0, to: 2, lanes: 0 }]);
     expect(line.columns.map((column) => column.scopes.length)).toEqual([0, 1, 1]);
   });
-  it("of a parallel layer puts the second branch above the first", () => {
+  it("of a parallel layer has the second branch above the first", () => {
     const line = lineOf(PARALLEL, ["ATTN-W", "LNATTN-N", "LNATTNFFRES-N"]);
     expect(line.stops.map(({ column, lane }) => [column, lane])).toEqual([[0, 0], [1, 0], [0, 1], [1, 1], [2, 0]]);
     expect(line.lanes).toBe(1);
     expect(line.bypasses).toEqual([{ from: 0, to: 2, lanes: 1 }]);
   });
-  it("shows no map that the document lacks", () => {
+  it("shows only maps that the document has", () => {
     expect(lineOf(COMPONENTS, ["ATTN-N"]).columns.flatMap((column) => column.scopes)).toEqual(["ATTN-N"]);
   });
-  it("reads in words", () => {
+  it("describes scopes in words", () => {
     expect(described("ATTNRESLN-N")).toBe("attention, residual and norm");
     expect(described("ATTN-W")).toBe("attention");
     expect(described("LNXATTNRES-N")).toBe("norm, cross-attention and residual");
@@ -177,7 +177,7 @@ describe("the line of a layer", () => {
 
 describe("the frame of a map", () => {
   const wanted = { rows: 11, columns: 11, rowText: 8, columnText: 8, room: 900, tall: 430, aside: 56 };
-  it("fits the room and the height", () => {
+  it("fits the available width and height", () => {
     const frame = frameOf(wanted);
     expect(frame.left + frame.width + frame.right).toBeLessThanOrEqual(900);
     expect(frame.height).toBeLessThanOrEqual(430);
@@ -188,7 +188,7 @@ describe("the frame of a map", () => {
     expect(tallest(900, 400, 11)).toBe(416);
     expect(tallest(900, 400, 500)).toBeGreaterThan(650);
   });
-  it("zooms around a point, and never shows what is outside", () => {
+  it("zooms around a point and stays within the map", () => {
     const frame = frameOf({ ...wanted, rows: 400, columns: 400 });
     const near = zoomed({ x: 0, y: 0, cell: frame.cell }, 8, 200, 100, frame, 400, 400);
     expect((near.x + 200 / near.cell) * frame.cell).toBeCloseTo(200, 6);

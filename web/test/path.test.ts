@@ -15,14 +15,14 @@ const all = (n: number) => Int32Array.from({ length: n }, (_, k) => k);
 const two: Layers = { maps: [Float32Array.of(1, 1, 1, 4), Float32Array.of(3, 1, 0, 7)], width: 2, own: all(2) };
 
 describe("a path", () => {
-  it("goes back through the shares, by hand", () => {
+  it("follows the shares backwards, as computed by hand", () => {
     const { nodes } = pathTo(two, 0);
     expect([...nodes[2]]).toEqual([1, 0]);
     expect([...nodes[1]]).toEqual([0.75, 0.25]);
     expect(nodes[0][0]).toBeCloseTo(0.75 * 0.5 + 0.25 * 0.2, 12);
     expect(nodes[0][1]).toBeCloseTo(0.75 * 0.5 + 0.25 * 0.8, 12);
   });
-  it("stays whole in every layer", () => {
+  it("sums to 1 in every layer", () => {
     const layers: Layers = { maps: [1, 2, 3].map((seed) => noise(49, seed)), width: 7, own: all(7) };
     for (const nodes of pathTo(layers, 3).nodes) expect(total(nodes)).toBeCloseTo(1, 10);
   });
@@ -45,22 +45,22 @@ describe("a path", () => {
       { layer: 0, from: 1, to: 0, value: 0.375 },
     ]);
     expect(edgesOf(two, path, 0.25).length).toBe(4);
-    expect(edgesOf(two, path, 0).length).toBe(6); // what is exactly zero is no edge
+    expect(edgesOf(two, path, 0).length).toBe(6); // exact zeros have no edge
     expect(carried(path, edgesOf(two, path, 0.3))).toBeCloseTo(0.75, 10);
   });
-  it("takes the tokens of another side as one, and loses nothing to them", () => {
+  it("merges the tokens of another side without loss", () => {
     const layers: Layers = { maps: [Float32Array.of(2, 0, 1, 1, 1, 1, 1, 1), Float32Array.of(1, 1, 0, 2, 0, 2, 1, 1)], width: 4, own: all(2) };
     const path = pathTo(layers, 1);
     expect([...path.others[1]]).toEqual([0, 0, 0.25, 0.25]);
     expect(total(path.nodes[0]) + path.others.reduce((sum, layer) => sum + total(layer), 0)).toBeCloseTo(1, 12);
     expect(edgesOf(layers, path, 0.01)).toContainEqual({ layer: 1, from: OTHER, to: 1, value: 0.5 });
   });
-  it("takes an empty row for nothing", () => {
+  it("treats an empty row as zero", () => {
     const layers: Layers = { maps: [new Float32Array(4)], width: 2, own: all(2) };
     expect(edgesOf(layers, pathTo(layers, 0), 0)).toEqual([]);
     expect(carried(pathTo(layers, 0), [])).toBe(0);
   });
-  it("starts with a threshold that can be read", () => {
+  it("starts with a readable threshold", () => {
     const n = 40;
     const layers: Layers = { maps: [1, 2, 3, 4].map((seed) => noise(n * n, seed)), width: n, own: all(n) };
     const path = pathTo(layers, 0);
@@ -86,7 +86,7 @@ describe("the graph of a path", () => {
   it("scrolls instead of squeezing many layers", () => {
     expect(graphOf({ rows: [0], layers: 40, room: 360, tall: 300, text: 6, lane: false, both: false }).width).toBeGreaterThan(1000);
   });
-  it("leaves out tokens that cannot be on the path, and of many those that carry nothing", () => {
+  it("leaves out tokens that cannot be on the path and, if there are many, those without an edge", () => {
     expect(rowsOf(5, true, [], 2)).toEqual([0, 1, 2]);
     expect(rowsOf(5, false, [], 2)).toEqual([0, 1, 2, 3, 4]);
     expect(rowsOf(MANY + 10, false, [{ layer: 0, from: 9, to: 70, value: 1 }, { layer: 0, from: OTHER, to: 3, value: 1 }], 5)).toEqual([3, 5, 9, 70]);
@@ -102,16 +102,16 @@ const flow: Flow = {
 };
 
 describe("the scores of a target", () => {
-  it("are places between -1 and 1", () => {
+  it("are scaled to -1 to 1", () => {
     expect(here.rows.map(placesOf(flow))).toEqual([1, -0.5, 0.25]);
     expect(placesOf(flow)(label("x", 0, "decoder"))).toBeNull();
     expect(sumOf(flow.scores)).toBe(1.5);
     expect(sumOf([1, null])).toBeNaN();
   });
-  it("say when biases decide", () => {
+  it("report when biases dominate", () => {
     expect([0.5, -1.5, 3.4, -3.6, null].map((remainder) => mostlyRemainder({ ...flow, remainder }))).toEqual([false, false, false, true, false]);
   });
-  it("tell the row that the target is read from", () => {
+  it("determine the row at which the target is read", () => {
     expect(rowRead(flow, here)).toBe(1);
     expect(rowRead({ ...flow, layers: {}, position: 2 }, here)).toBe(2);
     expect(rowRead(null, here)).toBe(0);
@@ -121,7 +121,7 @@ describe("the scores of a target", () => {
 });
 
 describe("a document has a path", () => {
-  it("through its whole layers, or the last norms it has", () => {
+  it("through whole layers, or through the last norms it has", () => {
     expect(pathScope(here)).toBe("ATTNRESLNFFRESLN-N");
     expect(pathScope(side(tokens, { scopes: ["ATTN-W", "ATTN-N"] }))).toBe("ATTN-N");
   });
@@ -133,7 +133,7 @@ describe("a document has a path", () => {
   });
 });
 
-describe("a path that is saved", () => {
+describe("an exported path", () => {
   const layers: Layers = { maps: [noise(9, 1), noise(9, 2)], width: 3, own: all(3) };
   const path = pathTo(layers, 1);
   const edges = edgesOf(layers, path, 0.02);

@@ -11,14 +11,14 @@ describe("views", () => {
   it("begin with the attention's norms in the first layer", () => {
     expect([first.band, first.layer, first.scope]).toEqual(["encoder", 0, "ATTN-N"]);
   });
-  it("replace what a document lacks", () => {
+  it("replace what a document does not have", () => {
     const wild: View = { ...START, band: "nowhere", layer: 77, scope: "NO-N", against: "NO-N", head: 3, token: "encoder:99", cell: [99, 0] };
     expect(settled(wild, doc)).toEqual(first);
   });
-  it("take aliases for scopes", () => {
+  it("accept aliases of scopes", () => {
     expect(settled({ ...START, scope: "attention-block" }, doc).scope).toBe("ATTNRESLN-N");
   });
-  it("step along scopes and layers, not beyond the ends", () => {
+  it("step through scopes and layers, stopping at the ends", () => {
     expect(stepScope(first, doc, 1).scope).toBe("ATTNRES-W");
     expect(stepScope(first, doc, -1).scope).toBe("ATTN-W");
     expect(stepScope({ ...first, scope: "ATTN-W" }, doc, -1).scope).toBe("ATTN-W");
@@ -44,7 +44,7 @@ describe("views", () => {
     }
     expect(view).toBeNull();
   });
-  it("turn the choices around", () => {
+  it("cycle through the options", () => {
     expect([nextNorm(first).norm, nextNorm(nextNorm(first)).norm, nextNorm(nextNorm(nextNorm(first))).norm]).toEqual(["row", "column", "raw"]);
     expect(nextDiagonal(first).diagonal).toBe("show");
   });
@@ -52,18 +52,18 @@ describe("views", () => {
 
 describe("the path", () => {
   const path = { ...first, path: true };
-  it("gives way to whatever map is asked for", () => {
+  it("is left when a map is selected", () => {
     for (const next of [stepScope(path, doc, 1), stepLayer(path, doc, 1), toggleDifference(path, doc), opened(path, doc), following(path, doc)]) expect(next?.path).toBe(false);
     expect(toggleDifference({ ...path, against: "ATTN-W" }, doc)).toMatchObject({ path: false, against: "ATTN-W" });
   });
-  it("is not offered where a document has none", () => {
+  it("is not available if the document has none", () => {
     expect(settled(path, doc).path).toBe(true);
     expect(settled(path, header(side(["a", "b"], { layers: [0, 2] }))).path).toBe(false);
   });
 });
 
 describe("difference mode", () => {
-  it("goes from the scope before of the same kind", () => {
+  it("starts from the previous scope of the same kind", () => {
     expect(before(POST_LN, "ATTNRESLN-N")).toBe("ATTNRES-N");
     expect(before(POST_LN, "ATTNRES-W")).toBe("ATTN-W");
     expect(before(POST_LN, "ATTN-N")).toBeNull();
@@ -71,11 +71,11 @@ describe("difference mode", () => {
     expect([view.against, view.scope]).toEqual(["ATTNRESLN-N", "ATTNRESLNFF-N"]);
     expect(toggleDifference(view, doc).against).toBeNull();
   });
-  it("from the first scope goes to the next", () => {
+  it("goes from the first scope to the next", () => {
     const view = toggleDifference(first, doc);
     expect([view.against, view.scope]).toEqual(["ATTN-N", "ATTNRES-N"]);
   });
-  it("moves along with a step, unless two scopes were chosen", () => {
+  it("follows a step unless both scopes were selected", () => {
     const view = toggleDifference({ ...first, scope: "ATTNRESLN-N" }, doc);
     expect(atScope(view, doc, "ATTNRESLNFF-N").against).toBe("ATTNRESLN-N");
     expect(atScope({ ...view, against: "ATTN-N" }, doc, "ATTNRESLNFF-N").against).toBe("ATTN-N");
@@ -98,7 +98,7 @@ describe("encoder and decoder", () => {
     expect(settled(START, both).band).toBe("decoder");
     expect(bandsOf(doc)).toEqual(["encoder"]);
   });
-  it("cross is the decoder's maps of the encoder's tokens, after the cross-attention", () => {
+  it("have a band cross: encoder tokens in the decoder's maps, from cross-attention on", () => {
     expect(sideOf(both, "cross").side).toBe("decoder");
     expect(columnsOf(both, "cross")).toBe("encoder");
     expect(columnsOf(both, "decoder")).toBeUndefined();
@@ -113,7 +113,7 @@ describe("encoder and decoder", () => {
 });
 
 describe("two models", () => {
-  it("are compared at scopes that mean the same", () => {
+  it("are compared at corresponding scopes", () => {
     const other = side(["a"], { scopes: ["ATTN-W", "LNATTN-N", "LNATTNRES-N"], aliases: { attention: "LNATTN-N", "attention-block": "LNATTNRES-N" } });
     expect(counterpart("ATTN-W", doc.sides[0], other)).toBe("ATTN-W");
     expect(counterpart("ATTN-N", doc.sides[0], other)).toBe("LNATTN-N");
@@ -122,26 +122,26 @@ describe("two models", () => {
   });
 });
 
-describe("the address", () => {
+describe("the URL fragment", () => {
   const full: View = {
     band: "encoder", layer: 2, scope: "ATTNRESLNFF-N", against: "ATTNRESLN-N", per: "input", heads: true, head: 4, norm: "column", log: true, diagonal: "hide",
     special: false, reach: "all", token: "encoder:2", cell: [1, 2], beside: { layer: 1, scope: "ATTN-N", linked: false }, matrix: true, path: true, least: 0.015,
   };
-  it("holds the view", () => {
+  it("contains the view", () => {
     expect(fromFragment(toFragment(full)).view).toEqual(full);
     expect(fromFragment(`#${toFragment(START)}`).view).toEqual(START);
   });
-  it("counts from 1 and reads well", () => {
+  it("counts from 1 and is readable", () => {
     expect(toFragment(first)).toBe("side=encoder&layer=1&scope=ATTN-N");
     expect(toFragment({ ...first, layer: 2, token: "encoder:0" })).toContain("layer=3&scope=ATTN-N&token=encoder%3A1");
   });
-  it("holds what was asked of a server, any text at all", () => {
+  it("contains the request to the server, with any text", () => {
     const request = { model: "a/b", text: "100 % & <b>#x</b> שלום\n", second: "two", target: null, generate: 12 };
     const { asked } = fromFragment(toFragment({ ...first, beside: { layer: 0, scope: "", linked: true } }, { request, other: { model: "c", text: "d" } }));
     expect(asked.request).toEqual({ model: "a/b", text: request.text, second: "two", generate: 12 });
     expect(asked.other).toEqual({ model: "c", text: "d" });
   });
-  it("holds the target", () => {
+  it("contains the target", () => {
     const aims = [
       { target: "top", against: null, position: null, method: "exact" },
       { target: "</script>&", against: " sad", position: 6, method: "decompx:norm" },
@@ -149,7 +149,7 @@ describe("the address", () => {
     for (const flow of aims) expect(fromFragment(toFragment(first, { request: { flow }, other: null })).asked.request).toEqual({ flow });
     expect(fromFragment("instead=x&at=3").asked.request).toEqual({});
   });
-  it("holds the path and its threshold, as a step that there is", () => {
+  it("contains the path and its threshold, rounded to a step", () => {
     expect(fromFragment("path=1&edges=1.4").view).toMatchObject({ path: true, least: 0.015 });
     for (const wild of ["0", "-1", "x", "1e9", "100.00000001"]) expect(fromFragment(`edges=${wild}`).view.least).toBeNull();
   });
@@ -160,8 +160,8 @@ describe("the address", () => {
   });
 });
 
-describe("kept results", () => {
-  it("are made once, and the oldest go", () => {
+describe("the cache", () => {
+  it("computes results once and evicts the oldest", () => {
     const kept = new Kept<number>(2);
     let made = 0;
     const get = (key: string) => kept.get(key, () => ++made);

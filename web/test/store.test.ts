@@ -8,10 +8,10 @@ const source = (layers: number[]): Source => {
   const one = header(side(["a", "b"], { layers }));
   return { header: async () => one, cells: async () => new Float32Array(4) };
 };
-const settled = () => new Promise((done) => setTimeout(done)); // all that needs no time has happened
+const settled = () => new Promise((done) => setTimeout(done)); // all pending microtasks have run
 const eventually = (check: () => void) => vi.waitFor(check, { timeout: 60_000 });
 
-/** A store at a server that shows the first of three layers and then waits. */
+/** A store whose server returns the first of three layers and then waits. */
 function waiting() {
   let finish = (): void => undefined;
   const lab: Lab = {
@@ -29,8 +29,8 @@ function waiting() {
 }
 const layers = (store: Store) => store.doc?.header.sides[0].layers ?? [];
 
-describe("an analysis that takes long", () => {
-  it("is shown from its first layer on, and keeps the view", async () => {
+describe("a long analysis", () => {
+  it("shows its first layer early and keeps the view", async () => {
     const { store, finish } = waiting();
     const done = store.analyse(request);
     await eventually(() => expect(layers(store)).toEqual([0]));
@@ -43,7 +43,7 @@ describe("an analysis that takes long", () => {
     expect(store.view.scope).toBe("ATTNRESLN-N");
     expect(store.progress).toBeNull();
   });
-  it("does not lose the layer that an address asks for", async () => {
+  it("keeps the layer given by the URL", async () => {
     const { store, finish } = waiting();
     store.change({ layer: 2 });
     const done = store.analyse(request);
@@ -53,7 +53,7 @@ describe("an analysis that takes long", () => {
     await done;
     expect(store.view.layer).toBe(2);
   });
-  it("leaves all layers in sight where only more is asked about the same text", async () => {
+  it("keeps all layers on display if the input is the same", async () => {
     const { store, finish } = waiting();
     let done = store.analyse(request);
     finish();
@@ -68,7 +68,7 @@ describe("an analysis that takes long", () => {
     finish();
     await done;
   });
-  it("shows what there was when it is cancelled", async () => {
+  it("shows the previous document when it is cancelled", async () => {
     const { store } = waiting();
     const done = store.analyse(request);
     await eventually(() => expect(layers(store)).toEqual([0]));

@@ -74,16 +74,16 @@ for name, command in COMMANDS.items():
     app.command(name, cls=Command)(command)
 
 
-def _print_cli_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"normscope {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _cli_main_options(
+def _main_options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_cli_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass

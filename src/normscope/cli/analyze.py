@@ -29,7 +29,7 @@ class Side(StrEnum):
     decoder = "decoder"
 
 
-def _check_analyze_command_row(rows: list[int] | None) -> list[int] | None:
+def _check_row_option(rows: list[int] | None) -> list[int] | None:
     if rows and 0 in rows:
         raise typer.BadParameter("rows are counted from 1, or backwards from -1; 0 is not a row.")
     return rows
@@ -40,7 +40,7 @@ RowOption = Annotated[
     typer.Option(
         "--row",
         metavar="R",
-        callback=_check_analyze_command_row,
+        callback=_check_row_option,
         help="Output token, counted from 1, or backwards from -1 (default: all). Repeatable.",
     ),
 ]
@@ -104,8 +104,8 @@ def analyze_command(
     text = texts.read_cli_text_argument(text)
     with silence_library_progress():
         lens = loading.load_analyzer(source)
-        _check_analyze_command_side(lens, side, row)
-        layers = None if not layer else _analyze_command_layers_from_zero(layer, lens.depth)
+        _check_side_option(lens, side, row)
+        layers = None if not layer else _layers_from_zero(layer, lens.depth)
         result: Any = texts.analyze_cli_text(
             lens,
             **texts.cli_text_arguments(lens, text, pair, chat, generate),
@@ -120,14 +120,14 @@ def analyze_command(
         if side is not None:
             result = result.side(side.value)
         shown = texts.main_side(result, scope)
-        written = [_export_for_analyze_command(result, shown, path, text) for path in out or []]
+        written = [_export_result(result, shown, path, text) for path in out or []]
     if written:
-        typer.echo(_analyze_command_result_line(result, written))
+        typer.echo(_analysis_line(result, written))
         return
-    _print_analyze_command_maps(shown, scope, layers[-1] if layers and layers[-1] in shown.layers else None)
+    _print_maps(shown, scope, layers[-1] if layers and layers[-1] in shown.layers else None)
 
 
-def _print_analyze_command_maps(shown: Analysis, scopes: Sequence[str] | None, layer: int | None) -> None:
+def _print_maps(shown: Analysis, scopes: Sequence[str] | None, layer: int | None) -> None:
     from normscope.view.terminal.maps import terminal_map
     from normscope.view.terminal.tables import terminal_layer_tables
 
@@ -140,16 +140,14 @@ def _print_analyze_command_maps(shown: Analysis, scopes: Sequence[str] | None, l
     console.print(terminal_layer_tables(shown))
 
 
-def _check_analyze_command_side(lens: Analyzer, side: Side | None, rows: Sequence[int] | None) -> None:
+def _check_side_option(lens: Analyzer, side: Side | None, rows: Sequence[int] | None) -> None:
     if side is not None and not lens.two_sided:
         raise NormscopeError("--side is for encoder-decoders; this model has one side. Leave it out.")
     if side is Side.encoder and rows:
         raise NormscopeError("--row chooses outputs of the decoder. Leave it out with --side encoder.")
 
 
-def _export_for_analyze_command(
-    result: Analysis | EncoderDecoderAnalysis, shown: Analysis, path: Path, text: str
-) -> Path:
+def _export_result(result: Analysis | EncoderDecoderAnalysis, shown: Analysis, path: Path, text: str) -> Path:
     """Write a file. A figure shows one map if one scope and layer were requested, otherwise all maps."""
     from normscope.view.export import export
 
@@ -160,14 +158,14 @@ def _export_for_analyze_command(
     return export(shown if figure else result, path, scope, layer, image=picture)
 
 
-def _analyze_command_layers_from_zero(layers: Sequence[int], depth: int) -> list[int]:
+def _layers_from_zero(layers: Sequence[int], depth: int) -> list[int]:
     for layer in layers:
         if layer > depth:
             raise NormscopeError(missing_layer_wording(layer, depth))
     return [layer - 1 for layer in layers]
 
 
-def _analyze_command_result_line(result: Analysis | EncoderDecoderAnalysis, written: Sequence[Path]) -> str:
+def _analysis_line(result: Analysis | EncoderDecoderAnalysis, written: Sequence[Path]) -> str:
     from normscope.view.scales import worst_completeness
 
     sides: dict[str, Analysis] = getattr(result, "sides", None) or {"": result}

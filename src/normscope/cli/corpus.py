@@ -81,11 +81,11 @@ def corpus_command(
     Example: normscope corpus wiki.txt --format pairs --mask 0 --measures mixing,similarity -o run
     """
     if measures == "list":
-        _print_corpus_command_measures()
+        _print_measures()
         return
     if data is None or out is None:
         raise NormscopeError("DATA and --out are required: normscope corpus DATA --out DIR.")
-    given = _check_corpus_command_options(data, format, reader, out)
+    given = _check_corpus_options(data, format, reader, out)
     source = loading.find_model_source(model, device, dtype, revision)
     with silence_library_progress(), progress_bars() as show:
         from normscope.corpus.runner import run
@@ -109,10 +109,10 @@ def corpus_command(
             limit=limit,
             progress=None if show is None else partial(show, "entries"),
         )
-    _print_corpus_command_summary(summary)
+    _print_run_summary(summary)
 
 
-def _check_corpus_command_options(data: str, format: str | None, reader: list[str] | None, out: Path) -> dict[str, Any]:
+def _check_corpus_options(data: str, format: str | None, reader: list[str] | None, out: Path) -> dict[str, Any]:
     """The options of the reader; raises if DATA cannot be read or the folder cannot be written."""
     given = options.parse_cli_reader_options(reader)
     formats.check_corpus_format(data, format, **given)
@@ -120,14 +120,14 @@ def _check_corpus_command_options(data: str, format: str | None, reader: list[st
     return given
 
 
-def _print_corpus_command_measures() -> None:
+def _print_measures() -> None:
     from normscope.corpus.measure_registry import describe_measures
 
     for name, about in describe_measures().items():
         typer.echo(f"{name:14} {about}")
 
 
-def _print_corpus_command_summary(summary: Summary) -> None:
+def _print_run_summary(summary: Summary) -> None:
     """Print the outcome of a run; exit with code 130 if it was stopped, 3 if some entries failed."""
     typer.echo(str(summary))
     if not summary.finished:

@@ -139,10 +139,10 @@ def faithfulness_command(
             **options.cli_options_for_engine(engine, workers, threads, address),
             progress=progress,
         )
-    print_faithfulness_command_result(report, path, settings.erasures)
+    print_faithfulness_result(report, path, settings.erasures)
 
 
-def print_faithfulness_command_result(report: Report, path: Path, erasures: tuple[str, ...]) -> None:
+def print_faithfulness_result(report: Report, path: Path, erasures: tuple[str, ...]) -> None:
     """Print comprehensiveness and sufficiency of every method, and the path of the report."""
     numbers = report.numbers
     table = Table(title="AOPC: comprehensiveness (higher is better) and sufficiency (lower)", title_justify="left")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from normscope.flow.result import Flow
 
 
-def _check_flow_command_position(position: int | None) -> int | None:
+def _check_position_option(position: int | None) -> int | None:
     if position == 0:
         raise typer.BadParameter("positions are counted from 1, or backwards from -1; 0 is not a position.")
     return position
@@ -44,7 +44,7 @@ PositionOption = Annotated[
     typer.Option(
         "--position",
         metavar="P",
-        callback=_check_flow_command_position,
+        callback=_check_position_option,
         help="Token whose logit is explained, counted from 1, or backwards from -1 (default: last, or the mask).",
         show_default=False,
     ),
@@ -94,7 +94,7 @@ def flow_command(
 
     Example: normscope flow "The boy was very" --model gpt2 --target happy --against sad
     """
-    _check_flow_command_options(target, against, position, out or [])
+    _check_flow_options(target, against, position, out or [])
     source = loading.find_model_source(model, device, dtype, revision)
     text = texts.read_cli_text_argument(text)
     with silence_library_progress():
@@ -107,20 +107,18 @@ def flow_command(
             position=position - 1 if position is not None and position > 0 else position,
         )
         for path in out or []:
-            _write_flow_command_file(lens, found, given, path)
-        view = _flow_command_view(found)
+            _write_flow_file(lens, found, given, path)
+        view = _flow_view(found)
     if not out:
         Console(highlight=False).print(view)
         return
     from normscope.view.tokens import target_equation
 
-    line = _flow_command_result_line(found) if target is None else target_equation(found)
+    line = _flow_line(found) if target is None else target_equation(found)
     typer.echo(f"{line}: wrote {', '.join(map(str, out))}")
 
 
-def _check_flow_command_options(
-    target: str | None, against: str | None, position: int | None, out: Sequence[Path]
-) -> None:
+def _check_flow_options(target: str | None, against: str | None, position: int | None, out: Sequence[Path]) -> None:
     """Raise if an option needs a target, or a file cannot be written."""
     for option, value in (("--against", against), ("--position", position)):
         if target is None and value is not None:
@@ -129,7 +127,7 @@ def _check_flow_command_options(
         check_output_path(path, FLOW_SUFFIXES)
 
 
-def _flow_command_view(found: Flow) -> Any:
+def _flow_view(found: Flow) -> Any:
     """The terminal view of a flow."""
     from normscope.view.terminal.flow import terminal_flow_map, terminal_flow_scores
 
@@ -138,14 +136,14 @@ def _flow_command_view(found: Flow) -> Any:
     return terminal_flow_map(found)
 
 
-def _flow_command_result_line(found: Flow) -> str:
+def _flow_line(found: Flow) -> str:
     from normscope.view.tokens import completeness_note
 
     note = completeness_note(found)
     return f"{len(found.rows)} tokens, {len(found.layers)} layers [{found.method}]" + (f", {note}" if note else "")
 
 
-def _write_flow_command_file(lens: Analyzer, found: Flow, given: Mapping[str, Any], path: Path) -> None:
+def _write_flow_file(lens: Analyzer, found: Flow, given: Mapping[str, Any], path: Path) -> None:
     from normscope.view.export import export_flow_json
     from normscope.view.figure.maps import figure_of
     from normscope.view.figure.style import save_figure

@@ -37,16 +37,16 @@ def models_command(
     """
     from normscope.models.registry import FAMILIES
 
-    entries = [_models_command_family_entry(family) for family in FAMILIES]
+    entries = [_family_entry(family) for family in FAMILIES]
     if name is not None:
-        entries = _models_command_families_named(entries, name)
+        entries = _families_named(entries, name)
     if as_json:
         typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
     console = Console(highlight=False)
-    lines = list(map(_models_command_family_details, entries))
+    lines = list(map(_family_details, entries))
     if name is None:
-        lines = _models_command_overview(entries, console.width if console.is_terminal else None)
+        lines = _family_overview(entries, console.width if console.is_terminal else None)
         if not scopes:
             lines += [
                 "",
@@ -59,7 +59,7 @@ def models_command(
         console.print(Text(line), soft_wrap=True)
 
 
-def _models_command_overview(entries: Sequence[dict[str, Any]], width: int | None) -> list[str]:
+def _family_overview(entries: Sequence[dict[str, Any]], width: int | None) -> list[str]:
     """One line per family, with the decoder's layer for encoder-decoders; lines are cut at the terminal's width."""
     lines = [("family", "model types", "a layer is", "note")]
     for entry in entries:
@@ -69,7 +69,7 @@ def _models_command_overview(entries: Sequence[dict[str, Any]], width: int | Non
     return texts if width is None else [text if len(text) <= width else f"{text[: width - 1]}…" for text in texts]
 
 
-def _models_command_family_details(entry: dict[str, Any]) -> str:
+def _family_details(entry: dict[str, Any]) -> str:
     lines = [f"{entry['name']} ({', '.join(entry['model_types'])}): {entry['note']}"]
     for stack in entry["stacks"]:
         named: dict[str, list[str]] = {}
@@ -81,7 +81,7 @@ def _models_command_family_details(entry: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _models_command_families_named(entries: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+def _families_named(entries: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """The families with this name or model type, in any case."""
     wanted = name.lower()
     found = [e for e in entries if wanted in (e["name"].lower(), *(kind.lower() for kind in e["model_types"]))]
@@ -93,7 +93,7 @@ def _models_command_families_named(entries: Sequence[dict[str, Any]], name: str)
     return found
 
 
-def _models_command_family_entry(family: Family) -> dict[str, Any]:
+def _family_entry(family: Family) -> dict[str, Any]:
     from normscope.models.scopes import scope_aliases, scope_names
 
     return {

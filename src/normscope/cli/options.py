@@ -150,7 +150,7 @@ def parse_cli_reader_options(given: list[str] | None) -> dict[str, Any]:
         key, equals, value = entry.partition("=")
         if not equals or not key:
             raise NormscopeError(f"--reader takes KEY=VALUE, not {entry!r}.")
-        found[key] = _parse_cli_reader_option(key, value)
+        found[key] = _parse_reader_option(key, value)
     return found
 
 
@@ -159,7 +159,7 @@ def cli_options_for_engine(engine: Engine, workers: int, threads: int, address: 
     return {"engine": engine.value, "workers": workers, "threads": threads, "address": address}
 
 
-def _parse_cli_reader_option(key: str, value: str) -> Any:
+def _parse_reader_option(key: str, value: str) -> Any:
     if value.lower() == "none":
         return None
     if key in LISTS:

@@ -99,12 +99,12 @@ def paper_command(
     Example: normscope paper emnlp2021 wiki.txt --format pairs -o report
     """
     if listing:
-        print_paper_command_experiments(name.value)
+        print_experiments(name.value)
         return
     if out is None:
         raise NormscopeError("Give a folder for the report with --out DIR.")
     given = options.parse_cli_reader_options(reader)
-    _check_paper_command_paths(data, format, given, frequencies, out)
+    _check_paper_paths(data, format, given, frequencies, out)
     source = loading.find_model_source(model, device, dtype, revision)
     from normscope.papers.study import find_paper, reproduce
 
@@ -126,12 +126,12 @@ def paper_command(
             verify=verify,
             progress=progress,
         )
-    print_paper_command_report_path(report, path)
-    if verify and not print_paper_command_checks(report.checks):
+    print_report_path(report, path)
+    if verify and not print_paper_checks(report.checks):
         raise typer.Exit(1)
 
 
-def _check_paper_command_paths(
+def _check_paper_paths(
     data: str | None, format: str | None, reader: Mapping[str, Any], frequencies: Path | None, out: Path
 ) -> None:
     """Raise if an input cannot be read, or the report cannot be written."""
@@ -142,7 +142,7 @@ def _check_paper_command_paths(
     check_output_folder(out)
 
 
-def print_paper_command_experiments(name: str) -> None:
+def print_experiments(name: str) -> None:
     """Print a paper's experiments with their requirements, and its readings with their defaults."""
     from normscope.papers.readings import describe_readings
     from normscope.papers.study import find_paper
@@ -150,17 +150,17 @@ def print_paper_command_experiments(name: str) -> None:
     chosen = find_paper(name)
     console = Console(highlight=False)
     console.print(Text(f"{chosen.title}\n{chosen.citation}\n"), soft_wrap=True)
-    experiments = _paper_command_experiment_table("experiment", "", "needs")
+    experiments = _experiment_table("experiment", "", "needs")
     for entry in chosen.experiments:
         experiments.add_row(Text(entry.name), Text(entry.title), Text(entry.needs))
     console.print(experiments, "")
-    readings = _paper_command_experiment_table("reading", "default", "meaning")
+    readings = _experiment_table("reading", "default", "meaning")
     for name, value, meaning in describe_readings(chosen.readings()):
         readings.add_row(Text(name), Text(value), Text(meaning))
     console.print(readings)
 
 
-def print_paper_command_report_path(report: Report, path: Path) -> None:
+def print_report_path(report: Report, path: Path) -> None:
     """Print the path of the report, and how many claims hold."""
     from normscope.reports.report import tally_report_claims
 
@@ -170,7 +170,7 @@ def print_paper_command_report_path(report: Report, path: Path) -> None:
         typer.echo(f"not run: {title}: {why}", err=True)
 
 
-def print_paper_command_checks(checks: tuple[Check, ...]) -> bool:
+def print_paper_checks(checks: tuple[Check, ...]) -> bool:
     """Print the published numbers beside ours; True if all are within tolerance."""
     from normscope.reports.report import count_report_failures, format_report_cell
 
@@ -192,7 +192,7 @@ def print_paper_command_checks(checks: tuple[Check, ...]) -> bool:
     return failed == 0
 
 
-def _paper_command_experiment_table(*columns: str) -> Table:
+def _experiment_table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
     for number, column in enumerate(columns):
         table.add_column(column, no_wrap=number == 0)

@@ -65,7 +65,7 @@ def silence_library_progress() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", NormscopeWarning)
-            warnings.showwarning = _warn_once_during_progress(set())  # catch_warnings() restores it
+            warnings.showwarning = _warn_once(set())  # catch_warnings() restores it
             yield
     finally:
         logging.set_verbosity(verbosity)
@@ -85,7 +85,7 @@ def exit_when_stopped() -> Iterator[None]:
         raise typer.Exit(130) from stopped
 
 
-def _warn_once_during_progress(shown: set[str]) -> Callable[..., None]:
+def _warn_once(shown: set[str]) -> Callable[..., None]:
     """A replacement for `warnings.showwarning`; `shown` holds the texts already shown, without numbers."""
 
     def show(message: Warning | str, *_: Any) -> None:

@@ -63,15 +63,15 @@ def serve_command(
         from normscope.view.server.app import create_app
 
         bound = int(listener.getsockname()[1])
-        app = create_app(models_by_name(_load_serve_command_models(names, sources)), bound)
+        app = create_app(models_by_name(_load_served_models(names, sources)), bound)
         server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
-        _announce_serve_command(server, f"http://{HOST}:{bound}/", browse)
+        _announce_address(server, f"http://{HOST}:{bound}/", browse)
         server.run(sockets=[listener])
     finally:
         listener.close()
 
 
-def _load_serve_command_models(names: Sequence[str], sources: Sequence[ModelSource]) -> list[Analyzer]:
+def _load_served_models(names: Sequence[str], sources: Sequence[ModelSource]) -> list[Analyzer]:
     lenses = []
     with silence_library_progress():
         for name, source in zip(names, sources, strict=True):
@@ -80,7 +80,7 @@ def _load_serve_command_models(names: Sequence[str], sources: Sequence[ModelSour
     return lenses
 
 
-def _announce_serve_command(server: Any, address: str, browse: bool) -> None:
+def _announce_address(server: Any, address: str, browse: bool) -> None:
     """Print the page's address and open it once the server has started."""
 
     def wait() -> None:

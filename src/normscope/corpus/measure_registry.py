@@ -139,7 +139,7 @@ def corpus_measure_mixing(analysis: Analysis) -> Columns:
     ratio = [analysis.mixing_ratio(scope).flatten() for scope in scopes]
     remainder = [analysis.remainder(scope).flatten() for scope in scopes]
     return {
-        **_corpus_measure_row_labels(analysis, scopes),
+        **_row_labels(analysis, scopes),
         "mixing": torch.cat(ratio).numpy() if scopes else np.zeros(0),
         "remainder": torch.cat(remainder).numpy() if scopes else np.zeros(0),
     }
@@ -221,13 +221,13 @@ def corpus_measure_vector_norms(analysis: Analysis) -> Columns:
         own.append(maps.gather(2, at).flatten())
         other.append(maps.scatter_(2, at, 0.0).amax(-1).flatten())
     return {
-        **_corpus_measure_row_labels(analysis, scopes),
+        **_row_labels(analysis, scopes),
         "own": torch.cat(own).numpy() if own else np.zeros(0),
         "largest_other": torch.cat(other).numpy() if other else np.zeros(0),
     }
 
 
-def _corpus_measure_row_labels(analysis: Analysis, scopes: Sequence[str]) -> dict[str, Any]:
+def _row_labels(analysis: Analysis, scopes: Sequence[str]) -> dict[str, Any]:
     """The columns that identify the scope, layer and output of each row."""
     layers, rows, count = len(analysis.layers), len(analysis.rows), len(scopes)
     tokens = [label.token for label in analysis.rows]

@@ -159,9 +159,9 @@ def run(
     lens = as_analyzer(model, engine)
     check_plan(plan, lens)
     source = _Source(data, format, dict(reader or {}), limit)
-    total = _count_runner_entries(source.read_entries(lens.tokenizer))
+    total = _count_entries(source.read_entries(lens.tokenizer))
     store = Store(Path(out))
-    store.begin(_runner_manifest(lens, source, total, plan))
+    store.begin(_run_manifest(lens, source, total, plan))
     done = store.done()
     shards = split_into_shards(source.read_entries(lens.tokenizer), shard_size)
     missing = (shard for shard in shards if shard[0] not in done)
@@ -171,11 +171,11 @@ def run(
         results = engines.compute_with_ray(
             partial(load_source, ModelSource.of(model)), plan, missing, workers, threads, address
         )
-    finished, faults, computed = _write_runner_shards(store, done, results, total, strict, progress)
+    finished, faults, computed = _write_shards(store, done, results, total, strict, progress)
     return Summary(total, finished, faults, computed, time.perf_counter() - begin, store.folder)
 
 
-def _write_runner_shards(
+def _write_shards(
     store: Store,
     done: Mapping[int, Mapping[str, Any]],
     results: Iterator[ShardFiles],
@@ -192,10 +192,10 @@ def _write_runner_shards(
     computed = 0
     if progress is not None:
         progress(finished, total)
-    with _stop_runner_after_shard() as stopped:
+    with _stop_after_shard() as stopped:
         for shard in results if finished < total else ():
             if strict and shard.faults:
-                raise NormscopeError(_runner_first_fault_message(shard.files))
+                raise NormscopeError(_first_fault_message(shard.files))
             store.write_shard(shard)
             finished, faults, computed = finished + shard.entries, faults + shard.faults, computed + shard.entries
             if progress is not None:
@@ -205,7 +205,7 @@ def _write_runner_shards(
     return finished, faults, computed
 
 
-def _count_runner_entries(entries: Iterator[Entry | Fault]) -> int:
+def _count_entries(entries: Iterator[Entry | Fault]) -> int:
     """The number of entries, after a check that their ids are unique."""
     seen: set[int] = set()
     for number, entry in enumerate(entries, 1):
@@ -215,7 +215,7 @@ def _count_runner_entries(entries: Iterator[Entry | Fault]) -> int:
     return len(seen)
 
 
-def _runner_manifest(lens: Analyzer, source: _Source, entries: int, plan: Plan) -> dict[str, Any]:
+def _run_manifest(lens: Analyzer, source: _Source, entries: int, plan: Plan) -> dict[str, Any]:
     path = Path(source.data)
     return {
         "format": FORMAT,
@@ -232,7 +232,7 @@ def _runner_manifest(lens: Analyzer, source: _Source, entries: int, plan: Plan) 
             "options": {key: value for key, value in source.reader.items() if key != "tokenizer"},
             "limit": source.limit,
             "entries": entries,
-            "fingerprint": fingerprint(_runner_file_chunks(path)) if path.is_file() else None,
+            "fingerprint": fingerprint(_file_chunks(path)) if path.is_file() else None,
         },
         "options": plan.to_manifest(),
         "aliases": {alias: name for stack in lens.loaded.stacks for alias, name in scope_aliases(stack.blocks).items()},
@@ -259,13 +259,13 @@ def runner_model_fingerprint(lens: Analyzer) -> str:
     return fingerprint(parts())
 
 
-def _runner_file_chunks(path: Path) -> Iterator[bytes]:
+def _file_chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(2**20):
             yield chunk
 
 
-def _runner_first_fault_message(files: Mapping[str, bytes]) -> str:
+def _first_fault_message(files: Mapping[str, bytes]) -> str:
     import polars
 
     content = next(content for name, content in files.items() if name.startswith("errors/"))
@@ -274,7 +274,7 @@ def _runner_first_fault_message(files: Mapping[str, bytes]) -> str:
 
 
 @contextmanager
-def _stop_runner_after_shard() -> Iterator[threading.Event]:
+def _stop_after_shard() -> Iterator[threading.Event]:
     """Make the first Ctrl-C set the event, so that the current shard is completed; a second one interrupts at once."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():

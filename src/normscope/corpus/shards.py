@@ -52,17 +52,17 @@ def split_into_shards(entries: Iterable[Entry | Fault], size: int) -> Iterator[t
 
 def encode_shard(lens: Analyzer, plan: Plan, number: int, entries: Sequence[Entry | Fault]) -> EncodedShard:
     """Tokenise the entries, and mask them if the plan says so."""
-    pairs = [_encode_shard_entry(lens, plan, entry) for entry in entries]
+    pairs = [_encode_entry(lens, plan, entry) for entry in entries]
     return EncodedShard(number, tuple(entries), tuple(item for item, _ in pairs), tuple(before for _, before in pairs))
 
 
-def _encode_shard_entry(lens: Analyzer, plan: Plan, entry: Entry | Fault) -> tuple[Item | Fault, Item | Fault]:
+def _encode_entry(lens: Analyzer, plan: Plan, entry: Entry | Fault) -> tuple[Item | Fault, Item | Fault]:
     """The model's input for an entry, and the same before masking."""
     if isinstance(entry, Fault):
         return entry, entry
     try:
-        (item,) = encode(lens.loaded, _shard_model_input(entry, lens), plan.truncation)
-        return item if plan.mask_seed is None else _mask_shard_item(item, lens, plan.mask_seed, entry.id), item
+        (item,) = encode(lens.loaded, _entry_input(entry, lens), plan.truncation)
+        return item if plan.mask_seed is None else _mask_item(item, lens, plan.mask_seed, entry.id), item
     except NormscopeError as error:
         fault = Fault(entry.id, "encoding", str(error))
         return fault, fault
@@ -84,8 +84,8 @@ def compute_shard(lens: Analyzer, plan: Plan, shard: EncodedShard) -> ShardFiles
     whole = {n: item for n, item in enumerate(shard.items) if isinstance(item, Item)}
     faults = {n: item for n, item in enumerate(shard.items) if isinstance(item, Fault)}
     tables = _ShardTables(plan, measures)
-    for batch in _shard_batches_by_length(whole, plan.batch_size):
-        for n, result in _analyse_shard_batch(lens, requests, shard, whole, batch, faults).items():
+    for batch in _batches_by_length(whole, plan.batch_size):
+        for n, result in _analyse_batch(lens, requests, shard, whole, batch, faults).items():
             entry, item, original = shard.entries[n], shard.items[n], shard.originals[n]
             assert isinstance(entry, Entry)
             assert isinstance(item, Item)
@@ -97,7 +97,7 @@ def compute_shard(lens: Analyzer, plan: Plan, shard: EncodedShard) -> ShardFiles
     return tables.to_files(shard, [faults[n] for n in sorted(faults)])
 
 
-def _shard_model_input(entry: Entry, lens: Analyzer) -> Any:
+def _entry_input(entry: Entry, lens: Analyzer) -> Any:
     """The entry in a form that the Analyzer accepts; word pieces become ids."""
     if entry.pieces and entry.words is not None:
         if lens.tokenizer is None:
@@ -115,7 +115,7 @@ def _shard_model_input(entry: Entry, lens: Analyzer) -> Any:
     return entry.given
 
 
-def _mask_shard_item(item: Item, lens: Analyzer, seed: int, id: str) -> Item:
+def _mask_item(item: Item, lens: Analyzer, seed: int, id: str) -> Item:
     tokenizer = lens.tokenizer
     ids = item.tensors["input_ids"].tolist()
     kept = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
@@ -128,7 +128,7 @@ def _mask_shard_item(item: Item, lens: Analyzer, seed: int, id: str) -> Item:
     return Item(tensors, {side: Tokens(names, tokens.real, tokens.word_ids)}, item.grid)
 
 
-def _shard_batches_by_length(items: dict[int, Item], size: int) -> Iterator[list[int]]:
+def _batches_by_length(items: dict[int, Item], size: int) -> Iterator[list[int]]:
     """Batches of items of the same kind and similar length. The order depends on the items alone."""
     kinds: dict[Any, list[int]] = {}
     for n in sorted(items, key=lambda n: (-len(items[n]), n)):
@@ -138,7 +138,7 @@ def _shard_batches_by_length(items: dict[int, Item], size: int) -> Iterator[list
             yield order[start : start + size]
 
 
-def _analyse_shard_batch(
+def _analyse_batch(
     lens: Analyzer,
     requests: Sequence[Request],
     shard: EncodedShard,
@@ -161,7 +161,7 @@ def _analyse_shard_batch(
             faults[batch[0]] = Fault(entry.id, "analysis", str(error))
             return {}
     half = len(batch) // 2
-    return _analyse_shard_batch(lens, requests, shard, items, batch[:half], faults) | _analyse_shard_batch(
+    return _analyse_batch(lens, requests, shard, items, batch[:half], faults) | _analyse_batch(
         lens, requests, shard, items, batch[half:], faults
     )
 
@@ -200,7 +200,7 @@ class _ShardTables:
             }
             for measure in self.measures:
                 columns = measure.columns(whole if measure.whole else analysis)
-                length = _shard_column_length(measure.name, columns)
+                length = _column_length(measure.name, columns)
                 if measure.summed:
                     sums.append((measure.name, {"side": [side] * length, **columns}))
                 else:
@@ -218,11 +218,11 @@ class _ShardTables:
         columns: dict[str, dict[str, list[Any]]] = {}
         for one in rows:
             for table, added in one.tables.items():
-                length = _shard_column_length(table, added)
+                length = _column_length(table, added)
                 for key, values in {"id": [one.id] * length, "side": [one.side] * length, **added}.items():
                     columns.setdefault(table, {}).setdefault(key, []).append(values)
         made = {
-            f"{table}/{name}.parquet": parquet_bytes_for_store(_join_shard_columns(pieces))
+            f"{table}/{name}.parquet": parquet_bytes_for_store(_join_columns(pieces))
             for table, pieces in columns.items()
         }
         made |= {
@@ -238,10 +238,10 @@ class _ShardTables:
                     "reason": [fault.reason for fault in faults],
                 }
             )
-        return ShardFiles(shard.number, len(shard.entries), len(faults), made | _shard_map_files(name, rows))
+        return ShardFiles(shard.number, len(shard.entries), len(faults), made | _map_files(name, rows))
 
 
-def _shard_map_files(name: str, rows: Sequence[_SideRows]) -> dict[str, bytes]:
+def _map_files(name: str, rows: Sequence[_SideRows]) -> dict[str, bytes]:
     """The file with a shard's maps, and the table that locates each map in it."""
     file = f"maps/{name}.safetensors"
     maps: dict[str, Tensor] = {}
@@ -261,14 +261,14 @@ def _shard_map_files(name: str, rows: Sequence[_SideRows]) -> dict[str, bytes]:
     return {file: save(maps), f"maps/{name}.parquet": parquet_bytes_for_store(table)}
 
 
-def _shard_column_length(table: str, columns: Any) -> int:
+def _column_length(table: str, columns: Any) -> int:
     length = len(next(iter(columns.values())))
     if any(len(values) != length for values in columns.values()):
         raise NormscopeError(f"The columns of the measure {table!r} differ in length.")
     return length
 
 
-def _join_shard_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
+def _join_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
     """Each column's pieces joined."""
     return {
         name: np.concatenate(pieces) if isinstance(pieces[0], np.ndarray) else [x for piece in pieces for x in piece]

@@ -53,7 +53,7 @@ class Store:
         """Start a run, or resume one with the same model, data and options."""
         path = self.folder / "manifest.json"
         if path.is_file():
-            _check_store_has_same_run(read_store_manifest(self.folder), manifest)
+            _check_same_run(read_store_manifest(self.folder), manifest)
             return
         check_store_folder(self.folder)
         try:
@@ -65,9 +65,9 @@ class Store:
     def done(self) -> dict[int, dict[str, Any]]:
         """The markers of finished shards by number. Shards with damaged files are unmarked, so that they are redone."""
         found = {}
-        for marker in _shard_files_in_store(self.folder, "shards", "json"):
-            entry = _read_store_marker(marker)
-            if entry is not None and not _damaged_store_files(self.folder, entry):
+        for marker in _shard_files(self.folder, "shards", "json"):
+            entry = _read_marker(marker)
+            if entry is not None and not _damaged_files(self.folder, entry):
                 found[int(marker.stem)] = entry
             else:
                 marker.unlink()
@@ -121,7 +121,7 @@ class Run:
     @property
     def tables(self) -> tuple[str, ...]:
         """The names of the tables: items, one per measure, errors (if any) and maps (the index of maps)."""
-        return tuple(sorted({path.parent.name for path in _shard_files_in_store(self.folder, "*", "parquet")}))
+        return tuple(sorted({path.parent.name for path in _shard_files(self.folder, "*", "parquet")}))
 
     @property
     def finished(self) -> bool:
@@ -135,7 +135,7 @@ class Run:
             raise NormscopeError(
                 f"This run has no table {table!r}.{did_you_mean(table, self.tables)} Tables: {', '.join(self.tables)}."
             )
-        frame: polars.LazyFrame = _import_polars().scan_parquet(_shard_files_in_store(self.folder, table, "parquet"))
+        frame: polars.LazyFrame = _import_polars().scan_parquet(_shard_files(self.folder, table, "parquet"))
         return frame
 
     def map(self, id: str, scope: str, side: str | None = None) -> Tensor:
@@ -155,11 +155,11 @@ class Run:
 
     def verify(self) -> list[str]:
         """The files that are missing or damaged."""
-        return [name for marker in self._markers() for name in _damaged_store_files(self.folder, marker)]
+        return [name for marker in self._markers() for name in _damaged_files(self.folder, marker)]
 
     def _markers(self) -> Iterator[dict[str, Any]]:
-        for marker in _shard_files_in_store(self.folder, "shards", "json"):
-            entry = _read_store_marker(marker)
+        for marker in _shard_files(self.folder, "shards", "json"):
+            entry = _read_marker(marker)
             if entry is not None:
                 yield entry
 
@@ -211,13 +211,13 @@ def parquet_bytes_for_store(columns: Mapping[str, Any]) -> bytes:
     polars, buffer = _import_polars(), BytesIO()
     # Parquet has no object columns, and polars cannot infer that empty ones hold strings.
     strings = {
-        name: polars.String for name, values in columns.items() if len(values) == 0 and _is_store_object_column(values)
+        name: polars.String for name, values in columns.items() if len(values) == 0 and _is_object_column(values)
     }
     polars.DataFrame(dict(columns), schema_overrides=strings).write_parquet(buffer, compression="zstd")
     return buffer.getvalue()
 
 
-def _is_store_object_column(values: Any) -> bool:
+def _is_object_column(values: Any) -> bool:
     return isinstance(values, list) or getattr(getattr(values, "dtype", None), "kind", None) == "O"
 
 
@@ -260,12 +260,12 @@ def fingerprint(chunks: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _shard_files_in_store(folder: Path, table: str, kind: str) -> list[Path]:
+def _shard_files(folder: Path, table: str, kind: str) -> list[Path]:
     """The shards' files in a table's folder, in order. Temporary files of a killed process start with a dot."""
     return sorted(folder.glob(f"{table}/[0-9]*.{kind}"))
 
 
-def _read_store_marker(path: Path) -> dict[str, Any] | None:
+def _read_marker(path: Path) -> dict[str, Any] | None:
     try:
         entry = json.loads(path.read_text())
         return entry if isinstance(entry["files"], dict) and isinstance(entry["entries"], int) else None
@@ -273,19 +273,19 @@ def _read_store_marker(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _damaged_store_files(folder: Path, marker: Mapping[str, Any]) -> list[str]:
+def _damaged_files(folder: Path, marker: Mapping[str, Any]) -> list[str]:
     """The files of a shard that are missing or differ from their checksums."""
-    return [name for name, checksum in marker["files"].items() if not _store_file_has_checksum(folder / name, checksum)]
+    return [name for name, checksum in marker["files"].items() if not _has_checksum(folder / name, checksum)]
 
 
-def _store_file_has_checksum(path: Path, checksum: str) -> bool:
+def _has_checksum(path: Path, checksum: str) -> bool:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest() == checksum
     except OSError:
         return False
 
 
-def _check_store_has_same_run(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _check_same_run(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     changed = []
     for part in ("model", "data", "options"):
         now = json.loads(json.dumps(new[part]))  # as it is read back: lists, not tuples

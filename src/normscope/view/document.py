@@ -86,7 +86,7 @@ def document_header(
         },
         "encoding": "float32",
         "precision": 0.0,
-        "sides": [_describe_document_side(side, one, sides) for side, one in sides.items()],
+        "sides": [_describe_side(side, one, sides) for side, one in sides.items()],
         "image": None if image is None else image_data_url(image),
         "flow": None if flow is None else describe_document_scores(flow, sides),
     }
@@ -106,7 +106,7 @@ def document_map_bytes(result: Result, side: str, scope: str, layer: int | None 
     maps = analysis.heads[kind] if scope.startswith(HEADS) else analysis[kind]
     if layer is not None:
         maps = maps[analysis.layer_position(layer)]
-    return _document_array_to_numpy(maps).astype("<f4", copy=False).tobytes()
+    return _array_to_numpy(maps).astype("<f4", copy=False).tobytes()
 
 
 def pack_document(result: Result, *, image: Any = None, flow: Flow | None = None) -> tuple[dict[str, Any], bytes]:
@@ -119,13 +119,13 @@ def pack_document(result: Result, *, image: Any = None, flow: Flow | None = None
     entries = {entry["side"]: entry for entry in described["sides"]}
     for side, scope, maps in document_arrays(result):
         try:
-            codes, span = log16.encode_log16(_document_array_to_numpy(maps))
+            codes, span = log16.encode_log16(_array_to_numpy(maps))
         except NormscopeError as error:
             raise NormscopeError(f"{scope}: {error}") from error
         entries[side]["ranges"][scope] = list(span)
         worst = max(worst, log16.log16_precision(span))
         pieces.append(pack.compress(codes.astype("<u2", copy=False).tobytes()))
-    described |= {"encoding": "log16", "precision": _round_up_in_document(worst)}
+    described |= {"encoding": "log16", "precision": _round_up(worst)}
     return described, b"".join([*pieces, pack.flush()])
 
 
@@ -149,7 +149,7 @@ def document_arrays_size(result: Result) -> int:
     return sum(maps.numel() * maps.element_size() for _, _, maps in document_arrays(result))
 
 
-def _describe_document_side(side: str, analysis: Analysis, sides: dict[str, Analysis]) -> dict[str, Any]:
+def _describe_side(side: str, analysis: Analysis, sides: dict[str, Analysis]) -> dict[str, Any]:
     words = document_words_by_side(sides)
     causal = bool(analysis.info.get("causal", side == "decoder"))
     grid = image_patch_grid(analysis)
@@ -219,14 +219,14 @@ def describe_document_tokens(given: Iterable[Label], words: Words, picture: bool
             "token": visible_label_text(label.token),
             "side": label.side,
             "position": label.position,
-            "special": _is_special_document_token(label, words, picture),
+            "special": _is_special_token(label, words, picture),
             "word": words.get(label.side, {}).get(label.position),
         }
         for label in given
     ]
 
 
-def _is_special_document_token(label: Label, words: Words, picture: bool) -> bool:
+def _is_special_token(label: Label, words: Words, picture: bool) -> bool:
     """True for a token that stands for no text: in an encoder, one without a word id.
 
     Decoders are judged by spelling, because generated tokens have no word ids.
@@ -247,21 +247,21 @@ def round_document_numbers(tensor: Tensor, digits: int = DIGITS) -> Any:
     factors = 10.0 ** np.clip(digits - 1 - np.floor(sizes), -300, 300)
     with np.errstate(all="ignore"):
         rounded = np.rint(values * factors) / factors
-    return rounded.tolist() if bool(np.isfinite(rounded).all()) else _replace_nonfinite_in_document(rounded.tolist())
+    return rounded.tolist() if bool(np.isfinite(rounded).all()) else _replace_nonfinite(rounded.tolist())
 
 
-def _replace_nonfinite_in_document(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, list):
-        return [_replace_nonfinite_in_document(entry) for entry in value]
+        return [_replace_nonfinite(entry) for entry in value]
     return value if math.isfinite(value) else None
 
 
-def _document_array_to_numpy(maps: Tensor) -> NDArray[Any]:
+def _array_to_numpy(maps: Tensor) -> NDArray[Any]:
     array: NDArray[Any] = maps.detach().cpu().numpy()
     return array
 
 
-def _round_up_in_document(value: float) -> float:
+def _round_up(value: float) -> float:
     """`value` rounded up to two significant digits."""
     if value == 0:
         return 0.0

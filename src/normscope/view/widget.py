@@ -51,7 +51,7 @@ def mimebundle(
     if not _widget_in_terminal():
         with suppress(NormscopeError):  # the plain text remains
             if asked(VIEW) and find_spec("anywidget") is not None and has_static_file("widget.js"):
-                data, meta = _add_widget_view(result, data)
+                data, meta = _add_view(result, data)
         with suppress(NormscopeError):
             if asked("image/png") and find_spec("matplotlib") is not None:
                 data["image/png"] = widget_static_png(result)
@@ -82,7 +82,7 @@ def _widget_in_terminal() -> bool:
     return type(shell).__name__ == "TerminalInteractiveShell"
 
 
-def _add_widget_view(result: Result, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _add_view(result: Result, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     shown = widget(result)._repr_mimebundle_()
     if shown is None:  # the widget manager displays the widget itself
         return data, {}

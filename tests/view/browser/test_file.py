@@ -60,7 +60,7 @@ def test_cross_attention_alone_has_no_mixing_ratio(browser: Browser, tmp_path: P
             expect(tab.page.locator("svg.mixing")).to_have_count(int(mixes))
             layer = tab.part("layers").get_by_role("button").first.get_attribute("aria-label") or ""
             assert ("mixing ratio" in layer) == mixes
-            said = "stands out" if mixes else "reads the encoder's tokens only"
+            said = "is highlighted" if mixes else "reads only encoder tokens"
             expect(tab.part("mixing-layers")).to_contain_text(said)
             assert tab.serious() == []
 

@@ -140,7 +140,7 @@ def test_a_bad_target_is_reported_and_harmless(browser: Browser, server: Live) -
         tab.box("Target token").fill("mat")
         tab.page.get_by_label("at token").fill("99")
         tab.button("Analyse").click()
-        expect(tab.page.get_by_role("alert")).to_contain_text("There is no token 99: there are 1 to 3")
+        expect(tab.page.get_by_role("alert")).to_contain_text("There is no token 99: valid are 1 to 3")
         tab.page.get_by_label("at token").fill("")
         tab.button("Analyse").click()
         expect(tab.part("scores")).to_contain_text("logit of 'mat'")
@@ -302,7 +302,7 @@ def test_many_tokens(browser: Browser, tmp_path: Path) -> None:
         assert overflow(tab) <= 0
 
 
-def test_where_no_path_is_offered(browser: Browser, tmp_path: Path) -> None:
+def test_documents_without_a_path(browser: Browser, tmp_path: Path) -> None:
     with open_tab(browser) as tab:
         tab.page.goto(f"{fake_picture().to_html(tmp_path / 'a.html').as_uri()}#path=1")
         tab.wait_until_drawn()

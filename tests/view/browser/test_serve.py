@@ -133,7 +133,7 @@ def test_first_visit(browser: Browser, server: Live) -> None:
         assert "colin" in tab.part("arcs").locator("..").inner_text()
 
 
-def test_hovering_tells_both_tokens_and_the_number(browser: Browser, server: Live) -> None:
+def test_hovering_shows_both_tokens_and_the_value(browser: Browser, server: Live) -> None:
     result = lenses()["tiny-encoder"].analyze(TEXTS[HACK])
     with open_tab(browser) as tab:
         start(tab, server, HACK)
@@ -266,7 +266,7 @@ def test_how_maps_are_shown(browser: Browser, server: Live) -> None:
         assert tab.colours() > 3
 
 
-def test_the_address_holds_the_view(browser: Browser, server: Live) -> None:
+def test_the_url_contains_the_view(browser: Browser, server: Live) -> None:
     with open_tab(browser) as tab:
         start(tab, server)
         tab.select("Scope").select_option("ATTNRESLNFF-N")
@@ -376,13 +376,13 @@ def test_a_picture(browser: Browser, server: Live, tmp_path: Path) -> None:
     Image.fromarray(picture(200, 300)).save(file)
     with open_tab(browser) as tab:
         visit(tab, server, "tiny-vision")
-        tab.page.get_by_label("Picture").set_input_files(file)
+        tab.page.get_by_label("Image").set_input_files(file)
         expect(tab.part("input")).to_contain_text(file.name)
         tab.button("Analyse").click()
         tab.wait_until_drawn()
         tab.until(lambda now: now["phase"] == "ready")
         assert tab.page.evaluate("window.hacked") is None
-        tab.page.get_by_label("As a matrix").check()
+        tab.page.get_by_label("Matrix").check()
         tab.wait_for_map()
         assert tab.colours() > 3
 
@@ -428,7 +428,7 @@ def test_a_text_that_is_longer_than_the_model_was_made_for(browser: Browser, ser
         expect(tab.page.get_by_role("note")).to_have_count(0)
 
 
-def test_what_is_typed_before_the_models_are_known_stays(browser: Browser, server: Live) -> None:
+def test_text_typed_before_the_models_load_is_kept(browser: Browser, server: Live) -> None:
     with open_tab(browser) as tab:
         held: list[Route] = []
         tab.page.route("**/api/models", lambda route: held.append(route))
@@ -437,7 +437,7 @@ def test_what_is_typed_before_the_models_are_known_stays(browser: Browser, serve
         tab.wait(lambda: held)
         assert len(held) == 1
         held[0].continue_()
-        expect(tab.page.get_by_label("Model")).to_be_visible()  # they are there
+        expect(tab.page.get_by_label("Model")).to_be_visible()  # the models are loaded
         expect(tab.box("Text")).to_have_value("the cat")
         tab.button("Analyse").click()
         tab.wait_for_map()
@@ -464,7 +464,7 @@ def test_progress_is_shown(browser: Browser) -> None:
     def check(server: Live, slow: Slow) -> None:
         with open_tab(browser) as tab:
             waiting_for(server, slow, tab)
-            tab.wait(lambda: any(re.search(r"/api/analyses/\w+\?wait=", url) for url in tab.asked))  # it asks for news
+            tab.wait(lambda: any(re.search(r"/api/analyses/\w+\?wait=", url) for url in tab.asked))  # it polls
             slow.let_go(2)
             expect(tab.page.locator("main")).to_contain_text("40 %")
             slow.let_go()
@@ -508,7 +508,7 @@ def test_a_server_that_is_gone(browser: Browser) -> None:
         tab.analyse("the cat")
     tab.box("Text").fill("the mat")
     tab.button("Analyse").click()
-    expect(tab.page.get_by_role("alert")).to_contain_text("does not answer")
+    expect(tab.page.get_by_role("alert")).to_contain_text("is not responding")
     context.close()
 
 

@@ -17,7 +17,7 @@ def server() -> Iterator[Live]:
 
 @pytest.fixture
 def slow() -> Iterator[Slow]:
-    """An analysis that waits until it is let go; at the end all are let go."""
+    """An analysis that blocks until it is released; all are released at the end."""
     made = Slow()
     yield made
     made.let_go()

@@ -135,7 +135,7 @@ def test_the_first_layer_before_the_others(kind: str) -> None:
         assert again["header"] == whole
 
 
-def test_what_was_shown_of_a_cancelled_analysis_can_still_be_seen() -> None:
+def test_the_first_layer_of_a_cancelled_analysis_stays_available() -> None:
     go = Event()
     with live(lenses(), run=lambda lens, asked, report: run_server_analysis(lens, asked, held(report, go))) as server:
         answer = server.client.post("/api/analyses", params={"wait": WAIT, "first": True}, json=request("encoder"))
@@ -236,7 +236,7 @@ def test_unknown_ids(server: Live) -> None:
         ("side=encoder", "scope: Field required"),
     ],
 )
-def test_cells_that_are_not_there(server: Live, query: str, message: str) -> None:
+def test_missing_cells_are_refused(server: Live, query: str, message: str) -> None:
     status = server.start(**request("encoder"))
     answer = server.client.get(f"/api/analyses/{status['id']}/cells?{query}")
     assert answer.status_code == 422

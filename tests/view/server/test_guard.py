@@ -201,7 +201,7 @@ def test_bodies_of_another_kind(small: Live) -> None:
         assert answer.status_code in (400, 415, 422)
 
 
-def test_a_client_that_goes_away_within_its_body(small: Live) -> None:
+def test_a_client_that_disconnects_while_sending(small: Live) -> None:
     head = f"POST /api/analyses HTTP/1.1\r\nHost: 127.0.0.1:{small.port}\r\nContent-Length: 100\r\n\r\n".encode()
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", small.port)) as connection:

@@ -28,7 +28,7 @@ def texts(count: int) -> list[str]:
     return [" ".join(words[(n >> shift) % 8] for shift in (0, 3, 6)) for n in range(count)]
 
 
-def test_no_more_than_a_few_at_once_and_a_queue_that_ends(slow: Slow) -> None:
+def test_concurrency_and_queue_are_limited(slow: Slow) -> None:
     with live(lenses(), run=slow, at_once=2, waiting=3) as server:
         answers = [ask(server, text) for text in texts(5)]
         assert [answer.status_code for answer in answers] == [201] * 5
@@ -44,7 +44,7 @@ def test_no_more_than_a_few_at_once_and_a_queue_that_ends(slow: Slow) -> None:
         assert ask(server, "one too many", wait=WAIT).json()["state"] == "done"
 
 
-def test_fifty_at_once() -> None:
+def test_fifty_concurrent_clients() -> None:
     """Fifty clients with ten different questions: each is computed once, and every client gets an answer."""
     slow = Slow(0)
     with live(lenses(), run=slow) as server, ThreadPoolExecutor(50) as pool:
@@ -61,7 +61,7 @@ def test_fifty_at_once() -> None:
         assert sizes == {4 * 2 * 5 * 5}
 
 
-def test_more_questions_than_places() -> None:
+def test_a_full_queue_is_refused() -> None:
     with live(lenses(), at_once=1, waiting=4) as server, ThreadPoolExecutor(50) as pool:
         codes = [answer.status_code for answer in pool.map(lambda text: ask(server, text), texts(50))]
         assert set(codes) <= {201, 429}
@@ -86,7 +86,7 @@ def test_cancelling_what_waits_and_what_runs(slow: Slow) -> None:
         assert ask(server, texts(1)[0], wait=WAIT).json()["state"] == "done"  # and can be asked for again
 
 
-def test_one_of_two_who_asked_cancels(slow: Slow) -> None:
+def test_one_of_two_clients_cancels(slow: Slow) -> None:
     with live(lenses(), run=slow) as server:
         first, second = (ask(server, "the cat").json() for _ in range(2))
         assert first["id"] == second["id"]
@@ -125,7 +125,7 @@ def test_a_cancelled_analysis_leaves_the_model_as_it_was() -> None:
         assert mixing[0] == pytest.approx(expected.mixing_ratio("ATTN-N")[0].tolist(), rel=1e-3)
 
 
-def test_a_client_that_goes_away(slow: Slow) -> None:
+def test_a_client_that_disconnects(slow: Slow) -> None:
     """While it waits for an analysis: others are answered, and the result is there for the next client."""
     with live(lenses(), run=slow) as server:
         body = b'{"model": "tiny-encoder", "text": "the cat sat"}'
@@ -174,7 +174,7 @@ def test_records_of_failures_are_forgotten_too() -> None:
     asyncio.run(scenario())
 
 
-def test_busy_says_so() -> None:
+def test_a_busy_server_says_so() -> None:
     async def scenario() -> None:
         jobs = Jobs[int](lambda result: 0, at_once=1, waiting=0)
         gate = threading.Event()

@@ -30,7 +30,7 @@ def heads() -> Iterator[Live]:
         yield found
 
 
-def test_what_models_have_logits_of(server: Live, heads: Live) -> None:
+def test_target_kinds_of_models(server: Live, heads: Live) -> None:
     infos = [*server.client.get("/api/models").json(), *heads.client.get("/api/models").json()]
     assert {info["name"]: (info["targets"], info["classes"], info["positions"]) for info in infos} == {
         "tiny-encoder": ("none", [], False),

@@ -1,10 +1,10 @@
-/** A document with the maps that have been loaded. Reading a map that is not there yet asks for it. */
+/** A document and the maps loaded so far. Reading a map that is not loaded yet requests it. */
 
 import { SvelteMap } from "svelte/reactivity";
 import { headScopes, type Header, type Side } from "./header";
 import type { Source } from "./source";
 
-const SLICE = 8; // milliseconds of decoding before the page may draw again
+const SLICE = 8; // milliseconds of decoding before yielding to the page
 let made = 0;
 
 interface Wanted {
@@ -17,34 +17,34 @@ interface Wanted {
 export class Doc {
   readonly id = ++made;
   failure = $state<string | null>(null);
-  loaded = $state(0); // maps that have come
+  loaded = $state(0); // number of maps loaded
   private tries = $state(0);
   private readonly maps = new SvelteMap<string, Float32Array>();
   private readonly asked = new Set<string>();
   private readonly queue: Wanted[] = [];
   private running = 0;
-  private held = true; // the first map comes before all others
+  private held = true; // until the first map is drawn, only urgent maps are loaded
 
   constructor(
     readonly header: Header,
     private readonly source: Source,
-    readonly growing = false, // other layers are being computed
+    readonly growing = false, // the server is still computing other layers
   ) {}
 
   static async open(source: Source, growing = false): Promise<Doc> {
     return new Doc(await source.header(), source, growing);
   }
 
-  /** The cells of a map, rows x columns; undefined until they are there. What is `urgent` is loaded first. */
+  /** The cells of a map, rows x columns; undefined until loaded. `urgent` maps are loaded first. */
   map(side: Side, scope: string, layer: number, urgent = false): Float32Array | undefined {
     const key = `${side.side}|${scope}|${layer}`;
-    void this.tries; // whoever waits asks again
+    void this.tries; // makes readers depend on it, so that retry() requests the map again
     const found = this.maps.get(key);
     if (!found) this.ask({ key, side: side.side, scope, layer }, urgent);
     return found;
   }
 
-  /** One head's map, by its place among the heads of this document. */
+  /** One head's map; `place` is its index among the heads of this document. */
   head(side: Side, scope: string, layer: number, place: number, urgent = false): Float32Array | undefined {
     if (!headScopes(side).includes(scope)) return undefined;
     const all = this.map(side, `heads/${scope}`, layer, urgent);
@@ -52,14 +52,14 @@ export class Doc {
     return all?.subarray(place * size, (place + 1) * size);
   }
 
-  /** Load a map before anything asks for it. */
+  /** Load a map before it is read. */
   async load(side: Side, scope: string, layer: number): Promise<void> {
     const key = `${side.side}|${scope}|${layer}`;
     this.asked.add(key);
     this.put(key, await this.source.cells(side.side, scope, layer));
   }
 
-  /** Ask once more for what did not come. */
+  /** Request again what failed to load. */
   retry(): void {
     this.failure = null;
     this.tries++;
@@ -73,7 +73,7 @@ export class Doc {
   private ask(wanted: Wanted, urgent: boolean): void {
     if (this.asked.has(wanted.key)) {
       const place = urgent ? this.queue.findIndex((one) => one.key === wanted.key) : -1;
-      if (place < 0) return; // on its way
+      if (place < 0) return; // already being loaded
       this.queue.splice(place, 1);
     }
     this.asked.add(wanted.key);
@@ -82,17 +82,17 @@ export class Doc {
     if (this.running < 3 && (urgent || !this.held)) void this.work();
   }
 
-  /** The first map is there: let the others come. */
+  /** The first map is drawn: load the others. */
   release(): void {
     if (!this.held) return;
     this.held = false;
     if (this.queue.length) void this.work();
   }
 
-  /** Load what was asked for. */
+  /** Work through the queue. */
   private async work(): Promise<void> {
     this.running++;
-    await Promise.resolve(); // never change state while a view is being computed
+    await Promise.resolve(); // never change state inside a $derived computation
     let start = performance.now();
     for (let next = this.queue.shift(); next; next = this.queue.shift()) {
       try {

@@ -1,10 +1,10 @@
-/** The document inside an HTML file. */
+/** The document embedded in an HTML file. */
 
 import { PackedSource } from "./packed";
 
 export function bytesOfBase64(text: string): Uint8Array<ArrayBuffer> {
   const { fromBase64 } = Uint8Array as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> };
-  if (fromBase64) return fromBase64.call(Uint8Array, text); // much faster, where a browser has it
+  if (fromBase64) return fromBase64.call(Uint8Array, text); // much faster where supported
   const binary = atob(text.trim());
   const bytes = new Uint8Array(binary.length);
   for (let k = 0; k < binary.length; k++) bytes[k] = binary.charCodeAt(k);
@@ -16,7 +16,7 @@ export async function inflate(bytes: Uint8Array<ArrayBuffer>): Promise<Uint8Arra
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** The document of this page; null where it holds none. */
+/** The document embedded in this page; null if there is none. */
 export async function embedded(page: Document): Promise<PackedSource | null> {
   const header = page.getElementById("normscope-header");
   const data = page.getElementById("normscope-data");

@@ -1,4 +1,4 @@
-/** The description of a document: what maps there are, and of which tokens. */
+/** The header of a document: which maps it has, and of which tokens. */
 
 export const FORMAT = "normscope-view-1";
 
@@ -12,7 +12,7 @@ export interface Label {
 
 export type ComponentKind = "attention" | "cross-attention" | "ff" | "norm" | "residual" | "scale";
 
-/** One component of a layer, with the scopes that are read after it. */
+/** One component of a layer, and the scopes measured after it. */
 export interface Component {
   kind: ComponentKind;
   label: string;
@@ -22,7 +22,7 @@ export interface Component {
   weights: string | null;
 }
 
-/** A number as Python wrote it: what is not finite is null. */
+/** A number as written by Python: non-finite values are null. */
 export type Figure = number | null;
 
 export interface Side {
@@ -36,7 +36,7 @@ export interface Side {
   scopes: string[];
   aliases: Record<string, string>;
   completeness: Record<string, Figure[]>;
-  mixing: Partial<Record<string, Figure[][]>>; // cross-attention alone has none: it reads the encoder's tokens only
+  mixing: Partial<Record<string, Figure[][]>>; // none for cross-attention alone, which reads only encoder tokens
   remainder: Record<string, Figure[][]>;
   heads: number[];
   head_scopes?: string[];
@@ -54,12 +54,12 @@ export interface Model {
   versions: Record<string, string>;
 }
 
-/** A target (a logit, or the difference of two) by input token, and by token of the states before each layer and after
- *  the last. The scores and the remainder add up to the value, where a method decomposes it. */
+/** Scores of a target (a logit, or the difference of two logits) for the input tokens, and for the tokens of the hidden
+ *  states before each layer and after the last. If the method is a decomposition, scores + remainder = value. */
 export interface Flow {
   method: string;
   target: string; // in words
-  position: number | null; // of the token that it is read at
+  position: number | null; // of the token at which it is read
   value: Figure;
   remainder: Figure;
   completeness: Figure;
@@ -76,23 +76,23 @@ export interface Header {
   precision: number;
   sides: Side[];
   image: string | null;
-  warnings?: string[]; // what to know before believing the maps
+  warnings?: string[]; // caveats shown above the maps
   flow?: Flow | null;
 }
 
-/** The header, or an error that says what is wrong with it. */
+/** The header; throws an error if it is invalid. */
 export function checked(value: unknown): Header {
   const header = value as Header | null;
   if (!header || typeof header !== "object" || header.format !== FORMAT)
-    throw new Error(`This is no document of the format ${FORMAT}.`);
-  if (!Array.isArray(header.sides) || !header.sides.length) throw new Error("This document holds no maps.");
+    throw new Error(`Not a ${FORMAT} document.`);
+  if (!Array.isArray(header.sides) || !header.sides.length) throw new Error("This document contains no maps.");
   for (const side of header.sides)
     if (!side.scopes.length || !side.layers.length || !side.rows.length || !side.columns.length)
-      throw new Error(`The ${side.side} of this document holds no maps.`);
+      throw new Error(`The ${side.side} of this document has no maps.`);
   return header;
 }
 
-/** The scopes that have head-level maps, in the order of the arrays: at each attention its weights, then its norms. */
+/** The scopes that have head-level maps, in the order of the arrays: for each attention its weights, then its norms. */
 export function headScopes(side: Side): string[] {
   if (!side.heads.length) return [];
   if (side.head_scopes) return side.head_scopes;
@@ -102,6 +102,6 @@ export function headScopes(side: Side): string[] {
     .filter((name): name is string => name !== null);
 }
 
-/** Where a label stands in a list, by side and position; -1 where it does not. */
+/** Index of the label with this side and position; -1 if there is none. */
 export const placeOf = (labels: readonly Label[], side: string, position: number): number =>
   labels.findIndex((one) => one.position === position && one.side === side);

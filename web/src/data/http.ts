@@ -3,9 +3,9 @@
 import { checked, type Header } from "./header";
 import type { Lab, ModelInfo, Request, Source } from "./source";
 
-const WHOLE = 1 << 19; // cells of all layers of a scope that are fetched at once
-const SHORT = 2; // seconds that a request waits for its answer at once
-const LONG = 20; // seconds of a long poll
+const WHOLE = 1 << 19; // if all layers of a scope have at most this many cells, they are fetched in one request
+const SHORT = 2; // seconds that the first request waits for the result
+const LONG = 20; // seconds that a long poll waits
 
 export class ServerError extends Error {
   constructor(
@@ -31,7 +31,7 @@ async function answer(response: Response): Promise<Response> {
     const body = (await response.json()) as { error?: unknown };
     if (typeof body.error === "string") message = body.error;
   } catch {
-    // no JSON: the status says what is known
+    // not JSON: only the status is known
   }
   throw new ServerError(message, response.status);
 }
@@ -41,7 +41,7 @@ async function ask(path: string, options: RequestInit = {}): Promise<Response> {
     return await answer(await fetch(path, options));
   } catch (error) {
     if (error instanceof ServerError || (error as Error).name === "AbortError") throw error;
-    throw new ServerError("The server does not answer. Is normscope serve still running?", 0);
+    throw new ServerError("The server is not responding. Is normscope serve still running?", 0);
   }
 }
 
@@ -52,10 +52,10 @@ export class HttpSource implements Source {
   constructor(
     private readonly path: string,
     known?: unknown,
-    private readonly growing = false, // other layers are being computed: each map is asked for by its own layer
+    private readonly growing = false, // the server is still computing other layers: fetch maps one by one
   ) {
     this.description = known ? Promise.resolve(checked(known)) : ask(`${path}/header`).then(async (found) => checked(await found.json()));
-    this.description.catch(() => undefined); // told to whoever asks for it
+    this.description.catch(() => undefined); // reported by header() and cells()
   }
 
   header(): Promise<Header> {
@@ -90,7 +90,7 @@ export class HttpLab implements Lab {
     return (await (await ask(`${this.base}/models`)).json()) as ModelInfo[];
   }
 
-  /** Run an analysis; aborting the signal cancels it on the server too. */
+  /** Run an analysis. Aborting the signal also cancels it on the server. */
   async analyse(request: Request, on: (progress: number) => void, signal: AbortSignal, first?: (source: Source) => void): Promise<Source> {
     const started = this.start(request);
     try {
@@ -120,11 +120,11 @@ export class HttpLab implements Lab {
   }
 }
 
-/** The refusal of a token that a logit is read at, which the server counts from 0 and the page from 1. */
+/** The message for an invalid target position: the server counts from 0, the page from 1. */
 export const fromOne = (refusal: string): string =>
-  refusal.replace(/^There is no position (\d+) in the logits: valid are 0 to (\d+)[^.]*/, (_, given: string, last: string) => `There is no token ${Number(given) + 1}: there are 1 to ${Number(last) + 1}`);
+  refusal.replace(/^There is no position (\d+) in the logits: valid are 0 to (\d+)[^.]*/, (_, given: string, last: string) => `There is no token ${Number(given) + 1}: valid are 1 to ${Number(last) + 1}`);
 
-/** What is promised, unless the signal comes first. */
+/** The promise, rejected with an AbortError if the signal fires first. */
 function unless<T>(signal: AbortSignal, promised: Promise<T>): Promise<T> {
   return new Promise((done, fail) => {
     const stop = () => fail(new DOMException("Cancelled.", "AbortError"));

@@ -1,4 +1,4 @@
-/** Sixteen-bit logarithmic cells: 0 is exactly 0, q stands for exp(lo + (q - 1) (hi - lo) / 65534). */
+/** 16-bit logarithmic cells: code 0 is exactly 0, code q > 0 is exp(lo + (q - 1) (hi - lo) / 65534). */
 
 export function log16Table(lo: number, hi: number): Float32Array {
   const table = new Float32Array(65536);
@@ -7,7 +7,7 @@ export function log16Table(lo: number, hi: number): Float32Array {
   return table;
 }
 
-/** The cells of `count` codes that start at byte `offset`. */
+/** Decode `count` codes starting at byte `offset`. */
 export function decode(bytes: Uint8Array, offset: number, count: number, table: Float32Array): Float32Array {
   const cells = new Float32Array(count);
   for (let k = 0, at = offset; k < count; k++, at += 2) cells[k] = table[bytes[at] | (bytes[at + 1] << 8)];

@@ -1,10 +1,10 @@
-/** A document whose arrays lie one after the other in one run of bytes. */
+/** A document whose arrays are stored one after the other in a single byte array. */
 
 import { checked, headScopes, type Header, type Side } from "./header";
 import { decode, log16Table } from "./log16";
 import type { Source } from "./source";
 
-/** Where each array starts, in cells: for each side, scope and layer; then the head-level maps of each side. */
+/** The offset of each array, in cells: by side, scope and layer, followed by the head-level maps of each side. */
 export function places(header: Header): { at: Map<string, number>; total: number } {
   const at = new Map<string, number>();
   let total = 0;
@@ -32,7 +32,7 @@ export class PackedSource implements Source {
     const { at, total } = places(this.known);
     const width = this.known.encoding === "log16" ? 2 : 4;
     if (bytes.length !== width * total)
-      throw new Error(`The maps of this document are cut short: ${bytes.length} of ${width * total} bytes.`);
+      throw new Error(`The maps of this document are truncated: ${bytes.length} of ${width * total} bytes.`);
     this.at = at;
   }
 
@@ -44,7 +44,7 @@ export class PackedSource implements Source {
     const side = this.known.sides.find((one) => one.side === sideName);
     const start = this.at.get(`${sideName}|${scope}|${layer}`);
     if (!side || start === undefined)
-      return Promise.reject(new Error(`No map of ${scope}, layer ${layer + 1}, in this document.`));
+      return Promise.reject(new Error(`This document has no map of ${scope}, layer ${layer + 1}.`));
     const count = side.rows.length * side.columns.length * (scope.startsWith("heads/") ? side.heads.length : 1);
     if (this.known.encoding === "log16")
       return Promise.resolve(decode(this.bytes, 2 * start, count, this.table(side, scope)));

@@ -1,16 +1,16 @@
-/** Where the viewer gets a document from: an HTML file, a server, a notebook. */
+/** The source of a document: an HTML file, a server or a notebook. */
 
 import type { Header } from "./header";
 
-/** The logit that the tokens are to be scored for. */
+/** The logit to explain. */
 export interface Aim {
   target: string; // a class or token, or "top"
-  against: string | null; // the same, subtracted
-  position: number | null; // where it is read, counted from 0
+  against: string | null; // another class or token, whose logit is subtracted
+  position: number | null; // of the token at which it is read, counted from 0
   method: string;
 }
 
-/** What `normscope serve` is asked to analyse. */
+/** A request to `normscope serve`. */
 export interface Request {
   model: string;
   text: string;
@@ -22,7 +22,7 @@ export interface Request {
   flow: Aim | null;
 }
 
-/** Whether two requests are for the same input; what is asked about it may differ. */
+/** Whether two requests have the same model and input; heads and target may differ. */
 export const sameInput = (a: Partial<Request>, b: Partial<Request>): boolean =>
   (["model", "text", "second", "target", "generate"] as const).every((name) => (a[name] || null) === (b[name] || null));
 
@@ -36,18 +36,18 @@ export interface ModelInfo {
   max_tokens: number | null;
   targets: "none" | "classes" | "tokens";
   classes: string[];
-  positions: boolean; // there is a logit at every token
+  positions: boolean; // the model has a logit at every token
 }
 
 export interface Source {
   header(): Promise<Header>;
-  /** The map of a scope, or with the scope "heads/..." all its heads one after the other. */
+  /** The map of a scope; for a scope "heads/...", the maps of all heads one after the other. */
   cells(side: string, scope: string, layer: number): Promise<Float32Array>;
 }
 
-/** A place that runs analyses: only `normscope serve`. */
+/** A backend that runs analyses; `normscope serve` is the only one. */
 export interface Lab {
   models(): Promise<ModelInfo[]>;
-  /** `first` is given the first layer where it is there before the others. */
+  /** `first` is called with the first layer if it is ready before the others. */
   analyse(request: Request, on: (progress: number) => void, signal: AbortSignal, first?: (source: Source) => void): Promise<Source>;
 }

@@ -1,4 +1,4 @@
-/** Maps as comma-separated values, one line for each cell. */
+/** Maps as CSV, one line per cell. */
 
 import type { Label } from "../data/header";
 import type { Plane } from "../maths/plane";
@@ -12,7 +12,7 @@ export interface Sheet {
   plane: Plane;
 }
 
-/** A field as RFC 4180 wants it. */
+/** A field quoted as in RFC 4180. */
 export const field = (text: string): string => (/[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text);
 
 const HEAD = "document,layer,scope,output_side,output_position,output_token,input_side,input_position,input_token,value";

@@ -1,4 +1,4 @@
-/** A path as an SVG picture, and its edges as comma-separated values. */
+/** A path as SVG, and its edges as CSV. */
 
 import { cssOfPixel } from "../look/colours";
 import { columnName, edgeLook, edgePath, graphOf, namedEvery, radiusOf, rowsOf, xOf, yOf } from "../look/graph";
@@ -10,8 +10,8 @@ import { field } from "./csv";
 import { escaped, type Colours, type Drawn } from "./svg";
 
 const LONGEST = 16;
-const COLUMN = 110; // pixels between two columns
-const LINE = 24; // and between two tokens
+const COLUMN = 110; // pixels between columns
+const LINE = 24; // pixels between tokens
 const TITLE = 26;
 
 export interface PathColours extends Colours {
@@ -25,7 +25,7 @@ export interface PathPanel {
   title: string;
   shown: Shown;
   colour: (column: number, row: number) => number; // of a node
-  scored: boolean; // nodes are coloured by scores, all of them
+  scored: boolean; // nodes are coloured by score
 }
 
 export function pathDrawn({ title, shown, colour, scored }: PathPanel, colours: PathColours): Drawn {
@@ -70,7 +70,7 @@ export function pathDrawn({ title, shown, colour, scored }: PathPanel, colours: 
 
 const HEAD = "document,layer,scope,output_side,output_position,output_token,input_side,input_position,input_token,value";
 
-/** The edges shown, one on a line; `value` is the part of the path's output. All tokens of another side have one line. */
+/** The edges shown, one per line; `value` is the share of the output. All tokens of the other side share one line. */
 export function pathCsv(paths: readonly { name: string; shown: Shown }[]): string {
   const lines = [HEAD];
   for (const { name, shown } of paths) {

@@ -1,4 +1,4 @@
-/** Save what is shown as a file. */
+/** Save the current view as a file. */
 
 import { put } from "../look/canvas";
 import { paint } from "../look/paint";
@@ -55,7 +55,7 @@ function panelOf(store: Store, place: Place): Panel | null {
   return made;
 }
 
-/** An SVG picture as PNG, twice as fine. */
+/** An SVG as PNG, at twice the resolution. */
 async function pngOf(svg: Picture): Promise<Blob> {
   const image = new Image();
   const address = URL.createObjectURL(new Blob([svg.text], { type: "image/svg+xml" }));
@@ -66,7 +66,7 @@ async function pngOf(svg: Picture): Promise<Blob> {
     canvas.width = 2 * svg.width;
     canvas.height = 2 * svg.height;
     canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
-    return await new Promise((done, fail) => canvas.toBlob((blob) => (blob ? done(blob) : fail(new Error("This browser made no PNG."))), "image/png"));
+    return await new Promise((done, fail) => canvas.toBlob((blob) => (blob ? done(blob) : fail(new Error("This browser could not create a PNG."))), "image/png"));
   } finally {
     URL.revokeObjectURL(address);
   }
@@ -80,10 +80,10 @@ function download(blob: Blob, name: string): void {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/** A name that any file system takes. */
+/** A file name that is valid on any file system. */
 const fileName = (title: string): string => `normscope ${title}`.replace(/[^\w.-]+/g, "-").slice(0, 100);
 
-/** What can be saved of what is shown, each made when it is asked for. */
+/** The exports of a view, each created on demand. */
 interface Things {
   title: string;
   csv: () => string;

@@ -1,4 +1,4 @@
-/** What is shown as an SVG picture: every map with its labels, title and colour scale. */
+/** The current view as SVG: every map with its labels, title and colour scale. */
 
 import type { Label } from "../data/header";
 import { cssOfPixel } from "../look/colours";
@@ -16,7 +16,7 @@ export interface Panel {
   plane: Plane;
   ink: Ink;
   seam: number;
-  image?: string; // the map as a PNG address, where it has too many cells for rectangles
+  image?: string; // the map as a PNG data URL, if it has too many cells for rectangles
 }
 
 export interface Colours {
@@ -26,7 +26,7 @@ export interface Colours {
   soft: string;
 }
 
-export const MOST = 72; // rows or columns drawn as rectangles
+export const MOST = 72; // up to this many rows or columns, cells are drawn as rectangles
 const LONGEST = 18;
 const FONT = 11;
 
@@ -37,7 +37,7 @@ const longest = (labels: Label[]): number => labels.reduce((most, label) => Math
 
 const r = (x: number): number => Math.round(x * 100) / 100;
 
-/** Something drawn: the inside of an SVG picture, and its size. */
+/** The content of an SVG, and its size. */
 export interface Drawn {
   svg: string;
   width: number;

@@ -1,6 +1,6 @@
-/** Pixels to canvases. */
+/** Drawing pixels on canvases. */
 
-/** Put pixels into a small canvas, one for a cell: the browser scales it. */
+/** Write pixels to a small canvas, one per cell; the browser scales it. */
 export function put(canvas: HTMLCanvasElement, pixels: Uint32Array, columns: number, rows: number): void {
   canvas.width = columns;
   canvas.height = rows;
@@ -11,7 +11,7 @@ export function put(canvas: HTMLCanvasElement, pixels: Uint32Array, columns: num
 const waiting = new Map<object, () => void>();
 let asked = false;
 
-/** Draw when there is time: at most some milliseconds of a frame, the last drawing asked for each owner. */
+/** Draw later, for at most a few milliseconds per frame; only the latest drawing of each owner is kept. */
 export function soon(owner: object, draw: () => void): void {
   waiting.delete(owner);
   waiting.set(owner, draw);
@@ -22,7 +22,7 @@ export function soon(owner: object, draw: () => void): void {
 
 export const forget = (owner: object): boolean => waiting.delete(owner);
 
-const BUDGET = 7; // milliseconds of a frame
+const BUDGET = 7; // milliseconds per frame
 
 function run(): void {
   const start = performance.now();

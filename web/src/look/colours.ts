@@ -1,5 +1,5 @@
 /** Colour scales as tables of pixels, computed in OKLab: even in lightness, and safe for colour-blind readers because
- *  they run between blue and yellow, or blue and orange, only. On paper the strong end is dark, on a dark page light. */
+ *  they only run between blue and yellow or blue and orange. The strong end is dark on a light page, light on a dark one. */
 
 export type Theme = "light" | "dark";
 
@@ -26,7 +26,7 @@ export function rgbOf([L, a, b]: Lab): Rgb {
 
 const pixel = ([r, g, b]: Rgb): number => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 
-/** A table of pixels through even steps between the given colours. */
+/** A table of pixels that interpolates the given colours in even steps. */
 function table(stops: readonly Lab[], steps = STEPS): Uint32Array {
   return Uint32Array.from({ length: steps }, (_, k) => {
     const at = (k / (steps - 1)) * (stops.length - 1);
@@ -89,7 +89,7 @@ const OWN: Record<Theme, Lab[]> = {
 
 export interface Palette {
   sequential: Uint32Array;
-  diverging: Uint32Array; // its middle is zero
+  diverging: Uint32Array; // zero is in the middle
   own: Uint32Array; // own tokens on their own scale
   beyond: number; // values beyond the end of the scale
 }
@@ -106,7 +106,7 @@ export const PALETTES: Record<Theme, Palette> = { light: palette("light"), dark:
 export const rgbOfPixel = (p: number): Rgb => [p & 255, (p >>> 8) & 255, (p >>> 16) & 255];
 export const cssOfPixel = (p: number): string => `#${rgbOfPixel(p).map((c) => c.toString(16).padStart(2, "0")).join("")}`;
 
-/** A table as a CSS gradient from left to right. */
+/** A table as a left-to-right CSS gradient. */
 export function gradient(colours: Uint32Array, stops = 16): string {
   const at = (k: number) => cssOfPixel(colours[Math.round((k / stops) * (colours.length - 1))]);
   return `linear-gradient(to right, ${Array.from({ length: stops + 1 }, (_, k) => at(k)).join(", ")})`;

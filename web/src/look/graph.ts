@@ -1,19 +1,19 @@
-/** A path as a layered graph: a column of tokens before each layer and one after the last, edges between them. */
+/** A path as a layered graph: a column of tokens before each layer and after the last, with edges between columns. */
 
 import { OTHER, type Edge } from "../maths/path";
 import { CHARACTER } from "./frame";
 
-export const MANY = 64; // tokens: of more, only those that carry an edge are drawn
+export const MANY = 64; // with more tokens, only those with an edge are drawn
 
 export interface Graph {
   rows: number[]; // the tokens drawn, from top to bottom
   columns: number; // layers + 1
-  left: number; // room for the labels of the input
-  right: number; // room for those of the output
+  left: number; // room for the input labels
+  right: number; // room for the output labels
   top: number;
-  gap: number; // between two columns
-  step: number; // between two tokens
-  lane: boolean; // the other side has a line of its own under the tokens
+  gap: number; // distance between columns
+  step: number; // distance between tokens
+  lane: boolean; // the other side has a lane below the tokens
   font: number;
   width: number;
   height: number;
@@ -22,16 +22,16 @@ export interface Graph {
 export interface Wanted {
   rows: number[];
   layers: number;
-  room: number; // width
-  tall: number; // height wanted
+  room: number; // available width
+  tall: number; // preferred height
   text: number; // characters of the longest label
   lane: boolean;
-  both: boolean; // labels on both ends
+  both: boolean; // labels at both ends
 }
 
 const TOP = 24;
 const BOTTOM = 12;
-const NARROW = 30; // the least distance of two columns: what does not fit is scrolled to
+const NARROW = 30; // minimum distance between columns; wider graphs scroll
 
 export function graphOf({ rows, layers, room, tall, text, lane, both }: Wanted): Graph {
   const lines = rows.length + (lane ? 1.5 : 0);
@@ -43,9 +43,9 @@ export function graphOf({ rows, layers, room, tall, text, lane, both }: Wanted):
   return { rows, columns: layers + 1, left: label, right, top: TOP, gap, step, lane, font, width: Math.round(label + layers * gap + right), height: Math.round(TOP + lines * step + BOTTOM) };
 }
 
-/** The tokens to draw: all that can be on the path to `output`, or of many those at an end of an edge. */
+/** The tokens to draw: all that can be on the path to `output`; if there are many, only those with an edge. */
 export function rowsOf(count: number, causal: boolean, edges: readonly Edge[], output: number): number[] {
-  const reach = causal ? output + 1 : count; // nothing comes from a later token
+  const reach = causal ? output + 1 : count; // causal models do not read later tokens
   if (reach <= MANY) return Array.from({ length: reach }, (_, i) => i);
   const found = new Set([output, ...edges.flatMap((edge) => [edge.from, edge.to])]);
   found.delete(OTHER);
@@ -54,13 +54,13 @@ export function rowsOf(count: number, causal: boolean, edges: readonly Edge[], o
 
 export const xOf = (graph: Graph, column: number): number => round(graph.left + column * graph.gap);
 
-/** The height of a token's line; OTHER is the lane of the other side. */
+/** The y coordinate of a token; OTHER is the lane of the other side. */
 export function yOf(graph: Graph, row: number): number {
   const line = row === OTHER ? graph.rows.length + 0.5 : graph.rows.indexOf(row);
   return round(graph.top + (line + 0.5) * graph.step);
 }
 
-/** A smooth line from a token before a layer to one after it. */
+/** A smooth line from a token before a layer to a token after it. */
 export function edgePath(graph: Graph, { layer, from, to }: Edge): string {
   const [x, y, u, v] = [xOf(graph, layer), yOf(graph, from), xOf(graph, layer + 1), yOf(graph, to)];
   if (y === v) return `M${x} ${y}H${u}`;
@@ -68,7 +68,7 @@ export function edgePath(graph: Graph, { layer, from, to }: Edge): string {
   return `M${x} ${y}C${round(x + lean)} ${y} ${round(u - lean)} ${v} ${u} ${v}`;
 }
 
-/** How an edge is drawn: as wide as it is strong. */
+/** Stroke width and opacity of an edge, growing with its value. */
 export function edgeLook(graph: Graph, value: number): { width: number; strength: number } {
   const widest = Math.min(11, 0.5 * graph.step);
   return { width: round(Math.max(0.7, widest * Math.sqrt(value))), strength: round(Math.min(0.9, 0.28 + 0.75 * Math.sqrt(value))) };
@@ -76,10 +76,10 @@ export function edgeLook(graph: Graph, value: number): { width: number; strength
 
 export const radiusOf = (graph: Graph): number => round(Math.min(6.5, 0.27 * graph.step));
 
-/** Every how many columns one is named. */
+/** Every nth column is named; returns n. */
 export const namedEvery = (graph: Graph): number => Math.ceil(22 / graph.gap);
 
-/** What a column holds: the input, or the states after a layer. */
+/** The name of a column: the input, or the layer that it follows. */
 export const columnName = (first: number, column: number): string => (column ? String(first + column) : first ? `before ${first + 1}` : "input");
 
 const round = (x: number): number => Math.round(100 * x) / 100;

@@ -1,31 +1,31 @@
-/** A layer as a line of components: who stands where, and where the residual passes by. */
+/** A layer as a line of components, with the residual connections that bypass them. */
 
 import type { Component } from "../data/header";
 
 export interface Stop {
   component: Component;
   column: number;
-  lane: number; // 0 on the line, 1 and more above it: parallel branches
+  lane: number; // 0: on the line; 1 and above: parallel branches above it
 }
 
 export interface Bypass {
-  from: number; // the column before whose first component it leaves the line
+  from: number; // the column before which it leaves the line
   to: number; // the column of the sum
-  lanes: number; // branches it passes over
+  lanes: number; // number of branches it bypasses
 }
 
 export interface Line {
   stops: Stop[];
   columns: { scopes: string[] }[]; // the maps under each column
   bypasses: Bypass[];
-  lanes: number; // branches beside the first, at most
+  lanes: number; // maximum number of parallel branches above the line
 }
 
-/** The scopes read after a component that are in the document, weights first. */
+/** The scopes measured after a component that the document has, weights first. */
 const scopesAfter = (component: Component, present: readonly string[]): string[] =>
   [component.weights, component.norms].filter((scope): scope is string => scope !== null && present.includes(scope));
 
-/** Lay out a layer. Branches that run side by side share columns where the upper one has no map of its own. */
+/** Lay out a layer. Parallel branches share a column if the upper component has no map. */
 export function lineOf(components: readonly Component[], present: readonly string[]): Line {
   const line: Line = { stops: [], columns: [], bypasses: [], lanes: 0 };
   const blocks = [...new Set(components.map((one) => one.block))];
@@ -65,7 +65,7 @@ const WORDS: [RegExp, string][] = [
   [/^FF/, "feed-forward"],
 ];
 
-/** A scope's name in words: the components up to it. */
+/** A scope in words: its components. */
 export function described(scope: string): string {
   const words: string[] = [];
   let rest = scope.replace(/-[WN]$/, "");
@@ -78,5 +78,5 @@ export function described(scope: string): string {
   return words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words[words.length - 1]}` : words[0];
 }
 
-/** What the numbers of a scope are. */
+/** The quantity measured by a scope. */
 export const quantity = (scope: string): string => (scope.endsWith("-W") ? "attention weight" : "norm of the contribution");

@@ -1,4 +1,4 @@
-/** Whether the page around is dark: a notebook says it on its body, else the system does. */
+/** Whether the surrounding page is dark: notebooks mark their document, otherwise the system setting counts. */
 
 function said(): boolean | null {
   const { body } = document;
@@ -8,7 +8,7 @@ function said(): boolean | null {
   return null;
 }
 
-/** Tell at once and whenever it changes; returns what stops it. */
+/** Call `tell` now and on every change; returns a function that stops it. */
 export function watchNight(tell: (dark: boolean) => void): () => void {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const look = () => tell(said() ?? system.matches);

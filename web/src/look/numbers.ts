@@ -13,7 +13,7 @@ export const signed = (value: number, digits = 3): string => (value > 0 ? `+${nu
 export const percent = (share: number | null | undefined, digits = 1): string =>
   share === null || share === undefined || Number.isNaN(share) ? "–" : `${(100 * share).toFixed(share < 0.0995 || share >= 0.9995 ? digits : 0)} %`;
 
-/** A share that was chosen, as it was chosen: not rounded as a measured one. */
+/** A chosen threshold as a percentage, without the rounding of measured shares. */
 export const exactly = (share: number): string => `${Number((100 * share).toPrecision(3))} %`;
 
 export const count = (k: number, thing: string): string => `${k} ${thing}${k === 1 ? "" : "s"}`;

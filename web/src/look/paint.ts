@@ -4,16 +4,16 @@ import type { Pooled } from "../maths/pool";
 import { placeOn, type Diagonal, type Scale } from "../maths/scale";
 import type { Palette } from "./colours";
 
-const BEYOND = 1 + 0.5 / 255; // a rounding of the table is not beyond it
+const BEYOND = 1 + 0.5 / 255; // rounding to the table is not beyond the scale
 
-/** How maps are coloured: the same for every map on screen. */
+/** The colours of a map. */
 export interface Ink {
   palette: Palette;
   scale: Scale;
   diagonal: Diagonal;
 }
 
-/** The pixels of a map. What is exactly zero (nothing can flow there) and a hidden diagonal stay transparent. */
+/** The pixels of a map. Exact zeros (nothing can flow there) and a hidden diagonal are transparent. */
 export function paint(map: Pooled, ink: Ink, out = new Uint32Array(map.cells.length)): Uint32Array {
   const { cells, ownAt, ownValues } = map;
   const { scale, palette } = ink;
@@ -43,7 +43,7 @@ export function paint(map: Pooled, ink: Ink, out = new Uint32Array(map.cells.len
   return out;
 }
 
-/** One colour of a map, as `paint` would choose it; null where nothing is drawn. */
+/** The colour of a single cell, as in `paint`; null if it is transparent. */
 export function pixelOf(value: number, own: boolean, ink: Ink): number | null {
   if (own && ink.diagonal === "hide") return null;
   const apart = own && ink.diagonal === "own";

@@ -1,4 +1,4 @@
-/** The enlarged map on its canvas: painted once for its colours, then drawn for every move; a new map fades in. */
+/** The enlarged map on its canvas: coloured once, then redrawn on every move; a new map fades in. */
 
 import type { Plane } from "../maths/plane";
 import { pool } from "../maths/pool";
@@ -11,7 +11,7 @@ interface Extras {
   ground: string; // colour behind them
   rule: string; // colour of the rule between two sides
   seam: number; // column before which a rule is drawn
-  fade: string; // name of the map: another name fades
+  fade: string; // name of the map: a map with another name fades in
 }
 
 const FADE = 220; // milliseconds
@@ -32,7 +32,7 @@ export class Sheet {
     const height = Math.max(1, Math.round(frame.height * ratio));
     if (canvas.width !== width) canvas.width = width;
     if (canvas.height !== height) canvas.height = height;
-    const dots = Math.min(1, sight.cell * ratio); // less than a pixel for a cell: its block's strongest stands for it
+    const dots = Math.min(1, sight.cell * ratio); // cells smaller than a pixel are pooled
     const changed = plane !== this.plane || ink !== this.ink || dots !== this.dots;
     const fades = changed && this.name !== "" && this.name !== extras.fade && this.plane?.cells.length === plane.cells.length;
     if (changed) {
@@ -76,7 +76,7 @@ export class Sheet {
       for (let c = Math.ceil(sight.x); c <= plane.columns; c++) context.fillRect(Math.round((c - sight.x) * cell) - line, 0, line, height);
       for (let r = Math.ceil(sight.y); r <= plane.rows; r++) context.fillRect(0, Math.round((r - sight.y) * cell) - line, width, line);
     }
-    // Own tokens on their own scale are smaller squares: no one takes their grey for a place on the other scale.
+    // Own tokens on their own scale are drawn as smaller squares, so that their grey is not read on the other scale.
     if (this.ink?.diagonal === "own" && sight.cell >= 9) {
       context.strokeStyle = extras.ground;
       const rim = Math.round(Math.max(1, 0.13 * cell));

@@ -1,7 +1,7 @@
-/** Labels on a line that do not collide: the first ones given go first, and all stay within the line. */
+/** Labels on a line without overlaps: earlier labels take precedence, and all stay within the line. */
 
 export interface Wanted {
-  at: number; // middle
+  at: number; // centre
   wide: number;
 }
 

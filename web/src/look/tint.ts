@@ -1,4 +1,4 @@
-/** A signed score as a colour under text: blue below zero, nothing at zero, orange above; faint enough to read on. */
+/** A signed score as a text background: blue below zero, transparent at zero, orange above; light enough to read. */
 
 const MOST = 0.52;
 

@@ -1,8 +1,8 @@
-/** Tokens as they can be shown: nothing hidden, nothing that disturbs the text around them. */
+/** Tokens as displayed: invisible characters are spelled out, and nothing affects the surrounding text. */
 
 export interface Piece {
   text: string;
-  kind: "plain" | "mark" | "control"; // mark: a tokeniser's sign, dimmed; control: a character spelled out
+  kind: "plain" | "mark" | "control"; // mark: a tokeniser's marker, dimmed; control: a character spelled out
 }
 
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/u;
@@ -15,11 +15,11 @@ function spelled(char: string): string {
   return NAMES[char] ?? `\\u${code > 0xffff ? `{${code.toString(16)}}` : code.toString(16).padStart(4, "0")}`;
 }
 
-/** A joiner between two pictures is part of one emoji. */
+/** A zero-width joiner between two pictographs is part of an emoji. */
 const joins = (before: string | undefined, char: string, after: string | undefined): boolean =>
   char === "\u200d" && /[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f]$/u.test(before ?? "") && /^\p{Extended_Pictographic}/u.test(after ?? "");
 
-/** The pieces of a token. Outer spaces are shown as ␣, an empty token as ∅. */
+/** The pieces of a token. Leading and trailing spaces are shown as ␣, an empty token as ∅. */
 export function piecesOf(token: string): Piece[] {
   if (!token) return [{ text: "∅", kind: "control" }];
   const pieces: Piece[] = [];
@@ -53,10 +53,10 @@ interface Segmenter {
 const intl = Intl as unknown as { Segmenter?: new (locale?: string, options?: object) => Segmenter };
 const segmenter = intl.Segmenter ? new intl.Segmenter(undefined, { granularity: "grapheme" }) : null;
 
-/** What a reader takes for single characters. */
+/** User-perceived characters (grapheme clusters). */
 export const glyphs = (text: string): string[] => (segmenter ? Array.from(segmenter.segment(text), (one) => one.segment) : [...text]);
 
-/** The pieces cut in the middle to `width` characters. */
+/** The pieces shortened in the middle to `width` characters. */
 export function cut(pieces: readonly Piece[], width: number): Piece[] {
   const all = pieces.flatMap((piece) => glyphs(piece.text).map((text) => ({ text, kind: piece.kind })));
   if (all.length <= width) return [...pieces];
@@ -73,7 +73,7 @@ export function cut(pieces: readonly Piece[], width: number): Piece[] {
 
 export const shortened = (token: string, width: number): string => cut(piecesOf(token), width).map((piece) => piece.text).join("");
 
-/** Every how many labels one is shown, so that labels `room` pixels high fit into cells of `cell` pixels. */
+/** Show every nth label, so that labels `room` pixels high fit into cells of `cell` pixels; returns n. */
 export function thinned(cell: number, room: number): number {
   if (cell >= room) return 1;
   const need = room / cell;

@@ -1,6 +1,6 @@
-/** Arcs over a line of tokens. */
+/** Arcs above or below a line of tokens. */
 
-/** A flat half ellipse from `from` to `to` on the line y = `base`, not higher than `ceiling`; `down`: below the line. */
+/** A flat half ellipse from `from` to `to` on the line y = `base`, at most `ceiling` high; `down`: below the line. */
 export function arcPath(from: number, to: number, base: number, ceiling: number, down = false): string {
   const span = Math.abs(to - from);
   const height = Math.min(ceiling, 6 + 2.6 * Math.sqrt(span));
@@ -10,7 +10,7 @@ export function arcPath(from: number, to: number, base: number, ceiling: number,
   return `M${round(from)} ${base}C${round(from + way * lean)} ${round(top)} ${round(to - way * lean)} ${round(top)} ${round(to)} ${base}`;
 }
 
-/** Stroke width and strength of an arc, by its value among the largest. */
+/** Stroke width and opacity of an arc, from its value relative to the largest. */
 export function arcWeight(value: number, top: number): { width: number; strength: number } {
   const strength = top > 0 ? Math.min(1, value / top) : 0;
   return { width: round(0.75 + 2.75 * strength), strength: round(0.25 + 0.65 * Math.sqrt(strength)) };

@@ -1,10 +1,10 @@
-/** FF-amp: the gain of each cell's share from one scope to another. */
+/** FF-amp: the change of each cell's share from one scope to another. */
 
 import { sums } from "./plane";
 
 export type Per = "output" | "input";
 
-/** shares(after) - shares(before): the contributions to one output, or of one input, sum to 1 in each map. */
+/** shares(after) - shares(before), where the cells of each output (or of each input) are scaled to sum to 1. */
 export function difference(before: Float32Array, after: Float32Array, width: number, per: Per): Float32Array {
   const norm = per === "output" ? "row" : "column";
   const inverse = (values: Float32Array) => sums(values, width, norm).map((sum) => (sum > 0 ? 1 / sum : 0));

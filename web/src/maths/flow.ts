@@ -1,9 +1,9 @@
-/** Where a token comes from and where it goes: its row and its column of a map. */
+/** Where a token comes from and where it goes: its row and its column in a map. */
 
 import { largest } from "./strongest";
 
 export interface Flow {
-  place: number; // among the map's columns (sources) or rows (targets)
+  place: number; // column (sources) or row (targets) of the map
   value: number;
   share: number; // of the row's sum
 }
@@ -16,13 +16,13 @@ export function rowSum(values: Float32Array, width: number, row: number): number
   return sum;
 }
 
-/** The share of a cell in its row. */
+/** A cell divided by the sum of its row. */
 export function shareOfRow(values: Float32Array, width: number, row: number, column: number): number {
   const sum = rowSum(values, width, row);
   return sum > 0 ? values[row * width + column] / sum : 0;
 }
 
-/** The strongest inputs of output `row` among those kept, by size. */
+/** The inputs with the largest absolute contributions to output `row`, among those kept. */
 export function sources(values: Float32Array, width: number, row: number, count: number, keep: Keep): Flow[] {
   const at = (j: number) => values[row * width + j];
   const sum = rowSum(values, width, row);
@@ -30,7 +30,7 @@ export function sources(values: Float32Array, width: number, row: number, count:
   return found.map((place) => ({ place, value: at(place), share: sum > 0 ? at(place) / sum : 0 }));
 }
 
-/** The outputs that input `column` gives most to, among those kept; its share is that in each of them. */
+/** The outputs to which input `column` contributes most, among those kept; `share` is its share of each output. */
 export function targets(values: Float32Array, width: number, column: number, count: number, keep: Keep): Flow[] {
   const at = (i: number) => values[i * width + column];
   const found = largest(values.length / width, (i) => (keep(i) ? Math.abs(at(i)) : 0), count);

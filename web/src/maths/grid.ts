@@ -1,9 +1,9 @@
-/** One output of a picture on the grid of its patches. */
+/** One output of a vision model on the patch grid. */
 
 import type { Side } from "../data/header";
 import { sums, type Norm, type Plane } from "./plane";
 
-/** The columns that are patches, in the order of the grid; null where they do not fill it. */
+/** The columns that are patches, in grid order; null if they do not fill the grid. */
 export function patchColumns(side: Side): number[] | null {
   if (!side.grid) return null;
   const size = side.grid[0] * side.grid[1];
@@ -13,7 +13,7 @@ export function patchColumns(side: Side): number[] | null {
   return rest >= 0 ? Array.from({ length: size }, (_, k) => rest + k) : null;
 }
 
-/** What each patch gives to output `row`, as a map of grid rows x grid columns; its own patch is its own cell. */
+/** The contribution of each patch to output `row`, on the patch grid; the output's own patch is the own cell. */
 export function gridPlane(values: Float32Array, side: Side, row: number, norm: Norm): Plane {
   const [down, across] = side.grid ?? [1, side.columns.length];
   const columns = patchColumns(side) ?? side.columns.map((_, j) => j);

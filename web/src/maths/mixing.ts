@@ -1,8 +1,8 @@
-/** Mixing ratios: the share of the other tokens in an output. */
+/** Mixing ratios: the share of an output that comes from other tokens. */
 
 import type { Figure } from "../data/header";
 
-/** The mean of the numbers among `values`, at the places `at` where given; NaN of none. */
+/** The mean of `values` (at the indices `at`, if given) without missing values; NaN if there are none. */
 export function mean(values: readonly Figure[], at?: ArrayLike<number>): number {
   let sum = 0;
   let count = 0;
@@ -17,10 +17,10 @@ export function mean(values: readonly Figure[], at?: ArrayLike<number>): number 
   return count ? sum / count : NaN;
 }
 
-/** The completeness error from which on maps are not exact, as in Python. */
+/** Maps with a completeness error of at least this are not exact; the same limit as in Python. */
 export const INEXACT = 1e-4;
 
-/** The largest of the numbers; what is no number counts as worse than any. */
+/** The largest error; NaN if any value is missing. */
 export function worst(values: readonly Figure[]): number {
   let found = 0;
   for (const value of values) {

@@ -1,10 +1,10 @@
-/** The part of a map that is shown: its rows and columns, normalised as chosen. */
+/** The visible part of a map: its rows and columns, normalised as chosen. */
 
 import type { Label } from "../data/header";
 
 export type Norm = "raw" | "row" | "column";
 
-/** Which rows and columns are shown; `own` is each shown row's own token among the shown columns, -1 for none. */
+/** The rows and columns shown; `own` is the index of each row's own token among the shown columns, or -1. */
 export interface Picks {
   rows: Int32Array;
   columns: Int32Array;
@@ -29,7 +29,7 @@ export function picksOf(rows: readonly Label[], columns: readonly Label[], speci
   const inBand = (label: Label) => band === undefined || label.side === band;
   let down = keep(rows, shown);
   let across = keep(columns, (label) => inBand(label) && shown(label));
-  if (!down.length) down = keep(rows, () => true); // nothing but special tokens: show them after all
+  if (!down.length) down = keep(rows, () => true); // only special tokens: show them anyway
   if (!across.length) across = keep(columns, inBand);
   const place = new Map<string, number>();
   across.forEach((j, k) => place.set(`${columns[j].side}|${columns[j].position}`, k));
@@ -37,7 +37,7 @@ export function picksOf(rows: readonly Label[], columns: readonly Label[], speci
   return { rows: down, columns: across, own, whole: down.length === rows.length && across.length === columns.length };
 }
 
-/** The sum of every row or every column of a map `width` columns wide. */
+/** The sums of the rows or columns of a map with `width` columns. */
 export function sums(values: Float32Array, width: number, norm: "row" | "column"): Float64Array {
   const height = values.length / width;
   const found = new Float64Array(norm === "row" ? height : width);
@@ -46,7 +46,7 @@ export function sums(values: Float32Array, width: number, norm: "row" | "column"
   return found;
 }
 
-/** What is shown of a map `width` columns wide. Shares are of the whole row or column: hiding tokens changes none. */
+/** The visible part of a map with `width` columns. Shares are of the whole row or column, including hidden tokens. */
 export function planeOf(values: Float32Array, width: number, picks: Picks, norm: Norm = "raw"): Plane {
   const { rows, columns, own, whole } = picks;
   const plane = { rows: rows.length, columns: columns.length, own };

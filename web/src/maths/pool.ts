@@ -1,8 +1,8 @@
-/** Level of detail: a map made smaller, each block standing for its strongest cell. */
+/** Level of detail: a smaller map in which each block shows its strongest cell. */
 
 import type { Plane } from "./plane";
 
-/** A small map and, where asked for, which of its blocks hold own tokens and the strongest of these. */
+/** A pooled map and, on request, the blocks that contain own tokens and the strongest of these. */
 export interface Pooled {
   rows: number;
   columns: number;
@@ -11,7 +11,7 @@ export interface Pooled {
   ownValues: Float32Array;
 }
 
-/** `plane` in at most `height` x `width` blocks; blocks keep the sign. `apart`: own tokens are kept out of the blocks. */
+/** `plane` pooled into at most `height` x `width` blocks, keeping signs. `apart`: own tokens are pooled separately. */
 export function pool(plane: Plane, height: number, width: number, apart: boolean): Pooled {
   const rows = Math.min(plane.rows, Math.max(1, Math.floor(height)));
   const columns = Math.min(plane.columns, Math.max(1, Math.floor(width)));
@@ -38,7 +38,7 @@ export function pool(plane: Plane, height: number, width: number, apart: boolean
   return { rows, columns, cells, ownAt: Int32Array.from(own.keys()), ownValues: Float32Array.from(own.values()) };
 }
 
-/** The map as it is; its own tokens apart where asked for (their cells stay, and are drawn over). */
+/** The map unchanged, own tokens listed separately if `apart` (their cells stay and are painted over). */
 function unpooled({ rows, columns, cells, own }: Plane, apart: boolean): Pooled {
   const at: number[] = [];
   if (apart) own.forEach((c, r) => c >= 0 && at.push(r * columns + c));

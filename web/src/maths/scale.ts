@@ -1,10 +1,10 @@
-/** How values become places on a colour scale; maps that are to be compared share one scale. */
+/** Values to places on a colour scale; maps to be compared share one scale. */
 
 import type { Plane } from "./plane";
 
 export type Diagonal = "show" | "hide" | "own";
 
-/** The largest sizes among other tokens' cells and among own tokens' cells, and the smallest that is not zero. */
+/** The largest absolute values off and on the diagonal, and the smallest non-zero value off the diagonal. */
 export interface Extent {
   others: number;
   own: number;
@@ -13,14 +13,14 @@ export interface Extent {
 
 export interface Scale {
   end: number; // the value at the end of the scale
-  top: number; // the largest value, which may lie beyond the end
+  top: number; // the largest value; it may exceed `end`
   ownEnd: number; // the same for own tokens
   least: number; // where a logarithmic scale starts
   log: boolean;
   signed: boolean; // centred on zero
 }
 
-const DECADES = 1e-4; // a logarithmic scale spans no more
+const DECADES = 1e-4; // a logarithmic scale starts at this fraction of its end or above
 const SLACK = 1.5; // how far the end may exceed the median of the maxima
 
 export function extentOf(plane: Plane): Extent {
@@ -43,8 +43,8 @@ export function extentOf(plane: Plane): Extent {
   return { others, own: ownTop, least };
 }
 
-/** The end of a scale that maps with these maxima share. One map that towers over the others does not set it: what lies
- *  beyond the end is drawn as such. */
+/** The end of a scale shared by maps with these maxima. A single outlier does not set it: values beyond the end get a
+ *  colour of their own. */
 export function sharedEnd(maxima: readonly number[]): number {
   const sizes = maxima.filter((size) => size > 0).sort((a, b) => a - b);
   if (!sizes.length) return 0;
@@ -53,7 +53,7 @@ export function sharedEnd(maxima: readonly number[]): number {
   return Math.min(sizes[sizes.length - 1], SLACK * median);
 }
 
-/** The scale of maps with these extents. Only a shown diagonal stretches it. */
+/** The scale of maps with these extents. The diagonal counts only if it is shown. */
 export function scaleOf(extents: readonly Extent[], diagonal: Diagonal, log: boolean, signed = false): Scale {
   const shown = diagonal === "show";
   const sizes = extents.map((one) => (shown ? Math.max(one.others, one.own) : one.others));
@@ -79,7 +79,7 @@ export function placeOn(value: number, scale: Scale, own = false): number {
   return scale.signed && value < 0 ? -place : place;
 }
 
-/** The value at a place of the scale, to label it. */
+/** The value at a place of the scale, for its tick labels. */
 export function valueAt(place: number, scale: Scale, own = false): number {
   const end = own ? scale.ownEnd : scale.end;
   const size = Math.abs(place);

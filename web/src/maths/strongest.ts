@@ -3,12 +3,12 @@
 import type { Plane } from "./plane";
 
 export interface Cell {
-  row: number; // among the shown rows
+  row: number; // index among the shown rows
   column: number;
   value: number;
 }
 
-/** The `count` largest of some numbers, kept in order as they come. */
+/** The `count` largest of a stream of numbers, in order. */
 class Best {
   readonly places: number[] = [];
   private readonly held: number[] = [];
@@ -31,7 +31,7 @@ class Best {
   }
 }
 
-/** The `count` largest numbers of a list, as places in it, largest first. Numbers that are not above zero are left out. */
+/** Indices of the `count` largest values, largest first. Only positive values count. */
 export function largest(length: number, value: (k: number) => number, count: number): number[] {
   const best = new Best(count);
   for (let k = 0; k < length; k++) {
@@ -41,7 +41,7 @@ export function largest(length: number, value: (k: number) => number, count: num
   return best.places;
 }
 
-/** The largest cells (sign 1) or the smallest below zero (sign -1); own tokens only where `own`. */
+/** The largest positive cells (sign 1) or the most negative cells (sign -1); own tokens only if `own`. */
 export function strongest(plane: Plane, count: number, sign: 1 | -1 = 1, own = false): Cell[] {
   const { cells, columns, rows } = plane;
   const best = new Best(count);

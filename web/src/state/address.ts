@@ -1,4 +1,4 @@
-/** The view as the fragment of the address, so that it can be shared. People count layers, heads and tokens from 1. */
+/** The view as a URL fragment, for sharing. Layers, heads and tokens are counted from 1 there. */
 
 import type { Aim, Request } from "../data/source";
 import { nearestStep, STEPS } from "../maths/path";
@@ -6,10 +6,10 @@ import { DIAGONALS, NORMS, START, type View } from "./view";
 
 export interface Asked {
   request: Partial<Request>;
-  other: Partial<Request> | null; // the second document
+  other: Partial<Request> | null; // for the second document
 }
 
-export const EXACT = "exact"; // the method unless another is asked for
+export const EXACT = "exact"; // the default method
 
 const oneOf = <T extends string>(list: readonly T[], given: string | null, otherwise: T): T => list.find((one) => one === given) ?? otherwise;
 
@@ -17,7 +17,7 @@ function whole(given: string | null): number | null {
   return given !== null && /^\d{1,6}$/.test(given) && Number(given) > 0 ? Number(given) - 1 : null;
 }
 
-/** The fragment, without `#`: only what differs from the start. */
+/** The fragment, without `#`: only what differs from the defaults. */
 export function toFragment(view: View, asked?: Asked): string {
   const out = new URLSearchParams();
   const { request = {}, other = null } = asked ?? {};
@@ -59,7 +59,7 @@ export function toFragment(view: View, asked?: Asked): string {
   return out.toString();
 }
 
-/** The view and the request that a fragment asks for; whatever it does not know is left out. */
+/** The view and the request of a fragment. Unknown entries are ignored. */
 export function fromFragment(fragment: string): { view: View; asked: Asked } {
   const given = new URLSearchParams(fragment.replace(/^#/, ""));
   const get = (name: string) => given.get(name);
@@ -107,7 +107,7 @@ function aimOf(get: (name: string) => string | null): Aim | null {
   return target ? { target, against: get("instead") || null, position: whole(get("at")), method: get("method") || EXACT } : null;
 }
 
-/** The percentage of an address as the nearest step that edges can be shown from. */
+/** The slider step nearest to the percentage in a fragment. */
 function leastOf(given: string | null): number | null {
   const share = given !== null && /^\d{1,3}(\.\d{1,6})?$/.test(given) ? Number(given) / 100 : NaN;
   return share > 0 && share <= 1 ? STEPS[nearestStep(share)] : null;

@@ -1,4 +1,4 @@
-/** A few results that are kept by name; the one not used for longest goes first. */
+/** A small cache that evicts the least recently used result. */
 export class Kept<T> {
   private readonly held = new Map<string, T>();
 

@@ -1,11 +1,11 @@
-/** The links that are drawn as arcs: those of the chosen token, or the strongest of the map. */
+/** The links drawn as arcs: those of the chosen token, or the strongest links of the map. */
 
 import { sources, targets } from "../maths/flow";
 import { strongest } from "../maths/strongest";
 import type { Store } from "./store.svelte";
 
 export interface Link {
-  from: number; // among the columns of the document
+  from: number; // column index in the document
   to: number;
   value: number;
   way: "in" | "out";

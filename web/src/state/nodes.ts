@@ -1,4 +1,4 @@
-/** The colour of a node: the signed score of its state where there is a target, else how much of the output passes it. */
+/** The colour of a node: the signed score of its hidden state if there is a target, else its share of the output. */
 
 import type { Figure } from "../data/header";
 import type { Palette } from "../look/colours";
@@ -12,7 +12,7 @@ export function nodeColour(shown: Shown, scores: Figure[][] | null, palette: Pal
   }
   const top = largestOf(scores.flat()) || 1;
   const half = (palette.diverging.length - 1) / 2;
-  // The root makes small scores visible: after the last layer one token holds all of the score.
+  // The square root keeps small scores visible: after the last layer a single token holds the whole score.
   const place = (score: number) => Math.sign(score) * Math.sqrt(Math.abs(score) / top);
   return (column, row) => palette.diverging[Math.round(half * (1 + place(scores[column][row] ?? 0)))];
 }

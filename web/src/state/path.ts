@@ -1,4 +1,4 @@
-/** The path that is shown: of the chosen token, or of the one that the target is read from. */
+/** The path on display: that of the chosen token, or of the token at which the target is read. */
 
 import type { Label, Side } from "../data/header";
 import { carried, edgesOf, MOST, pathTo, readable, type Edge, type Layers, type Path } from "../maths/path";
@@ -10,13 +10,13 @@ import { pathScope, tokenPlaces } from "./view";
 export interface Shown {
   side: Side;
   scope: string;
-  row: number; // the output
+  row: number; // the output token
   path: Path;
-  least: number; // what edges must have
-  edges: Edge[]; // those that are drawn, the strongest first
-  left: number; // edges that are strong enough and not drawn: too many
-  carried: number; // the part of everything that they carry
-  away: number; // the part of the output that comes from the other side
+  least: number; // the smallest edge to draw, as a share of the output
+  edges: Edge[]; // the edges drawn, strongest first
+  left: number; // edges above `least` that are not drawn because there are too many
+  carried: number; // the share of the whole flow carried by the drawn edges
+  away: number; // the share of the output that comes from the other side
   other: string | null; // the name of that side
 }
 
@@ -29,13 +29,13 @@ interface Found {
 const found = new Kept<Found>(24);
 const drawn = new Kept<Shown>(24);
 
-/** Where an output's token stands among the columns. */
+/** The column of each row's token; -1 if it has none. */
 const ownColumns = (side: Side): Int32Array => {
   const at = new Map(side.columns.map((label, j) => [`${label.side}:${label.position}`, j]));
   return Int32Array.from(side.rows, (label) => at.get(`${label.side}:${label.position}`) ?? -1);
 };
 
-/** The path at a place; undefined until its maps are there. */
+/** The path at a place; undefined until its maps are loaded. */
 export function pathAt(store: Store, place: Place): Shown | undefined {
   const side = store.sideAt(place);
   const scope = pathScope(side);
@@ -61,7 +61,7 @@ export function pathAt(store: Store, place: Place): Shown | undefined {
   });
 }
 
-/** What an output comes from in the end: its tokens before the first layer, and those of the other side. */
+/** The origins of an output: the tokens before the first layer, and the tokens of the other side. */
 export function origins({ side, path }: Shown): { label: Label; value: number }[] {
   const own = side.rows.map((label, i) => ({ label, value: path.nodes[0][i] }));
   const others = side.columns.flatMap((label, j) => (label.side === side.side ? [] : [{ label, value: path.others.reduce((sum, layer) => sum + layer[j], 0) }]));

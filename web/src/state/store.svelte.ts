@@ -1,4 +1,4 @@
-/** The state of one viewer: documents, view, and what follows from them. */
+/** The state of one viewer: documents, view, and everything derived from them. */
 
 import { getContext, setContext } from "svelte";
 import { Doc } from "../data/doc.svelte";
@@ -15,7 +15,7 @@ import { Kept } from "./kept";
 import * as views from "./view";
 import type { View } from "./view";
 
-/** A map on the page: which document, and where in it. */
+/** A map on the page: its document and its place in the document. */
 export interface Place {
   doc: Doc;
   band: string;
@@ -26,7 +26,7 @@ export interface Place {
 }
 
 export interface Hover {
-  row: number; // of the document
+  row: number; // in the document
   column: number;
   x: number; // on the page
   y: number;
@@ -40,9 +40,9 @@ export interface Trouble {
 }
 
 export type Phase = "empty" | "loading" | "ready";
-const STEP = 1100; // milliseconds of a picture of the film
+const STEP = 1100; // milliseconds per frame of the animation
 
-/** The theme chosen last time. */
+/** The theme stored by the last visit. */
 function remembered(): "auto" | Theme {
   try {
     const theme = localStorage.getItem("normscope-theme");
@@ -57,12 +57,12 @@ export class Store {
   doc = $state.raw<Doc | null>(null);
   other = $state.raw<Doc | null>(null); // a second document to compare with
   hover = $state.raw<Hover | null>(null);
-  pointed = $state.raw<string | null>(null); // a token under the pointer, or with the focus
+  pointed = $state.raw<string | null>(null); // the token under the pointer or with the focus
   phase = $state<Phase>("loading");
   trouble = $state.raw<Trouble | null>(null);
   playing = $state(false);
   theme = $state<"auto" | Theme>(remembered());
-  nightly = $state(false); // the system prefers dark
+  pageDark = $state(false);
   status = $state("");
   begun = $state(false); // a map has been drawn
   dialog = $state<"help" | "completeness" | "share" | null>(null);
@@ -79,7 +79,7 @@ export class Store {
   private readonly picks = new Kept<Picks>(12);
   private readonly planes = new Kept<Plane>(6);
 
-  readonly shade: Theme = $derived(this.theme === "auto" ? (this.nightly ? "dark" : "light") : this.theme);
+  readonly shade: Theme = $derived(this.theme === "auto" ? (this.pageDark ? "dark" : "light") : this.theme);
   readonly palette = $derived(PALETTES[this.shade]);
   readonly side: Side | null = $derived(this.doc ? views.sideOf(this.doc.header, this.view.band) : null);
   readonly scopes: string[] = $derived(this.doc ? views.scopesOf(this.doc.header, this.view.band) : []);
@@ -114,11 +114,11 @@ export class Store {
     try {
       localStorage.setItem("normscope-theme", theme);
     } catch {
-      // no place to remember it: it holds for this page
+      // without storage it holds for this page only
     }
   }
 
-  /** A map has been drawn: the other maps and the rest of the page may come. */
+  /** A map has been drawn: load the other maps and show the rest of the page. */
   drew(place: Place): void {
     setTimeout(() => {
       this.begun = true;
@@ -138,7 +138,7 @@ export class Store {
     return this.picks.get(`${place.doc.id}|${place.band}|${this.view.special}`, make);
   };
 
-  /** All cells of a map; in difference mode the gains in share. */
+  /** All cells of a map; in difference mode, the change in share. */
   valuesAt = (place: Place, urgent = false): Float32Array | undefined => {
     const side = this.sideAt(place);
     const { doc, layer, scope, against } = place;
@@ -151,7 +151,7 @@ export class Store {
     return this.differences.get(key, () => difference(before, after, side.columns.length, this.view.per));
   };
 
-  /** What is shown of a map. */
+  /** The visible part of a map. */
   planeAt = (place: Place, urgent = false): Plane | undefined => {
     const values = this.valuesAt(place, urgent);
     if (!values) return undefined;
@@ -161,7 +161,7 @@ export class Store {
 
   normAt = (place: Place) => (place.against === null ? this.view.norm : "raw");
 
-  /** A name for what is shown of a map: the same name, the same cells. */
+  /** A cache key for the visible part of a map. */
   key = (place: Place): string =>
     [place.doc.id, place.band, place.layer, place.scope, place.against ?? "", place.against === null ? this.view.norm : this.view.per, place.head ?? "", this.view.special ? 1 : 0].join("|");
 
@@ -173,7 +173,7 @@ export class Store {
     return this.extents.get(this.key(place), () => extentOf(planeOf(values, this.sideAt(place).columns.length, this.picksAt(place), this.normAt(place))));
   }
 
-  /** The maps that share a scale with this one: of the same quantity, as far as the view's reach goes. */
+  /** The maps that share a colour scale with this one: same quantity, within `view.reach`. */
   private kin(place: Place): Place[] {
     const { reach, norm } = this.view;
     const side = this.sideAt(place);
@@ -188,7 +188,7 @@ export class Store {
     return layers.flatMap((layer) => this.scopesAt(place).filter(alike).map((scope) => ({ ...place, layer, scope })));
   }
 
-  /** The extents of the maps that share a scale with this one. They are found once for all of these. */
+  /** The extents of the maps that share a colour scale with this one, computed once for all of them. */
   private extentsAt(place: Place): Extent[] {
     const { reach, norm, special, per } = this.view;
     const kind = place.head === null && place.against === null ? (norm === "raw" ? place.scope.slice(-2) : "") : place.scope;
@@ -200,7 +200,7 @@ export class Store {
     return extents;
   }
 
-  /** The colours of a map; the two maps of a comparison share theirs. */
+  /** The colours of a map; the two maps of a comparison share a scale. */
   inkAt = (place: Place): Ink => {
     const both = this.main && this.second && (place === this.main || place === this.second) ? [this.main, this.second] : [place];
     const { diagonal, log } = this.view;
@@ -236,7 +236,7 @@ export class Store {
     this.change({ token: this.view.token === token ? null : token, cell: null });
   };
 
-  /** Light a cell, and choose its output. */
+  /** Highlight a cell and choose its output token. */
   pin = (row: number, column: number): void => {
     const label = this.side?.rows[row];
     if (label) this.change({ cell: [row, column], token: `${label.side}:${label.position}` });
@@ -275,16 +275,16 @@ export class Store {
     const view = views.settled(this.view, doc.header);
     const side = views.sideOf(doc.header, view.band);
     const loaded = doc.load(side, view.scope, view.layer);
-    if (this.doc) await loaded; // the map from before stays until then
+    if (this.doc) await loaded; // keep the previous map until then
     this.pause();
-    this.view = views.settled(this.view, doc.header); // it may have changed meanwhile
+    this.view = views.settled(this.view, doc.header); // it may have changed in the meantime
     this.doc = doc;
     this.phase = "ready";
     this.trouble = null;
     await loaded;
   }
 
-  /** Run an analysis and show it, or as the second document. */
+  /** Run an analysis and show it; `second`: as the second document. */
   analyse = async (request: Request, second = false): Promise<void> => {
     if (!this.lab) return;
     this.running?.abort();
@@ -292,11 +292,11 @@ export class Store {
     this.trouble = null;
     this.progress = 0;
     measured.firstMapAt = null;
-    this.status = "Analysing.";
+    this.status = "Analysing …";
     try {
       let early: Promise<void> | undefined;
       const first = (part: Source): void => {
-        if (!second) early = this.early(part, request, running.signal).catch(() => undefined); // the whole is to come
+        if (!second) early = this.early(part, request, running.signal).catch(() => undefined); // the complete document follows
       };
       const source = await this.lab.analyse(request, (progress) => (this.progress = progress), running.signal, first);
       await early;
@@ -309,7 +309,7 @@ export class Store {
         await this.show(doc);
         this.asked = { ...this.asked, request };
       }
-      this.status = "Analysed.";
+      this.status = "Analysis complete.";
     } catch (error) {
       if (running.signal.aborted || (error as Error).name === "AbortError") this.status = "Cancelled.";
       else this.fail(error);
@@ -322,9 +322,9 @@ export class Store {
     }
   };
 
-  /** Show the first layer while the others are computed, where that is what is to be seen. */
+  /** Show the first layer while the others are computed, if the view is of that layer. */
   private async early(source: Source, request: Request, signal: AbortSignal): Promise<void> {
-    if (this.doc && sameInput(request, this.asked.request)) return; // more of it is in sight already
+    if (this.doc && sameInput(request, this.asked.request)) return; // all layers of this input are on display already
     const { layer, path, beside } = this.view;
     const doc = await Doc.open(source, true);
     if (signal.aborted || path || beside || !doc.header.sides[0].layers.includes(layer)) return;
@@ -341,11 +341,11 @@ export class Store {
   fail(error: unknown): void {
     const text = error instanceof Error ? error.message : String(error);
     const long = (error as { status?: number }).status === 413 || /too long|too large|at most \d+ tokens|longer than|positions for \d+/i.test(text);
-    this.trouble = { title: long ? "Too long" : "That did not work", text, kind: long ? "too-long" : "error" };
+    this.trouble = { title: long ? "Too long" : "Something went wrong", text, kind: long ? "too-long" : "error" };
     this.status = `${this.trouble.title}: ${text}`;
   }
 
-  /** Take the view that an address asks for. */
+  /** Restore the view from a URL fragment. */
   recall(fragment: string): Asked {
     const { view, asked } = fromFragment(fragment);
     this.view = this.doc ? views.settled(view, this.doc.header) : view;

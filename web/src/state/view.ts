@@ -1,39 +1,39 @@
-/** What is being looked at, and the steps from one view to the next. Pure: a view and a header in, a view out. */
+/** The view, and the steps from one view to the next: pure functions of a view and a header. */
 
 import { headScopes, type Header, type Side } from "../data/header";
 import type { Per } from "../maths/difference";
 import type { Norm } from "../maths/plane";
 import type { Diagonal } from "../maths/scale";
 
-/** How far one colour scale reaches: this map alone, the maps of a layer, or all. */
+/** Which maps share a colour scale: this map alone, the maps of a layer, or all maps. */
 export type Reach = "map" | "layer" | "all";
 
-/** A second map beside the first. */
+/** A second map next to the first. */
 export interface Beside {
   layer: number;
   scope: string;
-  linked: boolean; // follows the first
+  linked: boolean; // follows the first map
 }
 
 export interface View {
-  band: string; // a side; or "cross", the decoder's maps of the encoder's tokens
-  layer: number; // as the model counts, from 0
+  band: string; // a side, or "cross": the encoder tokens in the decoder's maps
+  layer: number; // counted from 0, as in the model
   scope: string;
-  against: string | null; // difference mode: the scope that is subtracted
+  against: string | null; // difference mode: the scope to subtract
   per: Per;
   heads: boolean; // the strip of heads is open
-  head: number | null; // one head instead of the layer's map
+  head: number | null; // show one head instead of the whole layer
   norm: Norm;
   log: boolean;
   diagonal: Diagonal;
   special: boolean;
   reach: Reach;
   token: string | null; // "side:position"
-  cell: [number, number] | null; // row and column of the document
+  cell: [number, number] | null; // row and column in the document
   beside: Beside | null;
-  matrix: boolean; // a picture's map as a matrix of patches instead of over the picture
-  path: boolean; // the path of a token through all layers instead of a map
-  least: number | null; // the share of the output that a path's edges must have to be shown; null: as it is readable
+  matrix: boolean; // show a vision map as a matrix of patches instead of over the image
+  path: boolean; // show the path of a token through all layers instead of a map
+  least: number | null; // the smallest edge of a path to show, as a share of the output; null: chosen to be readable
 }
 
 export const START: View = {
@@ -57,24 +57,24 @@ export const START: View = {
   least: null,
 };
 
-/** The bands of a document: its sides, and "cross" where a decoder reads an encoder. */
+/** The bands of a document: its sides and, for encoder-decoders, "cross". */
 export function bandsOf(header: Header): string[] {
   const crosses = header.sides.some((side) => side.columns.some((label) => label.side !== side.side));
   const sides = [...header.sides].sort((a, b) => Number(a.side === "decoder") - Number(b.side === "decoder"));
   return [...sides.map((side) => side.side), ...(crosses ? ["cross"] : [])];
 }
 
-/** The side that a band shows. */
+/** The side shown in a band. */
 export function sideOf(header: Header, band: string): Side {
   const side = band === "cross" ? header.sides.find((one) => one.columns.some((label) => label.side !== one.side)) : header.sides.find((one) => one.side === band);
   return side ?? header.sides[0];
 }
 
-/** The columns that a band is limited to: those of this side. */
+/** The side whose columns a band is limited to; undefined if it shows all columns. */
 export const columnsOf = (header: Header, band: string): string | undefined =>
   band === "cross" ? sideOf(header, band).columns.find((label) => label.side !== sideOf(header, band).side)?.side : undefined;
 
-/** The scopes of a band: of "cross" only those in which the encoder's tokens take part. */
+/** The scopes of a band; "cross" has only those that involve encoder tokens. */
 export function scopesOf(header: Header, band: string): string[] {
   const side = sideOf(header, band);
   if (band !== "cross") return side.scopes;
@@ -84,8 +84,8 @@ export function scopesOf(header: Header, band: string): string[] {
   return found.length ? found : side.scopes;
 }
 
-/** The scope whose maps a path goes through: the whole layer, or the last norms there are. Null where there is no path:
- *  in a picture, or where tokens or layers in between are missing. */
+/** The scope whose maps a path follows: the whole layer, or the last available norms. Null if there is no path: for
+ *  images, or if tokens or intermediate layers are missing. */
 export function pathScope(side: Side): string | null {
   const whole = side.rows.length === side.columns.filter((label) => label.side === side.side).length;
   const gapless = side.layers.every((layer, k) => layer === side.layers[0] + k);
@@ -96,10 +96,10 @@ export function pathScope(side: Side): string | null {
 
 const within = <T>(list: readonly T[], wanted: T, otherwise: T): T => (list.includes(wanted) ? wanted : otherwise);
 
-/** The scope to begin with: the attention's own. */
+/** The initial scope: attention alone. */
 const opening = (scopes: readonly string[]): string => scopes.find((scope) => scope.endsWith("-N")) ?? scopes[0];
 
-/** The scope that means the same in another document: the same name, or the same alias. */
+/** The corresponding scope in another document: the same name or the same alias. */
 export function counterpart(scope: string, from: Side, to: Side): string {
   if (to.scopes.includes(scope)) return scope;
   const alias = Object.keys(from.aliases).find((name) => from.aliases[name] === scope && to.scopes.includes(to.aliases[name]));
@@ -108,7 +108,7 @@ export function counterpart(scope: string, from: Side, to: Side): string {
   return to.scopes[Math.round(place * (to.scopes.length - 1))] ?? to.scopes[0];
 }
 
-/** The view with everything that this document lacks replaced. */
+/** The view with everything replaced that this document does not have. */
 export function settled(view: View, header: Header): View {
   const bands = bandsOf(header);
   const band = within(bands, view.band, header.sides[0].side);
@@ -132,7 +132,7 @@ export function settled(view: View, header: Header): View {
   };
 }
 
-/** Another scope. A difference to the scope before stays one. */
+/** Switch to another scope. A difference from the previous scope is kept up. */
 export function atScope(view: View, header: Header, scope: string): View {
   const scopes = scopesOf(header, view.band);
   const tandem = view.against !== null && view.against === before(scopes, view.scope);
@@ -140,7 +140,7 @@ export function atScope(view: View, header: Header, scope: string): View {
   return settled({ ...view, path: false, scope, against: against === scope ? before(scopes, scope) : against }, header);
 }
 
-/** The nearest earlier scope of the same kind, weights or norms; of the first the next one. */
+/** The nearest earlier scope of the same kind, weights or norms. */
 export function before(scopes: readonly string[], scope: string): string | null {
   const kind = scope.slice(-2);
   const kin = scopes.filter((one) => one.endsWith(kind));
@@ -160,7 +160,7 @@ export function stepLayer(view: View, header: Header, by: number): View {
   return place < 0 || place >= layers.length ? view : settled({ ...view, path: false, layer: layers[place] }, header);
 }
 
-/** The next picture of the film: scope by scope, then layer by layer; null at the end. */
+/** The next frame of the animation: scope by scope, then layer by layer; null at the end. */
 export function following(view: View, header: Header): View | null {
   const next = stepScope(view, header, 1);
   if (next !== view) return next;
@@ -172,13 +172,13 @@ export function following(view: View, header: Header): View | null {
   return atScope({ ...view, layer: layers[place + 1] }, header, first);
 }
 
-/** The film from its first picture. */
+/** The first frame of the animation. */
 export function opened(view: View, header: Header): View {
   const { layers } = sideOf(header, view.band);
   return atScope({ ...view, layer: layers[0] }, header, scopesOf(header, view.band)[0]);
 }
 
-/** Difference mode on or off: by default against the scope before this one, or from the first to the next. */
+/** Toggle difference mode: from the previous scope to this one, or from the first scope to the next. */
 export function toggleDifference(view: View, header: Header): View {
   if (view.against !== null) return view.path ? { ...view, path: false } : { ...view, against: null };
   const scopes = scopesOf(header, view.band);
@@ -194,7 +194,7 @@ export const DIAGONALS = ["show", "hide", "own"] as const;
 export const nextNorm = (view: View): View => ({ ...view, norm: turn<Norm>(NORMS, view.norm) });
 export const nextDiagonal = (view: View): View => ({ ...view, diagonal: turn<Diagonal>(DIAGONALS, view.diagonal) });
 
-/** Rows and columns of a chosen token, -1 where it is none. */
+/** The row and column of the chosen token; -1 if it has none. */
 export function tokenPlaces(side: Side, token: string | null): { row: number; column: number } {
   const is = (label: { side: string; position: number }) => `${label.side}:${label.position}` === token;
   return token === null ? { row: -1, column: -1 } : { row: side.rows.findIndex(is), column: side.columns.findIndex(is) };

@@ -1,4 +1,4 @@
-/** Pointers on a map: a tap, a drag, two fingers that zoom. */
+/** Pointer gestures on a map: tap, drag, pinch to zoom. */
 
 interface Acts {
   move(dx: number, dy: number): void;
@@ -6,7 +6,7 @@ interface Acts {
   tap(event: PointerEvent): void;
 }
 
-const SLACK = 4; // pixels that a tap may wander
+const SLACK = 4; // pixels that a tap may move
 
 export class Fingers {
   private readonly at = new Map<number, { x: number; y: number }>();
@@ -24,7 +24,7 @@ export class Fingers {
     if (movable || this.at.size > 1) (event.target as Element).setPointerCapture(event.pointerId);
   }
 
-  /** Whether this is a drag, and no pointing. */
+  /** Handle a move; true if it is a drag rather than a hover. */
   move(event: PointerEvent): boolean {
     const before = this.at.get(event.pointerId);
     if (!before || !this.start) return false;

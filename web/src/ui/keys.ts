@@ -1,4 +1,4 @@
-/** Keys that work anywhere on the page. */
+/** Keyboard shortcuts that work anywhere on the page. */
 
 import type { Store } from "../state/store.svelte";
 
@@ -7,20 +7,20 @@ const TYPING = "input:not([type=checkbox]), textarea, select, [contenteditable],
 export const KEYS: readonly [string, string][] = [
   ["← →", "previous and next scope"],
   ["↑ ↓", "previous and next layer"],
-  ["space", "play, or stop"],
-  ["d", "difference to the scope before"],
+  ["space", "play or stop"],
+  ["d", "difference from the previous scope"],
   ["h", "heads"],
   ["p", "path of a token through all layers"],
-  ["n", "raw, share of row, share of column"],
-  ["g", "diagonal shown, hidden, on its own scale"],
-  ["/", "to the input"],
-  ["shift + arrows", "move over the cells of the map, or the tokens of the path"],
-  ["enter", "choose the token of the cell"],
-  ["esc", "let go of the chosen token"],
-  ["?", "this list"],
+  ["n", "values: raw, share of row, share of column"],
+  ["g", "diagonal: shown, hidden, own scale"],
+  ["/", "go to the input"],
+  ["shift + arrows", "move between the cells of the map or the tokens of the path"],
+  ["enter", "select the token of the cell"],
+  ["esc", "clear the selection"],
+  ["?", "show this help"],
 ];
 
-/** Do what a key asks for. */
+/** Handle a key press. */
 export function press(store: Store, event: KeyboardEvent, root: HTMLElement): void {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || store.dialog) return;
   const target = event.composedPath()[0];
@@ -47,7 +47,7 @@ function actionOf(store: Store, key: string, at: Element | null, root: HTMLEleme
       return () => store.stepLayer(-1);
     case "ArrowDown":
       return () => store.stepLayer(1);
-    case " ": // a focused button or summary keeps its own use of the space bar
+    case " ": // the space bar activates a focused button or summary
       return at?.closest("button, input, summary, a") ? null : store.play;
     case "Escape":
       return () => store.change({ token: null, cell: null, head: null });

@@ -1,4 +1,4 @@
-/** The same cell at the scopes before and after. */
+/** The same cell at neighbouring scopes. */
 
 import type { Place, Store } from "../state/store.svelte";
 import { scopesOf } from "../state/view";
@@ -9,7 +9,7 @@ export interface Neighbour {
   here: boolean;
 }
 
-/** The cell at up to `reach` scopes of the same quantity on each side; in difference mode at the two scopes compared. */
+/** The cell at up to `reach` scopes of the same quantity before and after; in difference mode, at the two scopes. */
 export function neighbours(store: Store, place: Place, row: number, column: number, reach = 1): Neighbour[] {
   const side = store.sideAt(place);
   const kin = scopesOf(place.doc.header, place.band).filter((scope) => scope.slice(-2) === place.scope.slice(-2));

@@ -74,7 +74,7 @@ def read(path_or_name: str | os.PathLike[str], format: str | None = None, **opti
     first = next(entries, None)  # opens the file, so that errors are raised here
     if first is None:
         raise NormscopeError(f"{given} contains no entries (read as {format}).")
-    return _prepend_format_reader_entry(first, entries)
+    return _prepend_entry(first, entries)
 
 
 def check_corpus_format(
@@ -84,7 +84,7 @@ def check_corpus_format(
     format = format or _guess_corpus_format(path_or_name)
     if format not in FORMATS:
         raise NormscopeError(f"Unknown format {format!r}. Known: {', '.join(FORMATS)}.")
-    _check_format_reader_options(FORMATS[format], format, options)
+    _check_reader_options(FORMATS[format], format, options)
     if format == "huggingface":
         return format, os.fspath(path_or_name)
     given = Path(path_or_name)
@@ -109,7 +109,7 @@ def _guess_corpus_format(path_or_name: str | os.PathLike[str]) -> str:
     )
 
 
-def _check_format_reader_options(reader: Callable[..., Any], format: str, options: dict[str, Any]) -> None:
+def _check_reader_options(reader: Callable[..., Any], format: str, options: dict[str, Any]) -> None:
     parameters = list(inspect.signature(reader).parameters.values())[1:]  # the first is the path
     hints = get_type_hints(reader)
     known: dict[str, Any] = {}
@@ -124,22 +124,22 @@ def _check_format_reader_options(reader: Callable[..., Any], format: str, option
             f"The format {format!r} has no option {', '.join(unknown)}. It takes {', '.join(known) or 'none'}."
         )
     for name, value in options.items():
-        kinds = _format_reader_option_kinds(known[name])
-        if not any(_is_format_reader_option_kind(value, kind) for kind in kinds):
+        kinds = _reader_option_kinds(known[name])
+        if not any(_is_reader_option_kind(value, kind) for kind in kinds):
             wanted = " or ".join(KIND_NAMES.get(kind, "a value") for kind in kinds)
             raise NormscopeError(f"The option {name} of the format {format!r} takes {wanted}, not {value!r}.")
 
 
-def _format_reader_option_kinds(hint: Any) -> list[Any]:
+def _reader_option_kinds(hint: Any) -> list[Any]:
     """The types that an annotation allows: `Sequence[str] | None` allows Sequence and None."""
     if get_origin(hint) in (Union, UnionType):
-        return [kind for part in get_args(hint) for kind in _format_reader_option_kinds(part)]
+        return [kind for part in get_args(hint) for kind in _reader_option_kinds(part)]
     if get_origin(hint) is Literal:  # the reader checks the value
         return [str]
     return [get_origin(hint) or hint]
 
 
-def _is_format_reader_option_kind(value: Any, kind: Any) -> bool:
+def _is_reader_option_kind(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
     if kind is Sequence:
@@ -148,6 +148,6 @@ def _is_format_reader_option_kind(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
-def _prepend_format_reader_entry(first: Entry | Fault, rest: Iterator[Entry | Fault]) -> Iterator[Entry | Fault]:
+def _prepend_entry(first: Entry | Fault, rest: Iterator[Entry | Fault]) -> Iterator[Entry | Fault]:
     yield first
     yield from rest

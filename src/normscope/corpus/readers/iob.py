@@ -1,6 +1,6 @@
 """Entities from IOB1 and IOB2 tags.
 
-In IOB2 every entity begins with B-. In IOB1 it begins with I-, or with B- directly after entity with the same label.
+In IOB2 every entity begins with B-. In IOB1 it begins with I-, or with B- directly after an entity with the same label.
 """
 
 from __future__ import annotations

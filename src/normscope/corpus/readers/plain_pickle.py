@@ -79,7 +79,7 @@ class _PickleMachine:
         if name in NUMBERS:
             push(argument)
         elif name in STRINGS or name in BYTE_STRINGS:
-            push(_decode_plain_pickle_string(argument, name in BYTE_STRINGS))
+            push(_decode_string(argument, name in BYTE_STRINGS))
         elif name in BYTES:
             push(ABSENT)
         elif name in CONSTANTS:
@@ -129,23 +129,23 @@ class _PickleMachine:
         self.stack.append(tuple(self.since_mark()))
 
     def do_dict(self, _: Any) -> None:
-        self.stack.append(_fill_plain_pickle_dict({}, self.since_mark()))
+        self.stack.append(_fill_dict({}, self.since_mark()))
 
     def do_append(self, _: Any) -> None:
         value = self.stack.pop()
-        _expect_plain_pickle_type(self.stack[-1], list).append(value)
+        _expect_type(self.stack[-1], list).append(value)
 
     def do_appends(self, _: Any) -> None:
         values = self.since_mark()
-        _expect_plain_pickle_type(self.stack[-1], list).extend(values)
+        _expect_type(self.stack[-1], list).extend(values)
 
     def do_setitem(self, _: Any) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        _fill_plain_pickle_dict(_expect_plain_pickle_type(self.stack[-1], dict), [key, value])
+        _fill_dict(_expect_type(self.stack[-1], dict), [key, value])
 
     def do_setitems(self, _: Any) -> None:
         values = self.since_mark()
-        _fill_plain_pickle_dict(_expect_plain_pickle_type(self.stack[-1], dict), values)
+        _fill_dict(_expect_type(self.stack[-1], dict), values)
 
     def do_put(self, index: Any) -> None:
         self.memo[int(index)] = self.stack[-1]
@@ -177,7 +177,7 @@ class _PickleMachine:
     do_build = do_reduce
 
 
-def _decode_plain_pickle_string(text: str, byte_string: bool) -> Any:
+def _decode_string(text: str, byte_string: bool) -> Any:
     if len(text) > LONG_STRING:
         return ABSENT
     if byte_string and not text.isascii():  # pickletools reads the bytes as Latin-1
@@ -188,13 +188,13 @@ def _decode_plain_pickle_string(text: str, byte_string: bool) -> Any:
     return text
 
 
-def _expect_plain_pickle_type(value: Any, kind: type) -> Any:
+def _expect_type(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise ValueError(f"expected a {kind.__name__}")
     return value
 
 
-def _fill_plain_pickle_dict(into: dict[Any, Any], flat: list[Any]) -> dict[Any, Any]:
+def _fill_dict(into: dict[Any, Any], flat: list[Any]) -> dict[Any, Any]:
     """Add alternating keys and values to a dict.
 
     Keys must be strings or numbers: hashing a deeply nested tuple would exhaust the stack.

@@ -32,7 +32,7 @@ def jsonl_table_file_objects(path: Path) -> Iterator[tuple[Line, dict[str, Any] 
     """Each non-blank line with its JSON object."""
     for line in text_lines(path):
         if not line.blank:
-            yield line, _parse_jsonl_table_line(path, line)
+            yield line, _parse_jsonl_line(path, line)
 
 
 def read_csv_table(
@@ -44,7 +44,7 @@ def read_csv_table(
 ) -> Iterator[Entry | Fault]:
     """One record per row. The first row has the column names, unless `header` gives them."""
     wanted = select_record_columns(**named)
-    rows = _csv_table_file_rows(path, delimiter, quoting)
+    rows = _csv_rows(path, delimiter, quoting)
     if header is None:
         number, first = next(rows, (1, None))
         if first is None:
@@ -72,7 +72,7 @@ def read_tsv_table(
     return read_csv_table(path, header, "\t", quoting, **named)
 
 
-def _parse_jsonl_table_line(path: Path, line: Line) -> dict[str, Any] | Fault:
+def _parse_jsonl_line(path: Path, line: Line) -> dict[str, Any] | Fault:
     reason = line.damage
     if reason is None:
         try:
@@ -88,13 +88,13 @@ def _parse_jsonl_table_line(path: Path, line: Line) -> dict[str, Any] | Fault:
     return Fault(f"{path.name}:{line.number}", f"{path}:{line.number}", reason)
 
 
-def _csv_table_file_rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, list[str] | Fault]]:
+def _csv_rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, list[str] | Fault]]:
     """The non-blank rows, each with the number of its first line."""
     if len(delimiter) != 1:
         raise NormscopeError(f"The delimiter must be one character, not {delimiter!r}.")
     damaged: list[Line] = []
     reader = csv.reader(
-        _csv_table_file_lines(path, damaged),
+        _csv_lines(path, damaged),
         delimiter=delimiter,
         quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE,
         strict=True,
@@ -116,7 +116,7 @@ def _csv_table_file_rows(path: Path, delimiter: str, quoting: bool) -> Iterator[
             yield start, row
 
 
-def _csv_table_file_lines(path: Path, damaged: list[Line]) -> Iterator[str]:
+def _csv_lines(path: Path, damaged: list[Line]) -> Iterator[str]:
     """The lines in the form that the csv module expects. Lines that are not UTF-8 are also appended to `damaged`."""
     for line in text_lines(path):
         if line.damage:

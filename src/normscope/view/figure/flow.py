@@ -33,16 +33,16 @@ def plot_flow(flow: Flow, ax: Axes | None = None) -> Axes:
             )
         elif ax is not None:
             made = ax
-            _draw_flow_figure_bars(ax, flow)
-            _label_flow_figure_tokens(ax, flow)
+            _draw_score_bars(ax, flow)
+            _label_flow_tokens(ax, flow)
         else:
-            made = _plot_flow_figure_scores(flow)
+            made = _plot_scores(flow)
         if ax is None:
             figure_of(made).draw_without_rendering()
         return made
 
 
-def _plot_flow_figure_scores(flow: Flow) -> Axes:
+def _plot_scores(flow: Flow) -> Axes:
     to = flow.to
     assert to is not None
     spans = side_spans(flow.columns)
@@ -54,18 +54,18 @@ def _plot_flow_figure_scores(flow: Flow) -> Axes:
     ratios = [1.3, max(LAYER_HEIGHT * deep, 0.1)] if deep else [1.0]
     kind = {"axes_class": figure_map_axes_class()}
     top, *below = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios, subplot_kw=kind)[:, 0]
-    _draw_flow_figure_bars(top, flow)
+    _draw_score_bars(top, flow)
     if deep:
-        _draw_flow_figure_by_layer(below[0], flow, tables, deep)
-    _label_flow_figure_tokens(below[0] if deep else top, flow)
+        _draw_scores_by_layer(below[0], flow, tables, deep)
+    _label_flow_tokens(below[0] if deep else top, flow)
     if deep:
         top.set_xticks([])
-    write_caption(figure, _flow_figure_caption(flow))
+    write_caption(figure, _flow_caption(flow))
     made: Axes = top
     return made
 
 
-def _draw_flow_figure_bars(axes: Axes, flow: Flow) -> None:
+def _draw_score_bars(axes: Axes, flow: Flow) -> None:
     values = [value if math.isfinite(value) else 0.0 for value in flow.scores.double().tolist()]
     axes.bar(range(len(values)), values, width=0.8, color=[RAISES if value >= 0 else LOWERS for value in values])
     if math.isfinite(flow.remainder):
@@ -80,7 +80,7 @@ def _draw_flow_figure_bars(axes: Axes, flow: Flow) -> None:
         axes.axvline(span.start - 0.5, color=GREY, linewidth=0.4, linestyle=":")
 
 
-def _draw_flow_figure_by_layer(axes: Axes, flow: Flow, tables: list[Any], deep: int) -> None:
+def _draw_scores_by_layer(axes: Axes, flow: Flow, tables: list[Any], deep: int) -> None:
     """Draw the scores of the states before each layer and after the last, from the input at the top."""
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -107,14 +107,14 @@ def _draw_flow_figure_by_layer(axes: Axes, flow: Flow, tables: list[Any], deep: 
     bar.ax.tick_params(labelsize=5.5, length=1.5, width=0.3)
 
 
-def _label_flow_figure_tokens(axes: Axes, flow: Flow) -> None:
+def _label_flow_tokens(axes: Axes, flow: Flow) -> None:
     step = math.ceil(len(flow.columns) / LABELLED)
     places = list(range(0, len(flow.columns), step))
     names = [shorten_label(visible_label_text(flow.columns[k].token), 18) for k in places]
     axes.set_xticks([*places, len(flow.columns)], [*names, "biases"], rotation=90)
 
 
-def _flow_figure_caption(flow: Flow) -> str:
+def _flow_caption(flow: Flow) -> str:
     text = f"{target_equation(flow)}. Orange raises it, blue lowers it, grey is the contribution of biases."
     if flow.to is not None and flow.to.layers:
         text += " Below: the same logit by the tokens' states before each layer; the last column shows later biases."

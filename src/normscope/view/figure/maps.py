@@ -68,11 +68,11 @@ def plot(
             made = plot_single_figure_map(analysis, values, title, look.quantity(scopes[0]), ax=ax, look=look)
         elif scope is not None:
             titles = [f"layer {k + 1}" for k in layers]
-            made = _plot_figure_map_series(analysis, [(scopes[0], layer) for layer in layers], titles, look)
+            made = _plot_map_series(analysis, [(scopes[0], layer) for layer in layers], titles, look)
         elif layer is not None:
-            made = _plot_figure_map_series(analysis, [(scope, layers[0]) for scope in scopes], list(scopes), look)
+            made = _plot_map_series(analysis, [(scope, layers[0]) for scope in scopes], list(scopes), look)
         else:
-            made = _plot_figure_map_grid(analysis, scopes, layers, look)
+            made = _plot_map_grid(analysis, scopes, layers, look)
         if ax is None:
             figure_of(made).draw_without_rendering()  # creates all tick labels within the style
         return made
@@ -93,19 +93,19 @@ def plot_single_figure_map(
         else ax
     )
     scale = colour_scale([values], own_token_cells(labelled))
-    image = _draw_figure_map_cells(axes, values, scale, labelled, look=look)
+    image = _draw_map_cells(axes, values, scale, labelled, look=look)
     if look.annotate:
         annotate_cells(axes, values, scale, look, size)
-    axes.set_title(title, pad=13 if _write_figure_map_sides(axes, labelled) else 5)
-    _label_figure_map_tokens(axes, labelled, size)
+    axes.set_title(title, pad=13 if _write_side_names(axes, labelled) else 5)
+    _label_map_tokens(axes, labelled, size)
     axes.set_xlabel("input token" + sides_note(labelled))
     axes.set_ylabel("output token")
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, aspect=28, extend=style_colorbar_ends(scale))
-    tidy_colorbar(bar, scale, _figure_map_colorbar_label(what, scale))
+    tidy_colorbar(bar, scale, _colorbar_label(what, scale))
     return axes
 
 
-def _plot_figure_map_series(
+def _plot_map_series(
     analysis: Analysis, maps: Sequence[tuple[str, int]], titles: Sequence[str], look: Look
 ) -> AxesGrid:
     """Draw maps of one scope or one layer in reading order; maps of the same scope share a colour scale."""
@@ -115,7 +115,7 @@ def _plot_figure_map_series(
     one_scope = len({scope for scope, _ in maps}) == 1
     beside = 0.12 if one_scope else 0.42  # gap, or gap and colour bar
     side = min((WIDTH - 1.1) / across - beside, 2.4)
-    wide, high = _small_figure_map_size(analysis, side)
+    wide, high = _small_map_size(analysis, side)
     size = side / max(len(analysis.rows), len(analysis.columns)) * 72 * 0.85
     written = size >= 4.5
     margin = 0.45 if written else 0.0
@@ -128,11 +128,9 @@ def _plot_figure_map_series(
     }
     image = None
     for axes, (scope, layer), title in zip(grid.flat, maps, titles, strict=False):
-        image = _draw_figure_map_cells(
-            axes, look.values(analysis, scope, layer), scales[scope], analysis, count, look=look
-        )
+        image = _draw_map_cells(axes, look.values(analysis, scope, layer), scales[scope], analysis, count, look=look)
         axes.set_title(title, pad=3, fontsize=7)
-        _label_figure_map_tokens(axes, analysis, min(size, 6.5)) if written else _hide_figure_map_ticks(axes)
+        _label_map_tokens(axes, analysis, min(size, 6.5)) if written else _hide_ticks(axes)
         if not one_scope:
             bar = figure.colorbar(
                 image, ax=axes, fraction=0.05, pad=0.03, aspect=24, extend=style_colorbar_ends(scales[scope])
@@ -151,34 +149,30 @@ def _plot_figure_map_series(
         bar = figure.colorbar(
             image, ax=grid, fraction=0.03, pad=0.02, aspect=40, extend=style_colorbar_ends(scales[scope])
         )
-        tidy_colorbar(bar, scales[scope], _figure_map_colorbar_label(look.quantity(scope), scales[scope]))
+        tidy_colorbar(bar, scales[scope], _colorbar_label(look.quantity(scope), scales[scope]))
         figure.suptitle(scope, fontsize=8)
-        _write_figure_map_caption(
-            figure, analysis, "All maps share the colour scale", scales.values(), listed=not written
-        )
+        _write_map_caption(figure, analysis, "All maps share the colour scale", scales.values(), listed=not written)
     else:
         figure.suptitle(f"layer {maps[0][1] + 1}", fontsize=8)
-        _write_figure_map_caption(
-            figure, analysis, "Each map has its own colour scale", scales.values(), listed=not written
-        )
+        _write_map_caption(figure, analysis, "Each map has its own colour scale", scales.values(), listed=not written)
     return to_figure_map_grid(grid)
 
 
-def _plot_figure_map_grid(analysis: Analysis, scopes: Sequence[str], layers: Sequence[int], look: Look) -> AxesGrid:
+def _plot_map_grid(analysis: Analysis, scopes: Sequence[str], layers: Sequence[int], look: Look) -> AxesGrid:
     """Draw one row per layer and one column per scope; each column has its own colour scale."""
     side = min(1.05, max(8.4 / len(scopes), 0.6))
-    wide, high = _small_figure_map_size(analysis, side)
+    wide, high = _small_map_size(analysis, side)
     figure = new_figure(len(scopes) * (wide + 0.06) + 0.4, len(layers) * (high + 0.06) + 1.0)
     grid = figure.subplots(len(layers), len(scopes), squeeze=False, subplot_kw={"axes_class": figure_map_axes_class()})
     own = own_token_cells(analysis)
     scales = {scope: colour_scale([look.values(analysis, scope, layer) for layer in layers], own) for scope in scopes}
     for column, scope in zip(grid.T, scopes, strict=True):
         for axes, layer in zip(column, layers, strict=True):
-            image = _draw_figure_map_cells(
+            image = _draw_map_cells(
                 axes, look.values(analysis, scope, layer), scales[scope], analysis, grid.size, look=look
             )
-            _hide_figure_map_ticks(axes)
-        column[0].set_title(_break_figure_map_scope_name(scope), fontsize=6.5, pad=3)
+            _hide_ticks(axes)
+        column[0].set_title(_break_scope_name(scope), fontsize=6.5, pad=3)
         bar = figure.colorbar(
             image,
             ax=column,
@@ -191,19 +185,17 @@ def _plot_figure_map_grid(analysis: Analysis, scopes: Sequence[str], layers: Seq
         tidy_colorbar(bar, scales[scope])
     for axes, layer in zip(grid[:, 0], layers, strict=True):
         axes.set_ylabel(f"layer {layer + 1}", fontsize=7)
-    _write_figure_map_caption(
-        figure, analysis, "The colour scale is shared within a column", scales.values(), listed=True
-    )
+    _write_map_caption(figure, analysis, "The colour scale is shared within a column", scales.values(), listed=True)
     return to_figure_map_grid(grid)
 
 
-def _small_figure_map_size(analysis: Analysis, side: float) -> tuple[float, float]:
+def _small_map_size(analysis: Analysis, side: float) -> tuple[float, float]:
     """Width and height in inches of a small map whose longer side is `side`."""
     rows, columns = len(analysis.rows), len(analysis.columns)
     return max(side * columns / max(rows, columns), 0.4), max(side * rows / max(rows, columns), 0.2)
 
 
-def _draw_figure_map_cells(
+def _draw_map_cells(
     axes: Axes, values: Values, scale: Scale, analysis: Labelled, maps: int = 1, *, look: Look
 ) -> ScalarMappable:
     rows, columns = values.shape
@@ -225,7 +217,7 @@ def _draw_figure_map_cells(
     return image
 
 
-def _label_figure_map_tokens(axes: Axes, analysis: Labelled, size: float) -> None:
+def _label_map_tokens(axes: Axes, analysis: Labelled, size: float) -> None:
     """Label both axes with tokens, or with every n-th if there are too many."""
     for axis, labels in ((axes.xaxis, analysis.columns), (axes.yaxis, analysis.rows)):
         step = math.ceil(len(labels) / LABELLED)
@@ -234,10 +226,10 @@ def _label_figure_map_tokens(axes: Axes, analysis: Labelled, size: float) -> Non
     axes.tick_params(axis="x", rotation=90)
     step = math.ceil(len(analysis.columns) / LABELLED)
     for text, label in zip(axes.get_xticklabels(), analysis.columns[::step], strict=True):
-        text.set_color(_figure_map_column_colour(label.side, analysis))
+        text.set_color(_column_colour(label.side, analysis))
 
 
-def _write_figure_map_sides(axes: Axes, analysis: Labelled) -> bool:
+def _write_side_names(axes: Axes, analysis: Labelled) -> bool:
     """Write the names of two sides above their columns; False if there is only one side."""
     spans = side_spans(analysis.columns)
     for span in spans if len(spans) > 1 else []:
@@ -245,27 +237,27 @@ def _write_figure_map_sides(axes: Axes, analysis: Labelled) -> bool:
         style: dict[str, Any] = {
             "ha": "center",
             "fontsize": 6.5,
-            "color": _figure_map_column_colour(span.side, analysis),
+            "color": _column_colour(span.side, analysis),
         }
         axes.annotate(span.side, place, (0, 3), textcoords="offset points", **style)
     return len(spans) > 1
 
 
-def _figure_map_column_colour(side: str, analysis: Labelled) -> str:
+def _column_colour(side: str, analysis: Labelled) -> str:
     """The colour of a column's label: black on the side of the rows, another colour on the other side."""
     return "black" if side == analysis.rows[0].side else OTHER
 
 
-def _hide_figure_map_ticks(axes: Axes) -> None:
+def _hide_ticks(axes: Axes) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
 
 
-def _figure_map_colorbar_label(what: str, scale: Scale) -> str:
+def _colorbar_label(what: str, scale: Scale) -> str:
     return what + (f"\n(the token itself: up to {scale.top:.3g}, beyond the scale)" if scale.clipped else "")
 
 
-def _write_figure_map_caption(figure: Figure, analysis: Analysis, scale: str, scales: Any, listed: bool) -> None:
+def _write_map_caption(figure: Figure, analysis: Analysis, scale: str, scales: Any, listed: bool) -> None:
     sides = sides_note(analysis) if len(side_spans(analysis.columns)) == 1 else ""
     text = f"{model_label(analysis)}. Rows are output tokens, columns input tokens{sides}. {scale}"
     if any(entry.clipped for entry in scales):
@@ -279,7 +271,7 @@ def _write_figure_map_caption(figure: Figure, analysis: Analysis, scale: str, sc
     write_caption(figure, text)
 
 
-def _break_figure_map_scope_name(scope: str) -> str:
+def _break_scope_name(scope: str) -> str:
     """A scope name with line breaks before its cross-attention and feed-forward parts."""
     return re.sub("(?<=.)(?=XATTN|FF)", "\n", scope)
 

@@ -60,7 +60,7 @@ def plot_patches(
     scale = image_patch_scale(patches, own)
     pixels = None if image is None else view_image_pixels(image)
     with figure_style():
-        made, bar = _draw_figure_patches(patches, scale, own, pixels, ax, look)
+        made, bar = _draw_patches(patches, scale, own, pixels, ax, look)
         name = visible_label_text(analysis.rows[row].token)
         made.set_title(f"{scope}, layer {layer + 1}, output {name}", pad=5)
         tidy_colorbar(bar, scale, look.quantity(scope))
@@ -75,7 +75,7 @@ def plot_patches(
         return made
 
 
-def _draw_figure_patches(
+def _draw_patches(
     patches: Values,
     scale: Scale,
     own: tuple[int, int] | None,

@@ -114,13 +114,13 @@ def find_served_model(models: Mapping[str, Analyzer], request: AnalysisRequest) 
         raise NormscopeError(
             f"No model {request.model!r} is served.{did_you_mean(request.model, models)} Served: {known}."
         )
-    _check_server_analysis_request(model_kind(lens), request)
+    _check_request(model_kind(lens), request)
     if request.flow is not None and target_kind(lens) == "none":
         raise NormscopeError("This model has no head, so it has no logits to explain. Leave out the flow.")
     return lens
 
 
-def _check_server_analysis_request(kind: Kind | None, request: AnalysisRequest) -> None:
+def _check_request(kind: Kind | None, request: AnalysisRequest) -> None:
     """Raise if a model of this kind cannot use some input of the request."""
     given: dict[str, Any] = {}
     if kind == "vision":
@@ -165,7 +165,7 @@ def run_server_analysis(lens: Analyzer, request: AnalysisRequest, report: Progre
         (item,) = encode(lens.loaded, given, generate=request.generate)
         requests = requests_for(lens.loaded, Options(heads=request.heads))
         # Maps first: they refuse inputs that are too large before anything runs.
-        progress = report if request.flow is None else _leave_server_analysis_flow_room(report)
+        progress = report if request.flow is None else _leave_room_for_flow(report)
         # No first layer with a flow, whose target may still be refused.
         first = None if request.flow is not None else lambda results: report.first(shown(results[0]))
         result: Result = run_batch(lens.loaded, [item], requests, lens.workspace, progress, first)[0]
@@ -175,7 +175,7 @@ def run_server_analysis(lens: Analyzer, request: AnalysisRequest, report: Progre
     return shown(result, flow)
 
 
-def _leave_server_analysis_flow_room(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
+def _leave_room_for_flow(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
     """A progress callback that reserves the share of the flow that follows."""
     return lambda done, total: progress(done, total + max(1, total // LAYERS_PER_FLOW_LAYER))
 

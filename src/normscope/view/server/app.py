@@ -70,16 +70,16 @@ def create_app(
     )
     app.state.jobs = running
     app.add_middleware(Guard, port=port, policy=server_policy(), body=body)
-    app.add_exception_handler(NormscopeError, _app_refusal_response)
-    app.add_exception_handler(StarletteHTTPException, _app_http_error_response)
-    app.add_exception_handler(RequestValidationError, _app_invalid_request_response)
-    _add_app_viewer_files(app)
-    _add_app_analysis_routes(app, models, running, run)
-    _add_app_result_routes(app, running)
+    app.add_exception_handler(NormscopeError, _refusal_response)
+    app.add_exception_handler(StarletteHTTPException, _http_error_response)
+    app.add_exception_handler(RequestValidationError, _invalid_request_response)
+    _add_viewer_files(app)
+    _add_analysis_routes(app, models, running, run)
+    _add_result_routes(app, running)
     return app
 
 
-def _add_app_analysis_routes(app: FastAPI, models: Mapping[str, Analyzer], running: jobs.Jobs[Shown], run: Run) -> None:
+def _add_analysis_routes(app: FastAPI, models: Mapping[str, Analyzer], running: jobs.Jobs[Shown], run: Run) -> None:
     """Routes that list models, and start, watch and cancel analyses."""
     infos = [describe_model(name, lens) for name, lens in models.items()]
 
@@ -109,31 +109,31 @@ def _add_app_analysis_routes(app: FastAPI, models: Mapping[str, Analyzer], runni
             raise HTTPException(429, str(error)) from error
         await running.finished(job, wait, first)
         return Response(
-            _app_status_json(job, job.result or (job.first if first else None)), 201, media_type="application/json"
+            _status_json(job, job.result or (job.first if first else None)), 201, media_type="application/json"
         )
 
     @app.get("/api/analyses/{id}", response_model=Status, tags=["analyses"], responses=REFUSALS)
     async def status(id: Id, wait: Wait = 0) -> Response:
         """The progress of an analysis; with `wait`, the response is sent once it changes."""
-        job = _app_job_or_404(running, id)
+        job = _job_or_404(running, id)
         await running.changed(job, wait)
-        return Response(_app_status_json(job), media_type="application/json")
+        return Response(_status_json(job), media_type="application/json")
 
     @app.delete("/api/analyses/{id}", response_model=Status, tags=["analyses"], responses=REFUSALS)
     async def cancel(id: Id) -> Response:
         """Cancel an analysis. It continues if other clients requested the same one."""
-        job = _app_job_or_404(running, id)
+        job = _job_or_404(running, id)
         running.cancel(job)
-        return Response(_app_status_json(job), media_type="application/json")
+        return Response(_status_json(job), media_type="application/json")
 
 
-def _add_app_result_routes(app: FastAPI, running: jobs.Jobs[Shown]) -> None:
+def _add_result_routes(app: FastAPI, running: jobs.Jobs[Shown]) -> None:
     """Routes that return the header and the cells of a result."""
 
     @app.get("/api/analyses/{id}/header", tags=["results"], responses=REFUSALS | UNFINISHED)
     async def header(id: Id) -> dict[str, Any]:
         """The header of the result: tokens, layers, scopes, measures ("normscope-view-1")."""
-        return Response(_app_finished_result(running, id).header, media_type="application/json")  # type: ignore[return-value]
+        return Response(_finished_result(running, id).header, media_type="application/json")  # type: ignore[return-value]
 
     @app.get(
         "/api/analyses/{id}/cells",
@@ -156,70 +156,68 @@ def _add_app_result_routes(app: FastAPI, running: jobs.Jobs[Shown]) -> None:
         """The map of a side, scope and layer, row by row; without a layer, the maps of all layers in order.
 
         A scope that begins with heads/ has heads x rows x columns."""
-        first = _app_job_or_404(running, id).first
-        shown = first if first is not None and layer in first.layers else _app_finished_result(running, id)
+        first = _job_or_404(running, id).first
+        shown = first if first is not None and layer in first.layers else _finished_result(running, id)
         return Response(document_map_bytes(shown.result, side, scope, layer), media_type="application/octet-stream")
 
 
-def _app_job_or_404(running: jobs.Jobs[Shown], id: str) -> jobs.Job[Shown]:
+def _job_or_404(running: jobs.Jobs[Shown], id: str) -> jobs.Job[Shown]:
     job = running.get(id)
     if job is None:
         raise HTTPException(404, "No such analysis, or it has been dropped. Request it again.")
     return job
 
 
-def _app_finished_result(running: jobs.Jobs[Shown], id: str) -> Shown:
-    job = _app_job_or_404(running, id)
+def _finished_result(running: jobs.Jobs[Shown], id: str) -> Shown:
+    job = _job_or_404(running, id)
     if job.result is None:
         raise HTTPException(409, f"The analysis is not finished. {job.error or f'It is {job.state}.'}")
     return job.result
 
 
-def _add_app_viewer_files(app: FastAPI) -> None:
+def _add_viewer_files(app: FastAPI) -> None:
     """Serve the page and the viewer from memory: no request path ever reaches the disk."""
     kept = {"/": (server_page(), "text/html"), "/viewer.js": (read_static_file("viewer.js"), "text/javascript")}
     if has_static_file("viewer.css"):
         kept["/viewer.css"] = (read_static_file("viewer.css"), "text/css")
 
     for path, (content, kind) in kept.items():
-        app.add_api_route(
-            path, _app_constant_route(content.encode(), kind), include_in_schema=False, response_model=None
-        )
+        app.add_api_route(path, _constant_route(content.encode(), kind), include_in_schema=False, response_model=None)
 
 
-def _app_constant_route(content: bytes, kind: str) -> Callable[[], Any]:
+def _constant_route(content: bytes, kind: str) -> Callable[[], Any]:
     async def answer() -> Response:
         return Response(content, media_type=kind)
 
     return answer
 
 
-def _app_status_json(job: jobs.Job[Shown], shown: Shown | None = None) -> bytes:
+def _status_json(job: jobs.Job[Shown], shown: Shown | None = None) -> bytes:
     status = {"id": job.id, "state": job.state, "progress": job.progress, "error": job.error}
     text = json.dumps(status).encode("ascii")
     return text if shown is None else text[:-1] + b',"header":' + shown.header + b"}"
 
 
-async def _app_refusal_response(request: Request, error: Exception) -> Response:
-    return _app_error_response(422, str(error))
+async def _refusal_response(request: Request, error: Exception) -> Response:
+    return _error_response(422, str(error))
 
 
-async def _app_http_error_response(request: Request, error: Exception) -> Response:
+async def _http_error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
-    return _app_error_response(error.status_code, str(error.detail), error.headers)
+    return _error_response(error.status_code, str(error.detail), error.headers)
 
 
-async def _app_invalid_request_response(request: Request, error: Exception) -> Response:
+async def _invalid_request_response(request: Request, error: Exception) -> Response:
     """Report the first errors of an invalid request, without echoing its content."""
     assert isinstance(error, RequestValidationError)
     entries = error.errors()
     if any(entry["type"] == "json_invalid" for entry in entries):
-        return _app_error_response(400, "The request's body is not JSON.")
+        return _error_response(400, "The request's body is not JSON.")
     reasons = (f"{'.'.join(map(str, entry['loc'][1:])) or 'body'}: {entry['msg']}" for entry in entries[:5])
-    return _app_error_response(422, "; ".join(reasons))
+    return _error_response(422, "; ".join(reasons))
 
 
-def _app_error_response(status: int, error: str, headers: Mapping[str, str] | None = None) -> Response:
+def _error_response(status: int, error: str, headers: Mapping[str, str] | None = None) -> Response:
     # ASCII, because UTF-8 cannot encode lone surrogates.
     body = json.dumps({"error": error}).encode("ascii")
     return Response(body, status, dict(headers or {}), media_type="application/json")

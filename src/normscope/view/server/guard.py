@@ -53,31 +53,29 @@ class Guard:
 
         reason = self._foreign(scope)
         if reason is not None:
-            await _send_guard_refusal(guarded, 403, reason)
+            await _send_refusal(guarded, 403, reason)
             return
         try:
             async with asyncio.timeout(self.patience):
                 body = await self._read(scope, receive)
         except TimeoutError:
-            await _send_guard_refusal(
-                guarded, 408, f"The request's body did not arrive within {self.patience:g} seconds."
-            )
+            await _send_refusal(guarded, 408, f"The request's body did not arrive within {self.patience:g} seconds.")
             return
         except _BodyTooLargeError:
-            await _send_guard_refusal(guarded, 413, f"The request is larger than {self.body / 2**20:g} MB.")
+            await _send_refusal(guarded, 413, f"The request is larger than {self.body / 2**20:g} MB.")
             return
         if body is not None:
-            await self.app(scope, _guard_replayed_body(body, receive), guarded)
+            await self.app(scope, _replayed_body(body, receive), guarded)
 
     def _foreign(self, scope: Scope) -> str | None:
         """Why a request is refused as foreign; None if it comes from the server's own page or a local script."""
-        hosts = _guard_header_values(scope, b"host")
+        hosts = _header_values(scope, b"host")
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
             return "This server answers to its own address only, such as http://127.0.0.1 with its port."
-        for origin in _guard_header_values(scope, b"origin"):
+        for origin in _header_values(scope, b"origin"):
             if origin.lower().removeprefix("http://") not in self.hosts or not origin.lower().startswith("http://"):
                 return "This server answers to its own page only, not to pages of other origins."
-        if scope["path"].startswith("/api/") and _guard_header_values(scope, b"sec-fetch-site") in (
+        if scope["path"].startswith("/api/") and _header_values(scope, b"sec-fetch-site") in (
             ["cross-site"],
             ["same-site"],
         ):
@@ -86,7 +84,7 @@ class Guard:
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body; None if the client disconnected. A body announced as too large is not read."""
-        for length in _guard_header_values(scope, b"content-length"):
+        for length in _header_values(scope, b"content-length"):
             if length.isdecimal() and int(length[:20]) > self.body:
                 raise _BodyTooLargeError
         pieces, size = [], 0
@@ -106,11 +104,11 @@ class _BodyTooLargeError(Exception):
     pass
 
 
-def _guard_header_values(scope: Scope, name: bytes) -> list[str]:
+def _header_values(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1").strip() for key, value in scope["headers"] if key.lower() == name]
 
 
-def _guard_replayed_body(body: bytes, receive: Receive) -> Receive:
+def _replayed_body(body: bytes, receive: Receive) -> Receive:
     """A `receive` that returns the body as one message, then passes on later messages."""
     given = False
 
@@ -124,7 +122,7 @@ def _guard_replayed_body(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-async def _send_guard_refusal(send: Send, status: int, reason: str) -> None:
+async def _send_refusal(send: Send, status: int, reason: str) -> None:
     body = json.dumps({"error": reason}).encode()
     headers: Iterable[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status in (408, 413):  # the rest of the body is not read

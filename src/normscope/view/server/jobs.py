@@ -75,11 +75,11 @@ class ProgressReport(Generic[T]):
     def __call__(self, done: int, total: int) -> None:
         if self.job.stop.is_set():
             raise CancelledError
-        _call_jobs_on_loop(self.loop, self._progress, min(done / max(total, 1), 1.0))
+        _call_on_loop(self.loop, self._progress, min(done / max(total, 1), 1.0))
 
     def first(self, part: T) -> None:
         """Publish a first part of the result before the rest is computed."""
-        _call_jobs_on_loop(self.loop, self._first, part)
+        _call_on_loop(self.loop, self._first, part)
 
     def _progress(self, progress: float) -> None:
         if not self.job.ended:
@@ -122,7 +122,7 @@ class Jobs(Generic[T]):
         self.active.add(job)
         loop = asyncio.get_running_loop()
         job.future = self.pool.submit(self._run, job, work, loop)
-        job.future.add_done_callback(lambda _: _call_jobs_on_loop(loop, self.active.discard, job))
+        job.future.add_done_callback(lambda _: _call_on_loop(loop, self.active.discard, job))
         self._forget()
         return job
 
@@ -173,14 +173,14 @@ class Jobs(Generic[T]):
         except CancelledError:
             return
         except NormscopeError as error:
-            _call_jobs_on_loop(loop, self._failed, job, str(error))
+            _call_on_loop(loop, self._failed, job, str(error))
         except MemoryError:
-            _call_jobs_on_loop(loop, self._failed, job, "Not enough memory for this analysis. Shorten the input.")
+            _call_on_loop(loop, self._failed, job, "Not enough memory for this analysis. Shorten the input.")
         except Exception:
             log.exception("an analysis failed")
-            _call_jobs_on_loop(loop, self._failed, job, "The analysis failed inside the server; see its log.")
+            _call_on_loop(loop, self._failed, job, "The analysis failed inside the server; see its log.")
         else:
-            _call_jobs_on_loop(loop, self._done, job, result)
+            _call_on_loop(loop, self._done, job, result)
 
     def _failed(self, job: Job[T], error: str) -> None:
         if not job.ended:
@@ -213,6 +213,6 @@ class Jobs(Generic[T]):
                 count -= 1
 
 
-def _call_jobs_on_loop(loop: asyncio.AbstractEventLoop, what: Callable[..., object], *arguments: object) -> None:
+def _call_on_loop(loop: asyncio.AbstractEventLoop, what: Callable[..., object], *arguments: object) -> None:
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(what, *arguments)

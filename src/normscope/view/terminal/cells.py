@@ -48,12 +48,12 @@ def render_terminal_cells(
     )
     if room >= CellPainter.WRITTEN:
         width = min(room, max(CellPainter.WRITTEN, min(max(map(cell_len, columns)) + 1, 10)))
-        heads = [[_pad_terminal_cell(shorten_label(token, width - 1), width - 1, "right") + " " for token in columns]]
+        heads = [[_pad_cell(shorten_label(token, width - 1), width - 1, "right") + " " for token in columns]]
     else:
         width = 2
-        heads = _vertical_terminal_cell_labels([shorten_label(token, UPRIGHT) for token in columns])
+        heads = _vertical_labels([shorten_label(token, UPRIGHT) for token in columns])
     if seams:
-        yield _terminal_cells_side_titles(spans, width, gutter)
+        yield _side_titles(spans, width, gutter)
     for head in heads:
         yield terminal_cells_row("", head, gutter, seams)
     for token, line in zip(rows, values, strict=True):
@@ -113,7 +113,7 @@ class CellPainter:
         else:
             content = self.ramp[round(share * (len(self.ramp) - 1))] * width
         beyond = self.scale.clipped and value > self.scale.end
-        return Text(content, style=_cividis_terminal_cell_style(share, beyond) if self.colours else Style.null())
+        return Text(content, style=_cividis_style(share, beyond) if self.colours else Style.null())
 
     def number(self, value: float) -> str:
         """The value in at most `WRITTEN - 1` characters."""
@@ -128,9 +128,9 @@ class CellPainter:
         if self.colours:
             bar = Text(f"{self.number(0.0)} ")
             for step in range(24):
-                bar.append(" ", style=_cividis_terminal_cell_style(step / 23))
+                bar.append(" ", style=_cividis_style(step / 23))
             if self.scale.clipped:
-                bar.append("  ", style=_cividis_terminal_cell_style(1.0, beyond=True))
+                bar.append("  ", style=_cividis_style(1.0, beyond=True))
             yield bar.append(f" {end}{unit}")
         elif not written:
             yield Text(f"{self.number(0.0)} {self.ramp} {end}{unit}")
@@ -140,7 +140,7 @@ class CellPainter:
             yield Text(f"own tokens reach {self.number(self.scale.top)}, beyond the scale", style="dim")
 
 
-def _cividis_terminal_cell_style(share: float, beyond: bool = False) -> Style:
+def _cividis_style(share: float, beyond: bool = False) -> Style:
     """Cividis at `share` as the background, with a readable foreground."""
     if beyond:
         return Style(color="#000000", bgcolor=BEYOND)
@@ -157,17 +157,17 @@ def terminal_cells_have_colours(console: Console) -> bool:
     return not console.no_color and console.color_system in ("256", "truecolor")
 
 
-def _vertical_terminal_cell_labels(labels: Sequence[str]) -> list[list[str]]:
+def _vertical_labels(labels: Sequence[str]) -> list[list[str]]:
     """Lines of column labels written top to bottom, two cells wide, aligned at the map."""
     stacks = [label_glyphs(label) for label in labels]
     height = max(map(len, stacks))
     padded = [[" "] * (height - len(stack)) + stack for stack in stacks]
-    return [[_pad_terminal_cell(stack[k], 2, "left") for stack in padded] for k in range(height)]
+    return [[_pad_cell(stack[k], 2, "left") for stack in padded] for k in range(height)]
 
 
 def terminal_cells_row(label: str, cells: Sequence[str | Text], gutter: int, seams: Sequence[int]) -> Text:
     line = Text(no_wrap=True, overflow="ignore")
-    line.append(_pad_terminal_cell(label, gutter - 1, "right") + " ")
+    line.append(_pad_cell(label, gutter - 1, "right") + " ")
     for j, cell in enumerate(cells):
         if j in seams:
             line.append("|", style="dim")
@@ -175,18 +175,18 @@ def terminal_cells_row(label: str, cells: Sequence[str | Text], gutter: int, sea
     return line
 
 
-def _pad_terminal_cell(text: str, width: int, align: str) -> str:
+def _pad_cell(text: str, width: int, align: str) -> str:
     space = " " * (width - cell_len(text))
     return space + text if align == "right" else text + space
 
 
-def _terminal_cells_side_titles(spans: Sequence[Span], width: int, gutter: int) -> Text:
+def _side_titles(spans: Sequence[Span], width: int, gutter: int) -> Text:
     """The names of the sides, above their columns."""
     line = Text(" " * gutter, no_wrap=True, overflow="ignore", style="dim")
     for span in spans:
         room = (span.stop - span.start) * width
         line.append("|" if span.start else "")
-        line.append(_pad_terminal_cell(shorten_label(span.side, room - 1) if room > 1 else "", room, "left"))
+        line.append(_pad_cell(shorten_label(span.side, room - 1) if room > 1 else "", room, "left"))
     return line
 
 

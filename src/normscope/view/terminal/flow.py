@@ -47,10 +47,8 @@ def terminal_flow_scores(flow: Flow) -> RenderableType:
     most = max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0
     lines: list[RenderableType] = [Text.assemble((target_equation(flow), "bold"), f"  [{flow.method}]"), Text("")]
     for span in side_spans(flow.columns):
-        lines.append(
-            _tint_terminal_flow_tokens(flow.columns[span.start : span.stop], values[span.start : span.stop], most)
-        )
-    lines += [Text(""), _terminal_flow_table(flow, values, most)]
+        lines.append(_tint_tokens(flow.columns[span.start : span.stop], values[span.start : span.stop], most))
+    lines += [Text(""), _score_table(flow, values, most)]
     if biases_dominate_terminal_flow(flow):
         what, advice = "logit", ": compare two targets\nwith --against to see the effect of the tokens."
         if flow.to is not None and flow.to.contrast:
@@ -64,15 +62,15 @@ def biases_dominate_terminal_flow(flow: Flow) -> bool:
     return abs(flow.remainder) > float(flow.scores.double().abs().sum())  # False if it is nan
 
 
-def _tint_terminal_flow_tokens(labels: Sequence[Label], values: Sequence[float], most: float) -> Text:
+def _tint_tokens(labels: Sequence[Label], values: Sequence[float], most: float) -> Text:
     line = Text()
     for label, value in zip(labels, values, strict=True):
-        line.append(visible_label_text(label.token), style=_terminal_flow_tint(value / most))
+        line.append(visible_label_text(label.token), style=_score_tint(value / most))
         line.append(" ")
     return line
 
 
-def _terminal_flow_tint(share: float) -> Style:
+def _score_tint(share: float) -> Style:
     """A background between white and full orange or blue."""
     if not math.isfinite(share) or abs(share) < 0.02:
         return Style.null()
@@ -82,7 +80,7 @@ def _terminal_flow_tint(share: float) -> Style:
     return Style(color="#ffffff" if depth > 0.6 else "#000000", bgcolor=f"#{mixed.hex()}")
 
 
-def _terminal_flow_table(flow: Flow, values: Sequence[float], most: float) -> RenderableType:
+def _score_table(flow: Flow, values: Sequence[float], most: float) -> RenderableType:
     two_sided = len(side_spans(flow.columns)) > 1
     places = range(len(values))
     cut = len(values) > LISTED
@@ -96,7 +94,7 @@ def _terminal_flow_table(flow: Flow, values: Sequence[float], most: float) -> Re
     for k in places:
         label, value = flow.columns[k], values[k]
         name = shorten_label(visible_label_text(label.token), 24) + f" ({label.side})" * two_sided
-        table.add_row(str(label.position + 1), Text(name), f"{value:+.4g}", _terminal_flow_bar(value / most))
+        table.add_row(str(label.position + 1), Text(name), f"{value:+.4g}", _score_bar(value / most))
     if math.isfinite(flow.remainder):
         table.add_row("", Text("biases", style="dim"), f"{flow.remainder:+.4g}", "")
     if not cut:
@@ -104,7 +102,7 @@ def _terminal_flow_table(flow: Flow, values: Sequence[float], most: float) -> Re
     return Group(Text(f"The {LISTED} largest of {len(values)} scores:"), table)
 
 
-def _terminal_flow_bar(share: float) -> Text:
+def _score_bar(share: float) -> Text:
     """A bar to the left (negative) or right (positive) of the middle."""
     if not math.isfinite(share):
         return Text("")

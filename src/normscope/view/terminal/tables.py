@@ -25,7 +25,7 @@ def terminal_mixing_table(analysis: Analysis) -> RenderableType:
     table = borderless_terminal_cells()
     table.add_column("layer\n(from 1)", justify="right", style="dim")
     for scope in analysis.mixing_scopes:
-        table.add_column(Text(_terminal_table_scope_name(scope), justify="right"), justify="right", min_width=5)
+        table.add_column(Text(_table_scope_name(scope), justify="right"), justify="right", min_width=5)
     means = [analysis.mixing_ratio(scope).double().mean(-1).tolist() for scope in analysis.mixing_scopes]
     for layer, shares in zip(analysis.layers, zip(*means, strict=True), strict=True):
         table.add_row(str(layer + 1), *(f"{100 * share:.1f}" if math.isfinite(share) else "-" for share in shares))
@@ -46,7 +46,7 @@ def terminal_first_token_table(analysis: Analysis) -> Group:
     table = borderless_terminal_cells()
     table.add_column("layer\n(from 1)", justify="right", style="dim")
     for scope in scopes:
-        table.add_column(Text(_terminal_table_scope_name(scope), justify="right"), justify="right", min_width=5)
+        table.add_column(Text(_table_scope_name(scope), justify="right"), justify="right", min_width=5)
     means = [analysis.first_token_share(scope)[:, others].double().mean(-1).tolist() for scope in scopes]
     for layer, shares in zip(analysis.layers, zip(*means, strict=True), strict=True):
         table.add_row(str(layer + 1), *(f"{100 * share:.1f}" if math.isfinite(share) else "-" for share in shares))
@@ -79,7 +79,7 @@ def terminal_summary_table(analysis: Analysis) -> Table:
     return table
 
 
-def _terminal_table_scope_name(scope: str) -> str:
+def _table_scope_name(scope: str) -> str:
     """A scope name with one component per line: `ATTN`, `RES`, `-N`."""
     path, _, kind = scope.rpartition("-")
     parts: list[str] = []

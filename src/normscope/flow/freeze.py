@@ -121,12 +121,12 @@ def _freeze_request(
                 loaded, stack, record.index, f"its input is not the output of layer {record.index - 1}"
             )
         try:
-            values = _frozen_value_maps(loaded, modules[record.index], steps, record)
+            values = _frozen_value_maps(loaded, modules[record.index], record)
         except NormscopeError as error:
             _refuse_to_freeze_layer(loaded, stack, record.index, str(error))
         parts = freeze_parts(record, values, gate)
         checked = _checkable_parts(record, parts, gate)
-        mismatch = find_freeze_mismatch(record, steps, checked, encoder.end, side.real, _coarsest_dtype(loaded))
+        mismatch = find_freeze_mismatch(record, checked, encoder.end, side.real, _coarsest_dtype(loaded))
         if mismatch:
             _refuse_to_freeze_layer(loaded, stack, record.index, mismatch)
         side.layers.append(build_frozen_layer(steps, parts))
@@ -137,11 +137,11 @@ def _freeze_request(
 
 
 def _frozen_value_maps(
-    loaded: LoadedModel, layer: nn.Module, steps: Sequence[Step], record: LayerRecord
+    loaded: LoadedModel, layer: nn.Module, record: LayerRecord
 ) -> list[tuple[Tensor, Tensor | None]]:
     """W_V and b_V of the attentions in a layer."""
     found = []
-    for step, part in zip(steps, record.parts, strict=True):
+    for step, part in zip(record.steps, record.parts, strict=True):
         if isinstance(step.part, Attention) and isinstance(part, AttentionRecord):
             heads, shared, width = part.weights.shape[1], part.values.shape[1], part.values.shape[3]
             weight, bias = value_map(layer.get_submodule(step.part.value), step.part.packing, heads, shared, width)
@@ -263,7 +263,6 @@ def freeze_feed_forward(part: FeedForwardRecord, gate: Gate) -> FrozenFeedForwar
 
 def find_freeze_mismatch(
     record: LayerRecord,
-    steps: Sequence[Step],
     parts: Sequence[FrozenMap | None],
     encoder: Tensor | None,
     real: Tensor,
@@ -275,7 +274,7 @@ def find_freeze_mismatch(
     """
     entered = record.input[0]
     branches: list[Tensor] = []  # the current state of each
-    for step, part, one in zip(steps, record.parts, parts, strict=True):
+    for step, part, one in zip(record.steps, record.parts, parts, strict=True):
         if step.starts:
             branches.append(entered)
         if isinstance(one, FrozenScale):

@@ -15,9 +15,11 @@ from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
 from normscope.errors import NormscopeError, did_you_mean
-from normscope.models.scopes import Step
-from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
+from normscope.models.scopes import Step, layer_steps
+from normscope.models.spec import Attention, Block, Experts, FeedForward, Norm, Stack
 
+Packing = str | tuple[int, ...]  # of spec.Attention
+MATMUL = "matmul"  # as `probabilities` of an attention: the product of probabilities and values
 # Activations recognised by their class; `decompose.activations` has a closed form for each.
 NAMED_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
 
@@ -55,16 +57,30 @@ def watched_paths(steps: Sequence[Step], values: bool) -> set[str]:
         if isinstance(part, Norm):
             found.add(part.path)
         elif isinstance(part, FeedForward):
-            found |= {part.into, part.out} | ({part.up} if part.up else set())
+            found |= _unit_paths(part)
         elif isinstance(part, Experts):
             found.add(part.module)
+            if part.shared is not None:
+                found |= _unit_paths(part.shared) | ({part.shared_gate} if part.shared_gate else set())
         elif isinstance(part, Attention):
             found.add(part.output)
-            if part.probabilities is not None:
-                found |= {part.probabilities, part.value}
-            elif values:
-                found.add(part.value)
+            if part.probabilities not in (None, MATMUL):
+                found |= {str(part.probabilities), part.value}
+            if part.latent_norm is not None:
+                found.add(part.latent_norm.path)
+            if values:
+                found |= {part.value, part.entry}
     return found
+
+
+def _unit_paths(part: FeedForward) -> set[str]:
+    return {part.into, part.out} | ({part.up} if part.up else set())
+
+
+def product_paths(steps: Sequence[Step]) -> list[str]:
+    """Paths of the attentions whose probabilities and values are read off their product."""
+    parts = (step.part for step in steps)
+    return [part.module for part in parts if isinstance(part, Attention) and part.probabilities == MATMUL]
 
 
 def linear_paths(steps: Sequence[Step]) -> list[str]:
@@ -107,7 +123,7 @@ def unpack_joint_activation(
     return function
 
 
-def value_constant(module: nn.Module, packing: str, heads: int, width: int, shift: Tensor | None) -> Tensor | None:
+def value_constant(module: nn.Module, packing: Packing, heads: int, width: int, shift: Tensor | None) -> Tensor | None:
     """(heads, width): the part of a value vector that depends on no token, b_V plus W_V times the shift of the norm
     before it."""
     weight, bias = linear_map(module)
@@ -118,9 +134,16 @@ def value_constant(module: nn.Module, packing: str, heads: int, width: int, shif
     return None if constant is None else value_rows(constant, packing, heads, width)
 
 
-def value_rows(x: Tensor, packing: str, heads: int, width: int) -> Tensor:
-    """(..., heads, width): the value vectors in the output of a projection."""
+def value_rows(x: Tensor, packing: Packing, heads: int, width: int) -> Tensor:
+    """(..., heads, width): the value vectors in the output of a projection; a view unless `packing` lists columns."""
     size, found = heads * width, x.shape[-1]
+    if isinstance(packing, tuple):
+        if len(packing) != heads or max(packing) + width > found:
+            raise NormscopeError(
+                f"The value projection has {found} outputs, which do not hold {heads} heads of {width}."
+            )
+        columns = torch.tensor(packing, device=x.device)[:, None] + torch.arange(width, device=x.device)
+        return x[..., columns]
     fits = {"tail": 0 < size <= found, "interleaved": found == 3 * size, "alone": found == size}[packing]
     if not fits:
         raise NormscopeError(
@@ -132,7 +155,7 @@ def value_rows(x: Tensor, packing: str, heads: int, width: int) -> Tensor:
     return x[..., -size:].reshape(*x.shape[:-1], heads, width)
 
 
-def value_map(module: nn.Module, packing: str, heads: int, shared: int, width: int) -> tuple[Tensor, Tensor | None]:
+def value_map(module: nn.Module, packing: Packing, heads: int, shared: int, width: int) -> tuple[Tensor, Tensor | None]:
     """W_V (H, d, d_h) and b_V (H, d_h) for row vectors; each of the `shared` value heads is repeated H / shared
     times."""
     weight, bias = linear_map(module)
@@ -253,6 +276,27 @@ def vocabulary_size(embedding: Any) -> int:
         if isinstance(inside, nn.Embedding):
             return inside.num_embeddings
     return int(getattr(embedding, "num_embeddings", 1))
+
+
+def layer_blocks(layer: nn.Module, stack: Stack) -> tuple[Block, ...]:
+    """The blocks of a layer: the first of the stack's that name only submodules which the layer has."""
+    for blocks in (stack.blocks, *stack.variants[:-1]) if stack.variants else ():
+        if all(_has_submodule(layer, path) for path in watched_paths(layer_steps(blocks), values=True)):
+            return blocks
+    return stack.variants[-1] if stack.variants else stack.blocks
+
+
+def _has_submodule(layer: nn.Module, path: str) -> bool:
+    found: Any = layer
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return isinstance(found, nn.Module)
+
+
+def activation_at(layer: nn.Module, path: str) -> Any:
+    """The activation at a path of the layer, or the function of transformers that ``ACT2FN.name`` names."""
+    kind, _, name = path.partition(".")
+    return ACT2FN[name] if kind == "ACT2FN" else layer_attribute(layer, path)
 
 
 def layer_attribute(layer: nn.Module, path: str) -> Any:

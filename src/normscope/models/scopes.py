@@ -25,7 +25,7 @@ class Step:
     """One component of a layer and the scopes that end with it."""
 
     role: Role
-    part: Attention | FeedForward | Experts | Norm | str | None  # "scale": a parameter's path; "sum": None
+    part: Attention | FeedForward | Experts | Norm | str | float | None  # "scale": its path or value; "sum": None
     norms: str | None = None  # name of the `-N` scope that ends here
     weights: str | None = None  # name of the `-W` scope that ends here
     alias: str | None = None  # architecture-independent name of `norms`
@@ -85,7 +85,7 @@ def _scope_branch_steps(branch: Branch, path: str, *, mixed: bool, parallel: boo
     if branch.post:
         path += "LN"
         steps.append(Step("post", branch.post, f"{path}-N"))
-    if branch.scale:
+    if branch.scale is not None:
         steps.append(Step("scale", branch.scale))
     steps[0] = replace(steps[0], starts=True)
     return path, steps

@@ -17,30 +17,45 @@ Side = Literal["encoder", "decoder"]
 
 @dataclass(frozen=True)
 class Norm:
-    """A LayerNorm or RMSNorm, whose gain is ``offset + weight`` (Gemma: offset 1). The module may be an nn.Identity."""
+    """A LayerNorm or RMSNorm, whose gain is ``offset + weight`` (Gemma: offset 1). The module may be an nn.Identity.
+
+    `probed`: the gain is another function of the module's parameters, found by calling it.
+    """
 
     path: str
     kind: Literal["layer", "rms"] = "layer"
     offset: float = 0.0
+    probed: bool = False
 
 
 @dataclass(frozen=True)
 class Attention:
     """Multi-head attention: `module` calls transformers' attention interface, `value` and `output` are W_V and W_O.
 
-    `packing` says which outputs of `value` are values: all ("alone"), the last ones ("tail": query, key, value),
-    or the last third of each head ("interleaved"). If the attention does not use the interface, `probabilities` names
-    the dropout module that reads the probabilities; the value vectors are then the output of `value`. `cross`: attends
-    to encoder tokens. `sinks`: part of each row's weight goes to no token.
+    `packing` says which outputs of `value` are values: all ("alone"), the last ones ("tail": query, key, value), the
+    last third of each head ("interleaved"), or those that begin at the given column for each value head. If the
+    attention does not use the interface, `probabilities` names the dropout module that reads the probabilities, and the
+    value vectors are the output of `value`; or it is "matmul", and both are read off the product of the two. `cross`:
+    attends to encoder tokens. `sinks`: part of each row's weight goes to no token.
+
+    If values are made in two steps (multi-head latent attention), `latent` is the first projection and `latent_norm`
+    the norm between it and `value`; the norm reads the first columns of the projection.
     """
 
     module: str
     value: str
     output: str
-    packing: Literal["alone", "tail", "interleaved"] = "alone"
+    packing: Literal["alone", "tail", "interleaved"] | tuple[int, ...] = "alone"
     probabilities: str | None = None
     cross: bool = False
     sinks: bool = False
+    latent: str | None = None
+    latent_norm: Norm | None = None
+
+    @property
+    def entry(self) -> str:
+        """Path of the submodule that reads the input of the attention."""
+        return self.latent or self.value
 
 
 @dataclass(frozen=True)
@@ -48,13 +63,16 @@ class FeedForward:
     """FF(x) = g(x W_1 + b_1) W_2 + b_2: `into` is W_1, `activation` g, `out` W_2.
 
     Gated: FF(x) = (g(x W_1 + b_1) * (x W_up + b_up)) W_2 + b_2, where `up` is W_up. If `up` and `into` are the same
-    path, the first half of that projection is W_1 and the second half W_up.
+    path, `packing` says which outputs are those of W_1: the first half and W_up the second ("halves"), the other way
+    round ("swapped"), or every other one ("interleaved"). `activation` is a path, or `ACT2FN.name` for a function of
+    transformers that the layer does not keep as a module.
     """
 
     into: str
     activation: str
     out: str
     up: str | None = None
+    packing: Literal["halves", "swapped", "interleaved"] = "halves"
 
 
 @dataclass(frozen=True)
@@ -65,7 +83,8 @@ class Experts:
     Parameters are stacked by expert, (experts, out, in), or (experts, in, out) if `transposed`. `into` packs W_1 and
     W_up as halves or, if `interleaved`, alternating. If the gate is not the product g(a) u but another function of a
     and u, `activation` names the method that computes it from the packed tensor, and `bend` the attribute that gives
-    the position of its kinks.
+    the position of its kinks. `shared` is a feed-forward beside the experts, for all tokens, multiplied by the sigmoid
+    of `shared_gate` (a linear module with one output), which is held, if there is one.
     """
 
     module: str
@@ -77,6 +96,8 @@ class Experts:
     transposed: bool = False
     interleaved: bool = False
     bend: str | None = None
+    shared: FeedForward | None = None
+    shared_gate: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +107,7 @@ class Branch:
     op: Attention | FeedForward | Experts
     pre: Norm | None = None
     post: Norm | None = None
-    scale: str | None = None  # path of a parameter that multiplies the output of the branch
+    scale: str | float | None = None  # a number, or the path of a parameter, that multiplies the output of the branch
 
     @property
     def entry(self) -> str | None:
@@ -97,7 +118,7 @@ class Branch:
             return self.op.into
         if isinstance(self.op, Experts):
             return self.op.module
-        return None if self.op.cross else self.op.value
+        return None if self.op.cross else self.op.entry
 
 
 @dataclass(frozen=True)
@@ -115,6 +136,7 @@ class Stack:
     side: Side
     layers: str  # path of the layer modules in the base model; `*` matches any index
     blocks: tuple[Block, ...]
+    variants: tuple[tuple[Block, ...], ...] = ()  # blocks of layers that have other submodules, in the same order
 
 
 @dataclass(frozen=True)

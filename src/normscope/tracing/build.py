@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from normscope.errors import NormscopeError
 from normscope.models.modules import (
+    MATMUL,
+    activation_at,
     activation_name,
     expert_parameters,
     is_plain_linear,
@@ -91,14 +93,16 @@ class LayerCall:
     dtype: torch.dtype
     plain: frozenset[str]  # paths of its unmodified linear submodules
     space: ProbabilitySpace
+    steps: tuple[Step, ...]  # those of the request, as the layer itself has them
     seen: dict[str, tuple[list[Any], list[Tensor]]] = field(default_factory=dict)  # path -> inputs, outputs
     attention: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # id(module) -> probabilities, values
+    products: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # the same by path, seen as products
     recorded: bool = False
 
     def record(self, y: Tensor) -> LayerRecord:
         """The record of the layer, whose output so far is y; raises an error if the layer does not fit its family."""
         try:
-            return self._build_record(y, self.request.steps)
+            return self._build_record(y, self.steps)
         except (NormscopeError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
@@ -123,14 +127,15 @@ class LayerCall:
                 parts.append(self._experts_record(part))
             elif isinstance(part, Norm):
                 parts.append(self._norm_record(part))
-            elif isinstance(part, str):
-                scale = self._cast(torch.as_tensor(layer_attribute(self.layer, part)))
+            elif isinstance(part, str | float):
+                given = layer_attribute(self.layer, part) if isinstance(part, str) else part
+                scale = torch.as_tensor(given, dtype=self.dtype, device=self.input.device).detach()
                 parts.append(ScaleRecord(scale.expand(self.input.shape[-1])))
             else:
                 # The sum is the input of the next component, or the output of the layer.
                 parts.append(ResidualRecord(self._cast(y if step.reader is None else self.input_of(step.reader))))
         proof = self._proof_record(steps, parts) if self.request.for_proof else None
-        return LayerRecord(self.index, self._cast(self.input), tuple(parts), proof)
+        return LayerRecord(self.index, self._cast(self.input), tuple(parts), self.steps, proof)
 
     def _proof_record(self, steps: Sequence[Step], parts: Sequence[Record]) -> ProofRecord:
         read = {path: self._cast(self.input_of(path)) for path in linear_paths(steps)}
@@ -161,25 +166,7 @@ class LayerCall:
     def _attention_record(self, part: Attention, before: Norm | None, shift: Tensor | None) -> AttentionRecord:
         """`before` is the norm whose output the attention reads, and `shift` its beta."""
         weight, bias = linear_map(layer_submodule(self.layer, part.output))
-        if part.probabilities is None:
-            module = layer_attribute(self.layer, part.module)
-            if id(module) not in self.attention:
-                raise NormscopeError(
-                    f"{type(module).__name__} at {part.module} did not use the attention interface of transformers. "
-                    "For such a family, set `probabilities` to the dropout module that reads the probabilities."
-                )
-            weights, values = self.attention[id(module)]
-        else:
-            given = self.seen[part.probabilities][0][0][0]
-            items, heads, rows, columns = given.shape
-            kept = self.space.take(bool(self.attention), (items, heads, columns, rows), given.device).copy_(
-                given.permute(0, 3, 1, 2)
-            )
-            weights = kept.permute(0, 2, 3, 1)
-            flat, width = self.output_of(part.value, part.cross), weight.shape[1] // heads
-            count = flat.shape[-1] // width  # heads, including those of queries and keys in a packed projection
-            shared = {"alone": count, "tail": (count - heads) // 2, "interleaved": heads}[part.packing]
-            values = value_rows(flat, part.packing, shared, width).transpose(1, 2)
+        weights, values = self._weights_and_values(part, weight.shape[1])
         if not part.cross:
             weights, values = self._move_virtual_last(part, weights, values)
         heads, shared = weights.shape[1], values.shape[1]
@@ -188,6 +175,8 @@ class LayerCall:
             if part.cross:  # encoder states are read without a norm
                 before = shift = None
             self._check_values(part, values, None if before is None else before.path)
+            if part.latent is not None:
+                shift = self._latent_constant(part, shift)
             constant = value_constant(
                 layer_submodule(self.layer, part.value), part.packing, shared, values.shape[3], shift
             )
@@ -200,7 +189,53 @@ class LayerCall:
             output=self._cast(self.output_of(part.output)),
             cross=part.cross,
             sinks=part.sinks,
+            latent=None if part.latent_norm is None else self._norm_record(part.latent_norm),
         )
+
+    def _weights_and_values(self, part: Attention, width: int) -> tuple[Tensor, Tensor]:
+        """(b, H, i, j) and (b, heads of the values, j, d_h), from the interface, a product, or the modules named;
+        `width` is that of all heads together."""
+        if part.probabilities is None:
+            module = layer_attribute(self.layer, part.module)
+            if id(module) not in self.attention:
+                raise NormscopeError(
+                    f"{type(module).__name__} at {part.module} did not use the attention interface of transformers. "
+                    "For such a family, set `probabilities` to the dropout module that reads the probabilities."
+                )
+            return self.attention[id(module)]
+        if part.probabilities == MATMUL:
+            if part.module not in self.products:
+                raise NormscopeError(f"{part.module} multiplies no attention probabilities with values.")
+            given, values = self.products[part.module]
+            shared = self._value_head_count(part, given.shape[1], values.shape[3])
+            values = values[:, :: given.shape[1] // shared]
+        else:
+            given = self.seen[part.probabilities][0][0][0]
+            small = width // given.shape[1]
+            shared = self._value_head_count(part, given.shape[1], small)
+            values = value_rows(self.output_of(part.value, part.cross), part.packing, shared, small).transpose(1, 2)
+        items, heads, rows, columns = given.shape
+        space = self.space.take(bool(self.attention), (items, heads, columns, rows), given.device)
+        return space.copy_(given.permute(0, 3, 1, 2)).permute(0, 2, 3, 1), values
+
+    def _value_head_count(self, part: Attention, heads: int, width: int) -> int:
+        """The number of value heads in the output of the value projection, which may have queries and keys too."""
+        if isinstance(part.packing, tuple):
+            return len(part.packing)
+        count = linear_map(layer_submodule(self.layer, part.value))[0].shape[0] // width
+        return {"alone": count, "tail": (count - heads) // 2, "interleaved": heads}[part.packing]
+
+    def _latent_constant(self, part: Attention, shift: Tensor | None) -> Tensor | None:
+        """The part of the latent vector that depends on no token: none, unless a bias or shift precedes its norm, which
+        divides it by a statistic of each token."""
+        assert part.latent is not None
+        assert part.latent_norm is not None
+        if shift is not None or linear_map(layer_submodule(self.layer, part.latent))[1] is not None:
+            raise NormscopeError(
+                "value_bias='remainder' is not supported here: values are made in two steps with a norm between, and a "
+                "bias comes before that norm. Leave it out."
+            )
+        return self._norm_record(part.latent_norm).shift
 
     def _move_virtual_last(self, part: Attention, weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Move virtual keys and values from the front to the end, so that rows and columns of tokens agree."""
@@ -230,20 +265,30 @@ class LayerCall:
             raise NormscopeError(
                 f"{part.value} was not called, so the values of {part.module} do not come from it. Correct the family."
             )
-        flat, entered = self.output_of(part.value, any_length=True), self.input_of(part.value, any_length=True)
+        flat, entered = self.output_of(part.value, any_length=True), self.input_of(part.entry, any_length=True)
         projected = value_rows(flat, part.packing, values.shape[1], values.shape[3]).transpose(1, 2)
         given = entered if part.cross else self.output_of(norm) if norm is not None else self.input
         weight, bias = linear_map(layer_submodule(self.layer, part.value))
+        read = entered if part.latent is None else self.input_of(part.value, any_length=True)
         if (
             not _nearly_equal(projected, values)
             or not _nearly_equal(given, entered)
-            or not is_close_to_product(closeness_rows(entered), weight.t(), bias, closeness_rows(flat))
+            or not is_close_to_product(closeness_rows(read), weight.t(), bias, closeness_rows(flat))
+            or not self._latent_fits(part, read)
         ):
             raise NormscopeError(
                 f"The values of {part.module} do not come from {part.value} after {norm or 'no norm'}: a hook changes "
                 "them, they are computed in more than one step, or the family is described incorrectly. The result "
                 "with value_bias='remainder' would be wrong; use value_bias='token'."
             )
+
+    def _latent_fits(self, part: Attention, read: Tensor) -> bool:
+        """Whether `value` reads the norm of the first outputs of `latent`."""
+        if part.latent is None or part.latent_norm is None:
+            return True
+        normed, entered = self.output_of(part.latent_norm.path, True), self.input_of(part.latent_norm.path, True)
+        made = self.output_of(part.latent, True)[..., : entered.shape[-1]]
+        return _nearly_equal(read, normed) and _nearly_equal(made, entered)
 
     def _norm_record(self, part: Norm) -> NormRecord:
         module: Any = layer_submodule(self.layer, part.path)
@@ -252,7 +297,8 @@ class LayerCall:
             return NormRecord("rms", torch.ones_like(x[..., 0]), torch.ones_like(x[0, 0]), None, output)
         centred = part.kind == "layer"
         epsilon, weight = norm_epsilon(module), getattr(module, "weight", None)
-        if epsilon is None or not isinstance(weight, Tensor | None) or hasattr(module, "base_layer"):
+        unusual = part.probed or hasattr(module, "base_layer") or not isinstance(weight, Tensor | None)
+        if epsilon is None or unusual:
             gain, shift = (self._cast(one) for one in norm_map(module, x.shape[-1], centred))
             inverse = norm_inverse(x, output, gain, shift, centred)
             return NormRecord(part.kind, inverse, gain, shift, output)
@@ -266,15 +312,19 @@ class LayerCall:
         return NormRecord(part.kind, inverse, gain, self._cast(getattr(module, "bias", None)), output)
 
     def _feed_forward_record(self, part: FeedForward) -> FeedForwardRecord:
+        return FeedForwardRecord((self._unit(part),), self._cast(self.output_of(part.out)))
+
+    def _unit(self, part: FeedForward) -> Unit:
         into = self._projection(part.into)
         up = None
         if part.up == part.into:
-            into, up = (_projection_half(into, n) for n in range(2))
+            first, second = (_projection_half(into, n, part.packing == "interleaved") for n in range(2))
+            into, up = (second, first) if part.packing == "swapped" else (first, second)
         elif part.up is not None:
             up = self._projection(part.up)
         out, out_bias = linear_map(layer_submodule(self.layer, part.out))
-        activation = layer_attribute(self.layer, part.activation)
-        unit = Unit(
+        activation = activation_at(self.layer, part.activation)
+        return Unit(
             into=into,
             up=up,
             # `forward` bypasses hooks; the proof finds out if they change values.
@@ -283,7 +333,6 @@ class LayerCall:
             out=self._cast(out).t(),
             out_bias=self._cast(out_bias),
         )
-        return FeedForwardRecord((unit,), self._cast(self.output_of(part.out)))
 
     def _projection(self, path: str) -> Projection:
         weight, bias = linear_map(layer_submodule(self.layer, path))
@@ -311,7 +360,15 @@ class LayerCall:
                     bend=float(layer_attribute(module, part.bend)),
                 )
             units.append(replace(unit, routing=(routing * (chosen == expert)).sum(-1)))
-        return FeedForwardRecord(tuple(units), self._cast(self.output_of(part.module)))
+        output = self._cast(self.output_of(part.module))
+        if part.shared is not None:
+            made = self._cast(self.output_of(part.shared.out))
+            gate = torch.ones_like(made[..., 0])
+            if part.shared_gate is not None:
+                gate = self._cast(self.output_of(part.shared_gate)).sigmoid()[..., 0]
+            units.append(replace(self._unit(part.shared), routing=gate))
+            output = output + gate[..., None] * made
+        return FeedForwardRecord(tuple(units), output)
 
     def _cast(self, tensor: Any) -> Any:
         if tensor is None or (tensor.dtype == self.dtype and not tensor.requires_grad):
@@ -361,8 +418,8 @@ def _join_chunks(pieces: list[Tensor]) -> Tensor:
 def check_last_norm(call: LayerCall, y: Tensor) -> None:
     """Raise an error if the output of a layer differs from that of its final norm, because a hook changes it."""
     request = call.request
-    last = request.steps[-1].part
-    whole = len(request.steps) == len(layer_steps(request.stack.blocks))
+    last = call.steps[-1].part
+    whole = len(call.steps) == len(layer_steps(request.stack.blocks))
     if not whole or not isinstance(last, Norm) or last.path not in call.seen or request.for_proof:
         return  # a proof compares the output with that of a plain pass
     norm_output = call.output_of(last.path)

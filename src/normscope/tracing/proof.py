@@ -243,7 +243,6 @@ class _PassComparison:
 
     def layer_comparer(self, stack: Stack) -> Callable[[LayerRecord], None]:
         """The `on_layer` callback that compares each record of a stack with the plain pass."""
-        steps = layer_steps(stack.blocks)
         real = self.given.real[stack.side]
         encoder_real = self.given.real[self.loaded.stacks[0].side]
 
@@ -252,7 +251,7 @@ class _PassComparison:
             if record.index >= len(calls):
                 self._refuse_pass(f"at layer call {record.index}, which a plain pass does not make", nan)
             module, output = calls[record.index]
-            for step, expected, actual in replay_layer(record, steps):
+            for step, expected, actual in replay_layer(record):
                 own = expected.shape[:2] == real.shape
                 error = self._measure_difference(expected, actual, real if own else encoder_real)
                 if not error <= CLOSE:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from normscope.models.scopes import Step
+
 
 @dataclass(frozen=True)
 class AttentionRecord:
@@ -24,6 +26,7 @@ class AttentionRecord:
     output: Tensor  # (b, i, d) as computed by the model
     cross: bool = False  # j indexes encoder tokens
     sinks: bool = False  # part of each row's weight goes to no token
+    latent: NormRecord | None = None  # between the two projections that make the values
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class LayerRecord:
     index: int
     input: Tensor  # (b, n, d)
     parts: tuple[Record, ...]  # one for each requested step of the layer
+    steps: tuple[Step, ...]  # these steps, as the layer itself has them
     proof: ProofRecord | None = None  # only while a model is proved
 
 
@@ -115,7 +119,7 @@ def select_items(layer: LayerRecord, items: slice) -> LayerRecord:
     if len(layer.input[items]) == len(layer.input):
         return layer
     parts = tuple(_map_record(part, BATCHED, lambda x: x[items]) for part in layer.parts)
-    return LayerRecord(layer.index, layer.input[items], parts)
+    return LayerRecord(layer.index, layer.input[items], parts, layer.steps)
 
 
 def select_rows(layer: LayerRecord, positions: Tensor | None) -> LayerRecord:
@@ -128,7 +132,7 @@ def select_rows(layer: LayerRecord, positions: Tensor | None) -> LayerRecord:
         if isinstance(part, AttentionRecord):
             chosen = replace(chosen, weights=gather_rows(part.weights.transpose(1, 2), positions).transpose(1, 2))
         parts.append(chosen)
-    return LayerRecord(layer.index, layer.input, tuple(parts))
+    return LayerRecord(layer.index, layer.input, tuple(parts), layer.steps)
 
 
 def gather_rows(x: Tensor, positions: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ wrapped, or a hook changes values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -23,14 +23,14 @@ from normscope.tracing.records import (
 )
 
 
-def replay_layer(layer: LayerRecord, steps: Sequence[Step]) -> Iterator[tuple[Step, Tensor, Tensor]]:
+def replay_layer(layer: LayerRecord) -> Iterator[tuple[Step, Tensor, Tensor]]:
     """For every component, the expected and the actual input or output, (b, n, ...) each; n counts encoder tokens for
     the inputs of cross-attention."""
     assert layer.proof is not None
     read, plain = layer.proof.read, layer.proof.plain
     entry = state = layer.input
     done: list[Tensor] = []  # outputs of the finished branches of the block
-    for step, part in zip(steps, layer.parts, strict=True):
+    for step, part in zip(layer.steps, layer.parts, strict=True):
         op = step.part
         if step.starts:
             if state is not entry:

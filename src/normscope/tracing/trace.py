@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,11 +30,14 @@ from normscope.models.modules import (
     has_foreign_hooks,
     is_plain_linear,
     last_path,
+    layer_blocks,
     layer_modules,
     layer_submodule,
+    product_paths,
     watched_paths,
     without_compilation,
 )
+from normscope.models.scopes import Step, layer_steps
 from normscope.tracing.build import (
     LayerCall,
     ProbabilitySpace,
@@ -43,6 +46,7 @@ from normscope.tracing.build import (
     check_last_norm,
     is_encoder_output,
 )
+from normscope.tracing.products import ProductWatch
 
 _guard = threading.Lock()
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -199,7 +203,7 @@ def watched_pass(
     with model_lock(base), torch.no_grad(), without_compilation(base):
         recorder = Recorder(dtype, () if to_the_end or has_foreign_hooks(base) else requests)
         output = None
-        with attention_stand_in(base, recorder) as handles:
+        with attention_stand_in(base, recorder) as handles, recorder.product_watch(requests):
             for request in requests:
                 for layer in layer_modules(base, request.stack):
                     recorder.attach(layer, request, handles)
@@ -244,18 +248,23 @@ class Recorder:
         self.space = ProbabilitySpace(dtype)
         self.hooked: set[tuple[str, nn.Module]] = set()
         self.plain_linear: dict[int, frozenset[str]] = {}  # id of a layer -> paths of its unmodified linear submodules
+        self.attending = ""  # path of the running attention whose products are watched
         self.in_model = True  # False while a record is processed, so that its errors are not taken for the model's
 
     def attach(self, layer: nn.Module, request: RecordRequest, handles: list[Any]) -> None:
         """Hook a layer. Each handle is appended to `handles` immediately, so that it is removed even after an error."""
-        last = last_path(request.steps)
+        steps = layer_steps(layer_blocks(layer, request.stack))[: len(request.steps)]
+        last = last_path(steps)
         modules = {
-            path: layer_submodule(layer, path)
-            for path in watched_paths(request.steps, request.constants or request.for_proof)
+            path: layer_submodule(layer, path) for path in watched_paths(steps, request.constants or request.for_proof)
         }
         if request.for_proof:
             self.plain_linear[id(layer)] = frozenset(path for path in modules if is_plain_linear(modules[path]))
-        handles.append(layer.register_forward_pre_hook(self._layer_start_hook(request), with_kwargs=True))
+        handles.append(layer.register_forward_pre_hook(self._layer_start_hook(request, steps), with_kwargs=True))
+        for path in product_paths(steps):
+            module = layer_submodule(layer, path) if path else layer
+            handles.append(module.register_forward_pre_hook(self._attending_hook(path)))
+            handles.append(module.register_forward_hook(self._attending_hook("")))
         for path, module in modules.items():
             if (path, module) in self.hooked:  # layers may share a module
                 continue
@@ -288,7 +297,35 @@ class Recorder:
             return None
         return call if call.request.layers is None or call.index in call.request.layers else None
 
-    def _layer_start_hook(self, request: RecordRequest) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def product_watch(self, requests: Sequence[RecordRequest]) -> AbstractContextManager[Any]:
+        """A context that records the products of attentions outside the interface, if any is requested."""
+        if not any(product_paths(request.steps) for request in requests):
+            return nullcontext()
+
+        def lengths() -> set[int]:
+            call = self._call_to_record() if self.attending else None
+            if call is None or self.attending in call.products:
+                return set()
+            return {one.shape[-2] for one in (call.input, call.encoder) if one is not None}
+
+        def keep(weights: Tensor, values: Tensor, mixed: Tensor) -> None:
+            call = self.current_call
+            assert call is not None
+            both = (one.unflatten(0, (len(call.input), -1)) for one in (weights, values))
+            call.products[self.attending] = next(both), next(both)
+
+        return ProductWatch(lengths, keep)
+
+    def _attending_hook(self, path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, *given: Any) -> None:
+            if self._is_active():
+                self.attending = path
+
+        return hook
+
+    def _layer_start_hook(
+        self, request: RecordRequest, steps: tuple[Step, ...]
+    ) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._is_active():
                 return
@@ -310,7 +347,7 @@ class Recorder:
             if encoder is None:
                 encoder = next((one for one in args[1:] if is_encoder_output(one)), None)
             plain = self.plain_linear.get(id(module), frozenset())
-            self.current_call = LayerCall(index, module, x, encoder, request, self.dtype, plain, self.space)
+            self.current_call = LayerCall(index, module, x, encoder, request, self.dtype, plain, self.space, steps)
 
         return hook
 
@@ -358,6 +395,7 @@ class Recorder:
             call.recorded = True
             call.seen.clear()
             call.attention.clear()
+            call.products.clear()
             call.request.on_layer(record)
             self.in_model = True
         finally:

@@ -1,0 +1,92 @@
+"""Describe an attention: where its values come from, and which projection reads what it mixes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from normscope.derive.match import ColumnMatch, is_linear, match_columns, rows, same
+from normscope.derive.watch import Call, LayerLog, Product
+from normscope.errors import NormscopeError
+from normscope.models.spec import Attention, Experts, FeedForward
+
+
+class UnexplainedError(NormscopeError):
+    """A tensor of the layer that no description explains."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation found in a layer: what it reads and what it returns."""
+
+    op: Attention | FeedForward | Experts
+    reads: Tensor  # (tokens, d), after the norm before it
+    output: Tensor  # (tokens, d)
+    order: int  # when it ended
+    calls: frozenset[str]  # paths of the modules that it explains
+
+
+def find_attention(log: LayerLog, product: Product, interface: frozenset[str]) -> Operation:
+    """The attention whose mixing of tokens was seen. `interface` are the modules that call transformers' interface."""
+    weights, values, mixed = product.weights, product.values, product.mixed
+    out = _output_projection(log, mixed)
+    source = _value_projection(log, _distinct_heads(values))
+    if source is None:
+        raise UnexplainedError(f"the values of {product.path or 'the layer'} are not the output of a linear module")
+    module = _attention_module(product.path, interface)
+    cross = log.encoder is not None and same(source.call.input, log.encoder)
+    op = Attention(
+        module,
+        source.call.path,
+        out.path,
+        packing=_packing(source, values.shape[2], rows(source.call.output).shape[1]),
+        probabilities=None if module in interface else "matmul",
+        cross=cross,
+        sinks=bool((weights.sum(-1) < 1 - 1e-4).any()),
+    )
+    used = frozenset({source.call.path, out.path})
+    return Operation(op, rows(source.call.input), rows(out.output), out.order, used)
+
+
+def _attention_module(path: str, interface: frozenset[str]) -> str:
+    """The module that mixes tokens: the nearest one above that calls the interface, else the innermost one."""
+    parts = path.split(".")
+    above = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return next((one for one in above if one in interface), path)
+
+
+def _distinct_heads(values: Tensor) -> Tensor:
+    """Values without repeated heads: grouped queries share one."""
+    kept = [0, *(n for n in range(1, len(values)) if not same(values[n], values[n - 1]))]
+    return values[kept]
+
+
+def _output_projection(log: LayerLog, mixed: Tensor) -> Call:
+    """The linear module that reads the mixed values, all heads side by side."""
+    flat = mixed.transpose(0, 1).flatten(1)
+    for call in log.calls:
+        if is_linear(call) and same(call.input, flat):
+            return call
+    raise UnexplainedError("no linear module reads the mixed values of its attention")
+
+
+def _value_projection(log: LayerLog, values: Tensor) -> ColumnMatch | None:
+    for call in log.calls:
+        if is_linear(call):
+            found = match_columns(values, call)
+            if found is not None:
+                return found
+    return None
+
+
+def _packing(source: ColumnMatch, width: int, size: int) -> Any:
+    """How the values lie in the projection's output: one of the usual ways, or the first column of every head."""
+    starts, count = source.starts, len(source.starts)
+    usual = {
+        "alone": (tuple(range(0, size, width)), size == count * width),
+        "tail": (tuple(range(size - count * width, size, width)), size > count * width),
+        "interleaved": (tuple(range(2 * width, size, 3 * width)), size == 3 * count * width),
+    }
+    return next((name for name, (places, fits) in usual.items() if fits and starts == places), starts)

@@ -1,0 +1,179 @@
+"""Put the operations of a layer together: which residual sums lead from its input to its output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import torch
+from torch import Tensor, nn
+
+from normscope.derive.attention import Operation, UnexplainedError
+from normscope.derive.match import CLOSE, is_linear, norm_of_call, rows, same
+from normscope.derive.watch import LayerLog
+from normscope.models.spec import Attention, Block, Branch, Norm
+
+
+@dataclass(frozen=True)
+class NormCall:
+    """A call of a norm."""
+
+    norm: Norm
+    input: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class Ending:
+    """One way in which an operation's output can enter a residual sum."""
+
+    post: Norm | None
+    scale: str | float | None
+    vector: Tensor
+
+
+def find_blocks(log: LayerLog, operations: Sequence[Operation]) -> tuple[Block, ...]:
+    """The blocks of the layer; raises an error if no sequence of residual sums explains its output."""
+    norms = [
+        NormCall(norm, rows(call.input), rows(call.output))
+        for call in log.calls
+        if not is_linear(call) and (norm := norm_of_call(call)) is not None
+    ]
+    found = _search(log, norms, rows(log.input), tuple(operations))
+    if found is None:
+        raise UnexplainedError("its output is not a sum of its input and what its attention and feed-forward return")
+    return found
+
+
+def _search(
+    log: LayerLog, norms: Sequence[NormCall], state: Tensor, left: tuple[Operation, ...]
+) -> tuple[Block, ...] | None:
+    """The blocks from `state` to the layer's output that use all operations left."""
+    output = rows(log.output)
+    if not left:
+        return () if same(state, output) else None
+    ready = [(one, entry) for one in left if (entry := _entry(one, state, norms, log)) is not None]
+    for count in range(len(ready), 0, -1):
+        for chosen in combinations(ready, count):
+            rest = tuple(one for one in left if all(one is not other for other, _ in chosen))
+            for total, branches in _sums(log, norms, state, chosen, output):
+                block = Block(branches)
+                for norm, after in _after(norms, total):
+                    following = _search(log, norms, after, rest)
+                    if following is not None:
+                        return (replace(block, after=norm), *following)
+    return None
+
+
+def _entry(one: Operation, state: Tensor, norms: Sequence[NormCall], log: LayerLog) -> Norm | bool | None:
+    """The norm through which an operation reads the state; False if it reads it directly, None if it does not."""
+    if isinstance(one.op, Attention) and one.op.cross:
+        return _query_norm(one, state, norms, log)
+    if same(one.reads, state):
+        return next((norm.norm for norm in norms if _is_identity(norm) and same(norm.input, state)), False)
+    for norm in norms:
+        if same(norm.input, state) and same(norm.output, one.reads):
+            return norm.norm
+    return None
+
+
+def _is_identity(norm: NormCall) -> bool:
+    return norm.input.shape == norm.output.shape and torch.equal(norm.input, norm.output)
+
+
+def _query_norm(one: Operation, state: Tensor, norms: Sequence[NormCall], log: LayerLog) -> Norm | bool | None:
+    """The same for a cross-attention, whose queries read the state."""
+    assert isinstance(one.op, Attention)
+    inside = [call for call in log.calls if call.path.startswith(f"{one.op.module}.") and is_linear(call)]
+    for call in inside:
+        if same(call.input, state):
+            return False
+        for norm in norms:
+            if same(norm.input, state) and same(norm.output, call.input):
+                return norm.norm
+    return None
+
+
+def _sums(
+    log: LayerLog,
+    norms: Sequence[NormCall],
+    state: Tensor,
+    chosen: Sequence[tuple[Operation, Norm | bool]],
+    output: Tensor,
+) -> Iterator[tuple[Tensor, tuple[Branch, ...]]]:
+    """Residual sums of the state and the chosen operations that occur in the layer, as the input of a module or as its
+    output."""
+    seen = [output, *(rows(call.input) for call in log.calls if rows(call.input).shape == output.shape)]
+    endings = [list(_endings(log, norms, one)) for one, _ in chosen]
+    for combination in _product(endings):
+        total = state + sum(ending.vector for ending in combination)
+        if any(same(total, one) for one in seen):
+            yield total, _branches(chosen, combination)
+    for combination in _product(endings):
+        scales = _fit_scales(state, [ending.vector for ending in combination], seen)
+        if scales is not None:
+            named = [replace(e, scale=_named_scale(log.layer, s)) for e, s in zip(combination, scales, strict=True)]
+            total = state + sum(s * e.vector for e, s in zip(combination, scales, strict=True))
+            yield total, _branches(chosen, named)
+
+
+def _branches(chosen: Sequence[tuple[Operation, Norm | bool]], endings: Sequence[Ending]) -> tuple[Branch, ...]:
+    pairs = zip(chosen, endings, strict=True)
+    return tuple(
+        Branch(one.op, pre=pre if isinstance(pre, Norm) else None, post=ending.post, scale=ending.scale)
+        for (one, pre), ending in pairs
+    )
+
+
+def _product(endings: Sequence[Sequence[Ending]]) -> Iterator[tuple[Ending, ...]]:
+    if not endings:
+        yield ()
+        return
+    for first in endings[0]:
+        for others in _product(endings[1:]):
+            yield (first, *others)
+
+
+def _endings(log: LayerLog, norms: Sequence[NormCall], one: Operation) -> Iterator[Ending]:
+    """An operation's output as it is, after a norm, or multiplied by a parameter, in this order."""
+    after = [(None, one.output), *((n.norm, n.output) for n in norms if same(n.input, one.output))]
+    for post, vector in after:
+        yield Ending(post, None, vector)
+        for path, parameter in log.layer.named_parameters():
+            if parameter.shape == vector.shape[-1:]:
+                scaled = vector * parameter.detach()
+                if any(same(scaled, call.output) for call in log.calls if rows(call.output).shape == vector.shape):
+                    yield Ending(post, path, scaled)
+
+
+def _fit_scales(state: Tensor, vectors: Sequence[Tensor], seen: Sequence[Tensor]) -> list[float] | None:
+    """The factors with which the vectors and the state add up to a tensor that was seen."""
+    matrix = torch.stack([vector.flatten() for vector in vectors], 1)
+    for one in seen:
+        wanted = (one - state).flatten()
+        if float(wanted.abs().max()) <= CLOSE * float(one.abs().max()):
+            continue
+        factors = torch.linalg.lstsq(matrix, wanted[:, None]).solution[:, 0]
+        if same(state + (matrix @ factors).view_as(state), one) and bool((factors.abs() > 1e-3).all()):
+            return [float(f"{factor:.6g}") for factor in factors.tolist()]
+    return None
+
+
+def _named_scale(layer: nn.Module, value: float) -> str | float | None:
+    """The path of the layer's attribute that holds a factor, or the factor itself."""
+    if abs(value - 1) < 1e-6:
+        return None
+    for path, module in layer.named_modules():
+        for name, attribute in vars(module).items():
+            if isinstance(attribute, float) and abs(attribute - value) < 1e-6 * abs(value):
+                return f"{path}.{name}" if path else name
+    return value
+
+
+def _after(norms: Sequence[NormCall], total: Tensor) -> Iterator[tuple[Norm | None, Tensor]]:
+    """The state after a block: its sum, or a norm of it."""
+    yield None, total
+    for norm in norms:
+        if same(norm.input, total):
+            yield norm.norm, norm.output

@@ -1,0 +1,148 @@
+"""Describe feed-forwards: which hidden state is g(a) or g(a) u of which projections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.activations import ACT2FN
+
+from normscope.derive.attention import Operation
+from normscope.derive.match import is_linear, rows, same
+from normscope.derive.watch import Call, LayerLog
+from normscope.models.spec import Experts, FeedForward
+
+NAMED = ("gelu", "gelu_new", "silu", "relu", "quick_gelu", "relu2", "tanh", "gelu_pytorch_tanh", "sigmoid", "mish")
+Function = Callable[[Tensor], Tensor]
+
+
+def find_feed_forwards(log: LayerLog, used: frozenset[str]) -> Iterator[Operation]:
+    """Every linear module that reads an activation of other linear modules, and every module of experts."""
+    linear = [call for call in log.calls if is_linear(call) and call.path not in used]
+    mixtures = [found for call in log.calls if (found := _experts(call)) is not None]
+    units = list(_units(log, linear))
+    for one in mixtures:
+        beside = [unit for unit in units if same(unit.reads, one.reads)]
+        combined = next((found for unit in beside if (found := _with_shared(log, one, unit)) is not None), None)
+        if combined is not None:
+            units = [unit for unit in units if not unit.calls <= combined.calls]
+        yield one if combined is None else combined
+    yield from units
+
+
+def _units(log: LayerLog, linear: list[Call]) -> Iterator[Operation]:
+    for out in linear:
+        found = _unit(log, out, [call for call in linear if call.order < out.order])
+        if found is not None:
+            op, into = found
+            paths = frozenset({op.into, op.out, *([op.up] if op.up else [])})
+            yield Operation(op, rows(into.input), rows(out.output), out.order, paths)
+
+
+def _experts(call: Call) -> Operation | None:
+    """A module of gated experts, called with tokens, the chosen experts and their weights."""
+    stacked = {name: one.detach() for name, one in call.module.named_parameters(recurse=False) if one.dim() == 3}
+    if len(stacked) != 2 or len(call.inputs) != 3 or call.inputs[1].is_floating_point():
+        return None
+    (into, packed), (out, down) = stacked.items()
+    x, y = rows(call.inputs[0]), rows(call.output)
+    act = next((name for name, one in call.module.named_children() if not list(one.parameters())), None)
+    if act is None or x.shape[1] not in packed.shape[1:]:
+        return None
+    for transposed in (False, True):
+        weights = [one if transposed else one.transpose(1, 2) for one in (packed, down)]
+        if weights[0].shape[1] != x.shape[1] or weights[1].shape[2] != y.shape[1]:
+            continue
+        for interleaved in (False, True):
+            made = _expert_outputs(call, weights[0], weights[1], interleaved, getattr(call.module, act))
+            if made is not None and same(made, y):
+                op = Experts(
+                    call.path, f"{call.path}.{act}", into, out=out, transposed=transposed, interleaved=interleaved
+                )
+                return Operation(op, x, y, call.order, frozenset({call.path}))
+    return None
+
+
+def _expert_outputs(call: Call, packed: Tensor, down: Tensor, interleaved: bool, act: Function) -> Tensor | None:
+    """``sum_e r_e (g(x W_e) * (x U_e)) D_e`` over the chosen experts e."""
+    x = rows(call.inputs[0])
+    chosen, weights = (one.reshape(len(x), -1) for one in call.inputs[1:])
+    made = torch.einsum("td,edf->etf", x, packed)
+    if made.shape[2] % 2 or made.shape[2] // 2 != down.shape[1]:
+        return None
+    a, u = (made[..., 0::2], made[..., 1::2]) if interleaved else made.chunk(2, -1)
+    outputs = torch.einsum("etf,efd->etd", act(a) * u, down)
+    routing = x.new_zeros(len(x), len(packed)).scatter_add_(1, chosen, weights.to(x.dtype))
+    return torch.einsum("te,etd->td", routing, outputs)
+
+
+def _with_shared(log: LayerLog, experts: Operation, unit: Operation) -> Operation | None:
+    """Experts and the feed-forward beside them, if their sum was seen, with or without a gate on the latter."""
+    assert isinstance(experts.op, Experts)
+    assert isinstance(unit.op, FeedForward)
+    seen = [rows(call.output) for call in log.calls if rows(call.output).shape == unit.output.shape]
+    gates = [call for call in log.calls if is_linear(call) and rows(call.output).shape[1] == 1]
+    factors: list[tuple[str | None, Tensor]] = [(None, torch.ones_like(unit.output[:, :1]))]
+    factors += [(call.path, rows(call.output).sigmoid()) for call in gates]
+    for gate, factor in factors:
+        total = experts.output + factor * unit.output
+        if any(same(total, one) for one in seen):
+            op = replace(experts.op, shared=unit.op, shared_gate=gate)
+            return Operation(op, experts.reads, total, max(experts.order, unit.order), experts.calls | unit.calls)
+    return None
+
+
+def _unit(log: LayerLog, out: Call, before: list[Call]) -> tuple[FeedForward, Call] | None:
+    hidden = rows(out.input)
+    width = hidden.shape[1]
+    plain = [call for call in before if rows(call.output).shape == hidden.shape]
+    for into in plain:
+        name = _activation(log, rows(into.output), hidden)
+        if name is not None:
+            return FeedForward(into.path, name, out.path), into
+    for into in plain:
+        for up in plain:
+            if up is into or not same(up.input, into.input):
+                continue
+            name = _activation(log, rows(into.output), hidden, rows(up.output))
+            if name is not None:
+                return FeedForward(into.path, name, out.path, up=up.path), into
+    for both in before:
+        made = rows(both.output)
+        if made.shape != (len(hidden), 2 * width):
+            continue
+        for packing, a, u in _halves(made):
+            name = _activation(log, a, hidden, u)
+            if name is not None:
+                return FeedForward(both.path, name, out.path, up=both.path, packing=packing), both
+    return None
+
+
+def _halves(made: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    first, second = made.chunk(2, -1)
+    yield "halves", first, second
+    yield "swapped", second, first
+    yield "interleaved", made[:, 0::2], made[:, 1::2]
+
+
+def _activation(log: LayerLog, a: Tensor, hidden: Tensor, up: Tensor | None = None) -> str | None:
+    """The path or name of g with hidden = g(a), or g(a) u."""
+    for call in log.calls:
+        if not is_linear(call) and same(call.input, a) and rows(call.output).shape == a.shape:
+            made = rows(call.output)
+            if same(made if up is None else made * up, hidden):
+                return call.path
+    for name, function in _named_activations().items():
+        made = function(a)
+        if same(made if up is None else made * up, hidden):
+            return f"ACT2FN.{name}"
+    return None
+
+
+@lru_cache(maxsize=1)
+def _named_activations() -> dict[str, Function]:
+    return {name: ACT2FN[name] for name in NAMED}

@@ -1,0 +1,102 @@
+"""Find the layers of a model in one pass: chains of modules, each of which reads what the one before it returns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.derive.watch import LayerCallArguments, encoder_states, first_tensor, hidden_states
+from normscope.errors import NormscopeError
+from normscope.tracing.products import ProductWatch
+
+
+@dataclass
+class Chain:
+    """Calls of modules whose paths differ only in numbers."""
+
+    pattern: str  # the path with `*` for every number that varies
+    calls: list[LayerCallArguments] = field(default_factory=list)
+    mixtures: list[int] = field(default_factory=list)  # attention products in each call
+    crosses: bool = False  # called with encoder states
+
+    def is_connected(self) -> bool:
+        """Whether every call reads the output of the call before it."""
+        pairs = zip(self.calls, self.calls[1:], strict=False)
+        return all(a.output.shape == b.states.shape and torch.equal(a.output, b.states) for a, b in pairs)
+
+
+def find_chains(base: nn.Module, inputs: Mapping[str, Any]) -> list[Chain]:
+    """The layer stacks of a model, in the order in which they run."""
+    chains: dict[str, Chain] = {}
+    with torch.no_grad(), _log_repeated_modules(base, chains):
+        base(**inputs)
+    found = [chain for chain in chains.values() if chain.is_connected() and any(chain.mixtures)]
+    # An outer chain is preferred, unless one of its modules holds several layers.
+    chosen: list[Chain] = []
+    for chain in sorted(found, key=lambda one: one.pattern.count(".")):
+        inside = any(chain.pattern.startswith(f"{other.pattern}.") for other in chosen)
+        if not inside and max(chain.mixtures) <= 1 + chain.crosses:
+            chosen.append(chain)
+    if not chosen:
+        raise NormscopeError(
+            f"{type(base).__name__} has no layers that can be described: no list of modules in which each reads the "
+            "output of the one before it and mixes tokens by attention."
+        )
+    return sorted(chosen, key=lambda one: list(chains).index(one.pattern))
+
+
+def number_pattern(path: str) -> str:
+    """A path with `*` for its numbers: layers.3 -> layers.*"""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
+
+
+@contextmanager
+def _log_repeated_modules(base: nn.Module, chains: dict[str, Chain]) -> Iterator[None]:
+    """Log the calls of all modules in lists, by pattern."""
+    products, lengths = [0], {0}
+    starts: dict[int, list[tuple[int, Tensor]]] = {}
+    handles = []
+
+    def count(weights: Tensor, values: Tensor, mixed: Tensor) -> None:
+        products[0] += 1
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        try:
+            read = hidden_states(args, kwargs)
+        except NormscopeError:
+            read = torch.zeros(0)
+        if read.dim() > 1:
+            lengths.add(len(read.flatten(0, -2)))
+        starts.setdefault(id(module), []).append((products[0], read))
+
+    def leave(path: str) -> Any:
+        pattern = number_pattern(path)
+
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            before, read = starts[id(module)].pop()
+            made = first_tensor(output)
+            if made is None or made.shape != read.shape:
+                return
+            chain = chains.setdefault(pattern, Chain(pattern))
+            chain.calls.append(LayerCallArguments(module, args, kwargs, made.clone()))
+            chain.mixtures.append(products[0] - before)
+            chain.crosses = chain.crosses or encoder_states(args, kwargs) is not None
+
+        return hook
+
+    try:
+        for path, module in base.named_modules(remove_duplicate=False):
+            if re.search(r"(^|\.)\d+$", path):
+                handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+                handles.append(module.register_forward_hook(leave(path), with_kwargs=True))
+        with ProductWatch(lambda: lengths, count):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()

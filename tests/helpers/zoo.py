@@ -55,7 +55,10 @@ SIZES: dict[str, Any] = (
     | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "bottleneck_size": 8}
 )
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "cls_token_id": 3}
-# What shrinking by name does not reach.
+# Sizes that are set even where the default is None, to be derived from sizes that are not there.
+DERIVED = ("head_dim",)
+NAMES = ("model_type", "transformers_version", "architectures")
+# What shrinking by name does not reach: model type of a config, nested ones included -> values.
 FURTHER: dict[str, dict[str, Any]] = {}
 
 
@@ -68,41 +71,50 @@ def model_types() -> dict[str, tuple[str, str]]:
     return found
 
 
-def tiny_config(model_type: str) -> Any:
-    """The default config of a type with every size shrunk, nested configs included."""
+def tiny_config(model_type: str, class_name: str | None = None) -> Any:
+    """The default config of a type with every size shrunk, nested configs included.
+
+    Where the model class takes a nested config (the text part of a multimodal type), it is that one.
+    """
+    wanted = getattr(transformers, class_name or model_types()[model_type][1]).config_class
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fresh = AutoConfig.for_model(model_type)
-        return _shrink(fresh, FURTHER.get(model_type, {}))
+        if not isinstance(fresh, wanted):
+            fresh = next((part for part in vars(fresh).values() if isinstance(part, wanted)), fresh)
+        return _shrink(fresh)
 
 
-def _shrink(config: Any, further: dict[str, Any]) -> Any:
-    given = config.to_dict()
+def _shrink(config: Any) -> Any:
+    given, default = config.to_dict(), type(config)().to_dict()
     changed: dict[str, Any] = {}
     for name, value in given.items():
-        nested = getattr(config, name, None)
-        if isinstance(nested, transformers.PreTrainedConfig):
-            changed[name] = _shrink(nested, {}).to_dict()
+        part = vars(config).get(name)
+        if isinstance(part, transformers.PreTrainedConfig):
+            changed[name] = _shrink(part).to_dict()
         elif name in SIZES and isinstance(value, int) and not isinstance(value, bool):
             changed[name] = SIZES[name]
-        elif name in SPECIAL and isinstance(value, int):
+        elif name in SPECIAL and isinstance(value, int | list):
             changed[name] = SPECIAL[name]
-        elif name in SPECIAL and isinstance(value, list):
-            changed[name] = SPECIAL[name]
-    layers = next((changed[n] for n in ("num_hidden_layers", "n_layer", "num_layers") if n in changed), LAYERS)
-    for name, value in given.items():
-        if isinstance(value, list) and name.endswith(("layer_types", "layers_block_type", "attention_layers")):
-            changed[name] = _all_kinds(value, layers)
-        if name == "rope_parameters" and isinstance(value, dict):
+        elif name in DERIVED and value is None:
+            changed[name] = SIZES[name]
+        elif name not in NAMES and default.get(name) != value:
             changed[name] = value
-    kept = {k: v for k, v in given.items() if k not in ("model_type", "transformers_version", "architectures")}
-    return type(config)(**(kept | changed | further))
+    if "kv_lora_rank" in given and "num_key_value_heads" in changed:
+        changed["num_key_value_heads"] = HEAD_COUNT  # latent attention has no groups
+    return type(config)(**(changed | _per_layer(given) | FURTHER.get(config.model_type, {})))
 
 
-def _all_kinds(values: list[Any], layers: int) -> list[Any]:
-    """`layers` entries in which every kind of the list occurs."""
-    kinds = list(dict.fromkeys(values))
-    return [*values[: max(0, layers - len(kinds))], *kinds][-layers:] if len(kinds) > 1 else values[:1] * layers
+def _per_layer(given: dict[str, Any]) -> dict[str, Any]:
+    """The lists with one entry per layer, cut to as few layers as have every combination of kinds that occurs."""
+    depth = next((given[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if name in given), None)
+    named = {k: v for k, v in given.items() if isinstance(v, list) and len(v) == depth and not k.endswith(("idxs", "s_ids"))}
+    rows = list(zip(*named.values(), strict=True))
+    first = [i for i, row in enumerate(rows) if rows.index(row) == i]
+    chosen = sorted(first + [i for i in range(len(rows)) if i not in first][: max(0, LAYERS - len(first))])
+    if not named:
+        return {}
+    return {name: [values[i] for i in chosen] for name, values in named.items()} | {"num_hidden_layers": len(chosen)}
 
 
 def tiny_model(
@@ -110,7 +122,7 @@ def tiny_model(
 ) -> PreTrainedModel:
     """A tiny random model of a type, in evaluation mode."""
     torch.manual_seed(seed)
-    config = tiny_config(model_type)
+    config = tiny_config(model_type, class_name)
     config._attn_implementation = "eager"
     cls = getattr(transformers, class_name or model_types()[model_type][1])
     with warnings.catch_warnings():
@@ -130,3 +142,26 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
                 parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
             else:
                 parameter.add_(0.3 * noise)
+
+
+def inputs_for(model: PreTrainedModel, length: int = 9, seed: int = 0) -> dict[str, Any]:
+    """Keyword arguments for a pass over random text: token ids of the vocabulary that are not special."""
+    generator = torch.Generator().manual_seed(seed)
+    allowed = torch.tensor(sorted(set(range(VOCABULARY)) - set(_special_ids(model.config))))
+
+    def draw(count: int) -> torch.Tensor:
+        return allowed[torch.randint(len(allowed), (1, count), generator=generator)]
+
+    inputs: dict[str, Any] = {"input_ids": draw(length)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = draw(length - 2)
+    return inputs
+
+
+def _special_ids(config: Any) -> Iterator[int]:
+    for name, value in config.to_dict().items():
+        part = vars(config).get(name)
+        if isinstance(part, transformers.PreTrainedConfig):
+            yield from _special_ids(part)
+        elif name.endswith(("token_id", "token_index", "token_ids")):
+            yield from value if isinstance(value, list) else [value]

@@ -6,7 +6,6 @@ away from identity.
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Iterator
@@ -52,29 +51,44 @@ NAMED_SIZES: tuple[tuple[int, str], ...] = (
     (8, "head_dim d_kv kv_channels d_head dim_head swa_head_dim attention_head_size qk_nope_head_dim qk_rope_head_dim"),
     (8, "v_head_dim mamba_n_heads mamba_d_head mamba_num_heads mamba_head_dim linear_head_dim linear_key_head_dim"),
     (8, "linear_value_head_dim mamba_d_state ssm_state_size state_size hidden_size_per_layer_input bottleneck_size"),
-    (8, "relative_attention_num_buckets query_pre_attn_scalar block_multiple_of num_latents entity_emb_size hc_lowrank"),
-    (8, "pronunciation_embed_dim shape_embed_dim downsample_hidden_size output_channels o_lora_rank router_hidden_size"),
+    (
+        8,
+        "relative_attention_num_buckets query_pre_attn_scalar block_multiple_of num_latents entity_emb_size hc_lowrank",
+    ),
+    (
+        8,
+        "pronunciation_embed_dim shape_embed_dim downsample_hidden_size output_channels o_lora_rank router_hidden_size",
+    ),
     (4, "num_experts num_local_experts n_routed_experts moe_num_experts num_experts_total rotary_dim sliding_window"),
     (4, "window_size attention_window local_attention attention_window_size sliding_window_size attention_chunk_size"),
     (4, "index_topk block_size local_radius mamba_chunk_size chunk_size laurel_rank num_filters index_block_size"),
     (2, "num_experts_per_tok num_experts_per_token moe_k moe_topk top_k_experts moe_top_k type_vocab_size o_groups"),
     (2, "zero_expert_num n_groups mamba_dt_rank time_step_rank num_sparse_encoder_layers num_sparse_decoder_layers"),
-    (2, "num_layers_per_stack index_topk_blocks"),
+    (2, "index_topk_blocks"),
     (1, "n_group topk_group num_expert_group n_shared_experts moe_num_shared_experts num_shared_experts"),
     (1, "first_k_dense_replace num_dense_layers moe_layer_start_index"),
 )
 SIZES = {name: value for value, names in NAMED_SIZES for name in names.split()}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "cls_token_id": 3}
 # Sizes that are set even where the default is None.
-NEEDED = ("head_dim", "num_key_value_heads", "n_routed_experts", "num_experts_per_tok", "vocab_size")
+NEEDED = (
+    "head_dim",
+    "num_key_value_heads",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "vocab_size",
+)
 NAMES = ("model_type", "transformers_version", "architectures")
 LOCAL, GLOBAL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 # What shrinking by name does not reach: model type of a config, nested ones included -> values.
 FURTHER: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
+    "blt": {"use_cache": False},
     "cohere2_moe": {"mlp_layer_types": ["dense", *["sparse"] * 3]},
     "cohere_compass_text": {"layer_types": [LOCAL, GLOBAL] * 2, "rope_parameters": {LOCAL: ROPE, GLOBAL: ROPE}},
+    "dbrx": {"attn_config": {"kv_n_heads": KEY_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_v4": {
         "layer_types": [LOCAL, *["heavily_compressed_attention", "compressed_sparse_attention"] * 2][:4],
         "mlp_layer_types": ["hash_moe", *["moe"] * 3],
@@ -84,14 +98,16 @@ FURTHER: dict[str, dict[str, Any]] = {
         "index_topk": 2,
     },
     "dots1": {"layer_types": [GLOBAL, LOCAL] * 2},
-    "esm": {"mask_token_id": 4},
+    "esm": {"mask_token_id": 4, "pad_token_id": 0},
     "esmc": {"num_key_value_heads": HEAD_COUNT},
     "funnel": {"block_sizes": [2, 1, 1], "num_decoder_layers": 2},
     "gemma3n_text": {"num_kv_shared_layers": 2},
     "gemma4_text": {"global_head_dim": 16},
     "gemma4_unified_text": {"global_head_dim": 16},
+    "glm_moe_dsa": {"indexer_types": ["full", "shared"] * 2},
     "gpt_bigcode": {"num_key_value_heads": 1},
     "granitemoehybrid": {"layer_types": [LINEAR, GLOBAL] * 2},
+    "hrm_text": {"num_hidden_layers": 2},
     "inkling_text": {"mlp_layer_types": ["dense", *["sparse"] * 3]},
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 2},
     "laguna": {"layer_types": [GLOBAL, LOCAL] * 2},
@@ -107,14 +123,19 @@ FURTHER: dict[str, dict[str, Any]] = {
     },
     "ministral": {"layer_types": [LOCAL, GLOBAL] * 2},
     "mpnet": {"relative_attention_num_buckets": 32},
-    "neomme": {"rope_parameters": {LOCAL: ROPE, GLOBAL: ROPE | {"partial_rotary_factor": 0.5}}},
-    "perceiver": {},
+    "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": 63},
     "phi4_multimodal_audio": {"num_blocks": 1, "chunk_size": -1},
-    "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
-    "qwen3": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
-    "qwen2_moe": {"mlp_only_layers": [0], "use_sliding_window": True, "max_window_layers": 2},
+    "qwen2": {"layer_types": [GLOBAL, LOCAL] * 2, "use_sliding_window": True, "sliding_window": 4},
+    "qwen3": {"layer_types": [GLOBAL, LOCAL] * 2, "use_sliding_window": True, "sliding_window": 4},
+    "qwen2_moe": {"layer_types": [GLOBAL, LOCAL] * 2, "use_sliding_window": True, "mlp_only_layers": [0]},
     "qwen3_moe": {"mlp_only_layers": [0]},
     "qwen3_next": {"mlp_only_layers": [0]},
+    "qwen4_exp_text": {
+        **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8},
+        **{"indexer_budget": 4, "indexer_compress_ratio": 2, "eos_token_id": 2},
+        **{"ple_layer_ids": [1], "heads_per_ngram": 2, "ngram_vocab_size_base": 50},
+        **{"make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 1},
+    },
     "reformer": {
         "is_decoder": True,
         "attn_layers": ["local", "lsh"] * 2,
@@ -125,7 +146,9 @@ FURTHER: dict[str, dict[str, Any]] = {
         "num_buckets": 4,
         "hash_seed": 0,
     },
+    "smollm3": {"layer_types": [GLOBAL, LOCAL] * 2, "use_sliding_window": True, "sliding_window": 4},
     "vibevoice_acoustic_tokenizer_encoder": {"downsampling_ratios": [2, 2], "depths": [1, 1, 1]},
+    "xlstm": {"num_blocks": LAYERS, "qk_dim_factor": 2.0, "v_dim_factor": 2.0},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": [LINEAR, "hybrid"] * 2},
     "zamba2": {"layers_block_type": [LINEAR, "hybrid"] * 2},
@@ -133,6 +156,7 @@ FURTHER: dict[str, dict[str, Any]] = {
 }
 # Types that need more than token ids -> what they need.
 CANNOT = {
+    "gemma3n": "needs the timm package for its vision tower",
     "gemma4_assistant": "needs the hidden states and keys of the model that it drafts for",
     "gemma4_unified_assistant": "needs the hidden states and keys of the model that it drafts for",
     "voxtral_realtime": "adds the encoding of audio to every token",
@@ -175,16 +199,25 @@ def _shrink(config: Any) -> Any:
             changed[name] = SPECIAL[name]
         elif name in NEEDED and value is None:
             changed[name] = SIZES[name]
+        elif name == "rope_parameters" and isinstance(value, dict):
+            changed[name] = _rotate_half(value)
         elif name not in NAMES and default.get(name) != value:
             changed[name] = value
     if "kv_lora_rank" in given and "num_key_value_heads" in changed:
         changed["num_key_value_heads"] = HEAD_COUNT  # latent attention has no groups
-    return type(config)(**(changed | _per_layer(given) | FURTHER.get(config.model_type, {})))
+    return type(config)(**(changed | _per_layer(config, given) | FURTHER.get(config.model_type, {})))
 
 
-def _per_layer(given: dict[str, Any]) -> dict[str, Any]:
+def _rotate_half(rope: dict[str, Any]) -> dict[str, Any]:
+    """Rotary parameters in which at least half of a head is rotated: less would leave one angle of eight dimensions."""
+    if isinstance(factor := rope.get("partial_rotary_factor"), float):
+        return rope | {"partial_rotary_factor": max(factor, 0.5)}
+    return {name: _rotate_half(value) if isinstance(value, dict) else value for name, value in rope.items()}
+
+
+def _per_layer(config: Any, given: dict[str, Any]) -> dict[str, Any]:
     """The lists with one entry per layer, cut to as few layers as have every combination of kinds that occurs."""
-    depth = next((given[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if name in given), None)
+    depth = getattr(config, "num_hidden_layers", 0)
     lists = {name: values for name, values in given.items() if isinstance(values, list) and len(values) == depth}
     lists = {name: values for name, values in lists.items() if values != list(range(depth))}  # not indices of layers
     if not lists:
@@ -193,7 +226,7 @@ def _per_layer(given: dict[str, Any]) -> dict[str, Any]:
     first = [i for i, row in enumerate(rows) if rows.index(row) == i]
     chosen = sorted(first + [i for i in range(len(rows)) if i not in first][: max(0, LAYERS - len(first))])
     cut = {name: [SIZES.get(name, values[i]) for i in chosen] for name, values in lists.items()}
-    return cut | {"num_hidden_layers": len(chosen)}
+    return cut | {name: len(chosen) for name in ("num_hidden_layers", "num_layers") if name in given}
 
 
 def tiny_model(
@@ -228,8 +261,10 @@ def inputs_for(model: PreTrainedModel, length: int = 9, seed: int = 0) -> dict[s
     generator = torch.Generator().manual_seed(seed)
     allowed = torch.tensor(sorted(set(range(VOCABULARY)) - set(_special_ids(model.config))))
 
+    rows = model.config.num_codebooks if model.config.model_type.startswith("musicgen") else 1
+
     def draw(count: int) -> torch.Tensor:
-        return allowed[torch.randint(len(allowed), (1, count), generator=generator)]
+        return allowed[torch.randint(len(allowed), (rows, count), generator=generator)]
 
     inputs: dict[str, Any] = {"input_ids": draw(length)}
     if model.config.is_encoder_decoder:

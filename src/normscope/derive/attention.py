@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from normscope.derive.match import ColumnMatch, is_linear, match_columns, rows, same
+from normscope.derive.match import ColumnMatch, is_linear, match_columns, norm_of_call, rows, same
 from normscope.derive.watch import Call, LayerLog, Product
 from normscope.errors import NormscopeError
-from normscope.models.spec import Attention, Experts, FeedForward
+from normscope.models.spec import Attention, Experts, FeedForward, Norm
 
 
 class UnexplainedError(NormscopeError):
@@ -37,6 +37,7 @@ def find_attention(log: LayerLog, product: Product, interface: frozenset[str]) -
         raise UnexplainedError(f"the values of {product.path or 'the layer'} are not the output of a linear module")
     module = _attention_module(product.path, interface)
     cross = log.encoder is not None and same(source.call.input, log.encoder)
+    first = _latent_projection(log, source.call)
     op = Attention(
         module,
         source.call.path,
@@ -45,9 +46,24 @@ def find_attention(log: LayerLog, product: Product, interface: frozenset[str]) -
         probabilities=None if module in interface else "matmul",
         cross=cross,
         sinks=bool((weights.sum(-1) < 1 - 1e-4).any()),
+        latent=None if first is None else first[0].path,
+        latent_norm=None if first is None else first[1],
     )
-    used = frozenset({source.call.path, out.path})
-    return Operation(op, rows(source.call.input), rows(out.output), out.order, used)
+    entry = source.call if first is None else first[0]
+    return Operation(op, rows(entry.input), rows(out.output), out.order, frozenset({source.call.path, out.path}))
+
+
+def _latent_projection(log: LayerLog, value: Call) -> tuple[Call, Norm] | None:
+    """The projection and the norm before the value projection, if it reads a norm of the projection's first outputs."""
+    for call in log.calls:
+        if is_linear(call) or not same(call.output, value.input):
+            continue
+        norm = norm_of_call(call)
+        width = call.input.shape[-1]
+        for first in log.calls if norm is not None else ():
+            if is_linear(first) and same(rows(first.output)[:, :width], rows(call.input)):
+                return first, norm  # type: ignore[return-value]
+    return None
 
 
 def _attention_module(path: str, interface: frozenset[str]) -> str:

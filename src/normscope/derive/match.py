@@ -13,6 +13,7 @@ from normscope.derive.watch import Call
 from normscope.models.modules import norm_epsilon
 from normscope.models.spec import Norm
 
+IDENTITY = -1.0  # as the offset of a norm: the module is an nn.Identity, so that its kind is unknown
 CLOSE = 1e-5  # relative difference of equal tensors; parts that compute in float32 differ by 1e-7
 
 
@@ -38,7 +39,7 @@ def norm_of_call(call: Call) -> Norm | None:
     """The norm that a module computes, whatever its class: the output is, unit by unit, an affine function of the
     input divided by its standard deviation (after subtracting the mean) or by its root mean square."""
     if isinstance(call.module, nn.Identity):
-        return Norm(call.path)
+        return Norm(call.path, offset=IDENTITY)
     x, y = rows(call.input), rows(call.output)
     if x.shape != y.shape or list(call.module.children()) or len(x) < 4 or same(x, y):
         return None

@@ -34,7 +34,7 @@ from normscope.flow.module_calls import LayerOutputs, ModuleCalls, encoder_tail_
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import layer_modules, value_map
+from normscope.models.modules import layer_modules, linear_map, value_map
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
 from normscope.tracing.build import RecordRequest
@@ -145,6 +145,8 @@ def _frozen_value_maps(
         if isinstance(step.part, Attention) and isinstance(part, AttentionRecord):
             heads, shared, width = part.weights.shape[1], part.values.shape[1], part.values.shape[3]
             weight, bias = value_map(layer.get_submodule(step.part.value), step.part.packing, heads, shared, width)
+            if part.latent is not None and step.part.latent is not None:
+                weight, bias = latent_value_map(layer.get_submodule(step.part.latent), part.latent, weight, bias)
             found.append((weight.to(loaded.dtype), None if bias is None else bias.to(loaded.dtype)))
     return found
 
@@ -239,6 +241,25 @@ def build_frozen_layer(steps: Sequence[Step], parts: Sequence[FrozenMap | None])
     return FrozenLayer(tuple(blocks))
 
 
+def latent_value_map(
+    module: nn.Module, norm: NormRecord, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """W_V (H, d, d_h) and b_V of values made in two steps, ``norm(x W_1) W_2 + b_2``. The statistic of the norm is left
+    out: `_freeze_attention` multiplies the attention weights by it."""
+    first, first_bias = linear_map(module)
+    rank = len(norm.gain)
+    if first_bias is not None and bool(first_bias[:rank].any()):
+        raise NormscopeError("its values are made in two steps with a norm between, and a bias before that norm")
+    down = first[:rank].detach().t().to(norm.gain.dtype)
+    if norm.kind == "layer":
+        down = down - down.mean(-1, keepdim=True)
+    matrix = weight.to(norm.gain.dtype)
+    if norm.shift is not None:
+        through = torch.einsum("r,hrs->hs", norm.shift, matrix)
+        bias = through if bias is None else through + bias
+    return (down * norm.gain) @ matrix, bias
+
+
 def _freeze_attention(part: AttentionRecord, value: Tensor, bias: Tensor | None) -> FrozenAttention:
     weights = part.weights[0].clone(memory_format=torch.contiguous_format)
     constant = part.bias
@@ -246,6 +267,8 @@ def _freeze_attention(part: AttentionRecord, value: Tensor, bias: Tensor | None)
         through = torch.bmm(bias[:, None], part.matrix)[:, 0]
         spread = weights.sum(-1).t() @ through
         constant = spread if constant is None else spread + constant
+    if part.latent is not None:  # the values of token j are divided by the statistic of its latent vector
+        weights = weights * part.latent.inverse[0]
     return FrozenAttention(weights, value, bias, part.matrix, constant, part.cross, part.values.shape[1])
 
 
@@ -332,7 +355,10 @@ def _freeze_attention_mismatch(
     flat = one.value.transpose(0, 1).reshape(width, heads * small)
     bias = None if one.bias is None else one.bias.flatten()
     used = part.values[0].repeat_interleave(heads // len(part.values[0]), 0)
-    seen = one.weights[:, real].amax((0, 1)) > 0
+    weights = part.weights[0]
+    seen = weights[:, real].amax((0, 1)) > 0
+    if part.latent is not None and len(read) == len(seen):
+        read = read * part.latent.inverse[0][:, None]
     if len(read) != len(seen) or not is_close_to_product(
         read[seen], flat, bias, used.transpose(0, 1).flatten(1)[seen], PRODUCT[dtype]
     ):
@@ -340,7 +366,7 @@ def _freeze_attention_mismatch(
             f"the values of {spec.module} are not the output of {spec.value} for the states before it: a hook changes "
             "them, or they are made in more than one step"
         )
-    mixed = torch.bmm(one.weights[:, real], used).transpose(0, 1).flatten(1)
+    mixed = torch.bmm(weights[:, real], used).transpose(0, 1).flatten(1)
     matrix = part.matrix.reshape(heads * small, -1)
     fits = is_close_to_product(mixed, matrix, part.bias, part.output[0][real], MIXED[dtype])
     return "" if fits else f"{spec.output} does not output its linear map of the attended values"

@@ -19,7 +19,7 @@ from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.measures.first_token import normalise_rows
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import layer_modules, value_rows
+from normscope.models.modules import layer_blocks, layer_modules, value_columns
 from normscope.models.spec import Attention
 from normscope.tracing.hooks import only_in_this_thread
 from normscope.tracing.trace import model_lock
@@ -35,20 +35,18 @@ def run_value_zeroing(run: MethodRun) -> FlowMaps:
 def value_zeroing_maps(loaded: LoadedModel, item: Item, model: FrozenModel) -> Tensor:
     """(layers, n, n); masked tokens are left out."""
     (stack,) = loaded.stacks
-    (part,) = (b.op for block in stack.blocks for b in block.branches if isinstance(b.op, Attention))
+    blocks = {layer: layer_blocks(layer, stack) for layer in layer_modules(loaded.base, stack)}
+    parts = {
+        layer: next(b.op for block in some for b in block.branches if isinstance(b.op, Attention))
+        for layer, some in blocks.items()
+    }
     real = item.sides[stack.side].real.nonzero().flatten().tolist()
     found = []
     sizes = _value_zeroing_head_sizes(model)
     with model_lock(loaded.base), torch.no_grad():
         for layer, args, kwargs, y in _record_value_zeroing_runs(loaded, item):
-            found.append(
-                [
-                    _value_zeroing_cosine_distance(y, _run_with_value_zeroing(j, layer, part, sizes, args, kwargs))[
-                        real
-                    ]
-                    for j in real
-                ]
-            )
+            changed = [_run_with_value_zeroing(j, layer, parts[layer], sizes, args, kwargs) for j in real]
+            found.append([_value_zeroing_cosine_distance(y, one)[real] for one in changed])
     return normalise_rows(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())
 
 
@@ -77,7 +75,7 @@ def _run_with_value_zeroing(
 
     def hook(module: nn.Module, given: Any, made: Tensor) -> Tensor:
         changed = made.clone()
-        value_rows(changed, part.packing, *sizes)[:, j] = 0
+        changed[:, j, value_columns(part.packing, *sizes, made.shape[-1])] = 0
         return changed
 
     handle = layer.get_submodule(part.value).register_forward_hook(only_in_this_thread(hook))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from normscope.errors import NormscopeError
 from normscope.models import loading
 from normscope.models.modules import has_layers, vocabulary_size
-from normscope.models.registry import family_of
+from normscope.models.registry import find_family
 from normscope.models.soft_prompts import SoftPrompt, active_soft_prompt
 from normscope.models.spec import Family, Side, Stack
 
@@ -85,11 +85,16 @@ class LoadedModel:
             )
 
 
-def load_model(model: Any, tokenizer: Any, dtype: torch.dtype | None) -> LoadedModel:
-    """Unwrap a model, convert half precision to float32, and collect what is known about it."""
+def load_model(
+    model: Any, tokenizer: Any, dtype: torch.dtype | None, describe: Callable[[PreTrainedModel], Family]
+) -> LoadedModel:
+    """Unwrap a model, convert half precision to float32, and collect what is known about it. `describe` finds the
+    family of a model whose type is unknown."""
     model = loading.unwrap_compiled(model)
-    family = family_of(loading.unwrap_adapters(model))
+    family = find_family(loading.unwrap_adapters(model))
     given = loading.single_precision(model)
+    if family is None:
+        family = describe(loading.unwrap_adapters(given))
     inside: PreTrainedModel = loading.unwrap_adapters(given)
     base: Any = inside.base_model
     stacks = _present_stacks(base, family.stacks)

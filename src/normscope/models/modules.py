@@ -136,23 +136,33 @@ def value_constant(module: nn.Module, packing: Packing, heads: int, width: int, 
 
 def value_rows(x: Tensor, packing: Packing, heads: int, width: int) -> Tensor:
     """(..., heads, width): the value vectors in the output of a projection; a view unless `packing` lists columns."""
-    size, found = heads * width, x.shape[-1]
-    if isinstance(packing, tuple):
-        if len(packing) != heads or max(packing) + width > found:
-            raise NormscopeError(
-                f"The value projection has {found} outputs, which do not hold {heads} heads of {width}."
-            )
-        columns = torch.tensor(packing, device=x.device)[:, None] + torch.arange(width, device=x.device)
-        return x[..., columns]
-    fits = {"tail": 0 < size <= found, "interleaved": found == 3 * size, "alone": found == size}[packing]
-    if not fits:
-        raise NormscopeError(
-            f"The value projection has {found} outputs, which does not fit {heads} heads of width {width} with packing "
-            f"{packing!r}. The family is described incorrectly, or its values are computed in more than one step."
-        )
+    columns = value_columns(packing, heads, width, x.shape[-1])
     if packing == "interleaved":
         return x.view(*x.shape[:-1], heads, 3, width)[..., 2, :]
-    return x[..., -size:].reshape(*x.shape[:-1], heads, width)
+    if isinstance(packing, tuple):
+        return x[..., columns.to(x.device)].unflatten(-1, (heads, width))
+    return x[..., -heads * width :].reshape(*x.shape[:-1], heads, width)
+
+
+def value_columns(packing: Packing, heads: int, width: int, size: int) -> Tensor:
+    """(heads * width,): the outputs of a projection of `size` outputs that are values."""
+    usual = {
+        "alone": (0, width, size == heads * width),
+        "tail": (size - heads * width, width, size >= heads * width > 0),
+        "interleaved": (2 * width, 3 * width, size == 3 * heads * width),
+    }
+    if isinstance(packing, tuple):
+        starts, fits = torch.tensor(packing), len(packing) == heads and max(packing) + width <= size
+    else:
+        first, step, fits = usual[packing]
+        starts = first + step * torch.arange(heads)
+    if not fits:
+        raise NormscopeError(
+            f"The value projection has {size} outputs, which does not fit {heads} heads of width {width} with packing "
+            f"{packing!r}. The family is described incorrectly, or its values are computed in more than one step."
+        )
+    columns: Tensor = starts[:, None] + torch.arange(width)
+    return columns.flatten()
 
 
 def value_map(module: nn.Module, packing: Packing, heads: int, shared: int, width: int) -> tuple[Tensor, Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from normscope import plugins
 from normscope.errors import NormscopeError
@@ -17,8 +17,6 @@ FAMILIES = (*encoders.FAMILIES, *causal.FAMILIES, *encoder_decoders.FAMILIES, *v
 _registered: list[Family] = []
 # Model types that are known not to be supported, and why.
 REFUSED = {
-    "falcon": "it does not use the attention interface of transformers",
-    "bloom": "it does not use the attention interface of transformers",
     "mamba": "it has no attention",
     "rwkv": "it has no attention",
 }
@@ -85,8 +83,9 @@ def _check_stack(family: Family, stack: Stack) -> None:
         raise NormscopeError(f"In a layer of {family.name}, a block follows the feed-forward, which is not supported.")
 
 
-def family_of(model: Any) -> Family:
-    """The family of a Hugging Face model, with or without a head; raises an error if it is not supported."""
+def find_family(model: Any) -> Family | None:
+    """The family of a Hugging Face model, with or without a head; None if its type is unknown. Raises an error if it
+    is known not to be supported."""
     from transformers import PreTrainedModel  # slow; not needed to list the families
 
     if not isinstance(model, PreTrainedModel):
@@ -101,10 +100,15 @@ def family_of(model: Any) -> Family:
             return family
     if config.model_type in REFUSED:
         raise NormscopeError(f"{type(model).__name__} cannot be decomposed: {REFUSED[config.model_type]}.")
+    return None
+
+
+def refuse_unknown_type(model: Any) -> NoReturn:
+    """Raise the error for a model type without a family."""
     known = ", ".join(sorted({name for family in families() for name in family.model_types}))
     raise NormscopeError(
-        f"{type(model).__name__} has the model type {config.model_type!r}, which normscope does not know. "
-        f"Known families: {known}. To add another, use normscope.register_family."
+        f"{type(model).__name__} has the model type {model.base_model.config.model_type!r}, which normscope does not "
+        f"know. Known families: {known}. To add another, use normscope.derive or normscope.register_family."
     )
 
 

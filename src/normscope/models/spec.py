@@ -165,6 +165,7 @@ class Family:
     )
     refusals: tuple[Refusal, ...] = ()
     note: str = ""
+    derived: bool = False  # found by `normscope.derive`, not written by hand
 
     def stack(self, side: str) -> Stack:
         """The stack of the given side."""

@@ -106,6 +106,26 @@ def _swap_attention(config: Any) -> None:
         _swapped[id(config)][1] += 1
 
 
+class _InterfaceCalls:
+    """Takes the place of a Recorder and notes the modules that call the attention interface."""
+
+    def __init__(self) -> None:
+        self.modules: set[int] = set()
+
+    def attend(self, eager: Callable[..., Any], module: nn.Module, *args: Any) -> Any:
+        *given, kwargs = args
+        self.modules.add(id(module))
+        return eager(module, *given, **kwargs)
+
+
+def interface_modules(base: PreTrainedModel, inputs: Mapping[str, Any]) -> frozenset[int]:
+    """Ids of the modules that call transformers' attention interface in a pass."""
+    noted = _InterfaceCalls()
+    with model_lock(base), torch.no_grad(), without_compilation(base), attention_stand_in(base, noted):
+        base(**inputs)
+    return frozenset(noted.modules)
+
+
 def _restore_attention(config: Any) -> None:
     with _guard:
         entry = _swapped[id(config)]

@@ -1,0 +1,173 @@
+"""Describe a model that has no family: derive each layer, merge the descriptions, and find out about positions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from normscope.derive.attention import UnexplainedError, find_attention
+from normscope.derive.blocks import find_blocks
+from normscope.derive.feed_forward import find_feed_forwards
+from normscope.derive.layers import Chain, find_chains
+from normscope.derive.match import IDENTITY
+from normscope.derive.watch import LayerCallArguments, watch_layer
+from normscope.errors import NormscopeError
+from normscope.models.modules import layer_blocks
+from normscope.models.scopes import scope_names
+from normscope.models.spec import Block, Branch, Family, Norm, Stack
+from normscope.tracing.trace import interface_modules
+
+LENGTH, TARGETS = 11, 7  # tokens of the pass that is watched, and of its target in an encoder-decoder
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "n_ctx")
+
+
+def describe_model(model: PreTrainedModel) -> Family:
+    """The family of a model, derived from one short pass; raises an error that names what nothing explains."""
+    base: Any = model.base_model
+    inputs = _short_input(model)
+    try:
+        with torch.no_grad():
+            chains = find_chains(base, inputs)
+            interface = interface_modules(base, inputs)
+    except NormscopeError:
+        raise
+    except Exception as error:  # models may raise anything
+        raise NormscopeError(f"{type(model).__name__} cannot be described: a short pass fails ({error}).") from error
+    stacks = tuple(_stack(base, chain, interface, len(chains) == 2) for chain in chains)
+    if [stack.side for stack in stacks] not in (["encoder"], ["decoder"], ["encoder", "decoder"]):
+        raise NormscopeError(f"{type(model).__name__} has {len(stacks)} stacks of layers, which cannot be described.")
+    config = base.config
+    return Family(
+        name=f"{config.model_type} (derived)",
+        model_types=(config.model_type,),
+        stacks=stacks,
+        attributes=frozenset(config.to_dict()),
+        positions=next((name for name in POSITIONS if isinstance(getattr(config, name, None), int)), None),
+        computed_positions=not _has_position_table(base, inputs),
+        note="derived from the model itself",
+        derived=True,
+    )
+
+
+def _short_input(model: PreTrainedModel) -> dict[str, Any]:
+    """Random token ids for every input that a text pass needs."""
+    base: Any = model.base_model
+    names = inspect.signature(base.forward).parameters
+    if "input_ids" not in names:
+        raise NormscopeError(f"{type(model).__name__} does not read token ids; only models of text can be derived.")
+    embedding: Any = base.get_input_embeddings()
+    vocabulary = int(getattr(embedding, "num_embeddings", 0) or embedding.weight.shape[0])
+    generator = torch.Generator().manual_seed(0)
+    low = min(5, vocabulary - 1)
+    given: dict[str, Any] = {"input_ids": torch.randint(low, vocabulary, (1, LENGTH), generator=generator)}
+    if "decoder_input_ids" in names:
+        given["decoder_input_ids"] = torch.randint(low, vocabulary, (1, TARGETS), generator=generator)
+    if "use_cache" in names:
+        given["use_cache"] = False
+    device = base.device
+    return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in given.items()}
+
+
+def _stack(base: nn.Module, chain: Chain, interface: frozenset[int], two: bool) -> Stack:
+    """The stack of a chain: the blocks of its layers, which may be of several kinds in the same order."""
+    found: dict[tuple[Block, ...], list[LayerCallArguments]] = {}
+    known: dict[Any, tuple[Block, ...]] = {}
+    causal = True
+    for number, call in enumerate(chain.calls):
+        key = _structure(call.layer)
+        if key not in known:
+            try:
+                known[key], masked = _layer(call, interface)
+            except UnexplainedError as error:
+                raise NormscopeError(
+                    f"{type(base).__name__} cannot be described: in {chain.pattern.replace('*', str(number), 1)} "
+                    f"({type(call.layer).__name__}), {error}."
+                ) from None
+            causal = causal and masked
+        found.setdefault(known[key], []).append(call)
+    kinds = _merge_identities(list(found))
+    side = ("decoder" if chain.crosses else "encoder") if two else ("decoder" if causal else "encoder")
+    if len({scope_names(blocks) for blocks in kinds}) > 1:
+        raise NormscopeError(
+            f"{type(base).__name__} cannot be described: its layers have different components in different orders."
+        )
+    stack = Stack(side, chain.pattern, kinds[0], tuple(kinds[1:]))  # type: ignore[arg-type]
+    for blocks, calls in found.items():
+        for call in calls:
+            if _without_identity(layer_blocks(call.layer, stack)) != _without_identity(blocks):
+                raise NormscopeError(
+                    f"{type(base).__name__} cannot be described: layers with the same modules use them differently."
+                )
+    return stack
+
+
+def _layer(call: LayerCallArguments, interface: frozenset[int]) -> tuple[tuple[Block, ...], bool]:
+    """The blocks of a layer, and whether its attention is causal."""
+    log = watch_layer(call)
+    if not log.products:
+        raise UnexplainedError("no attention probabilities are multiplied with values")
+    paths = frozenset(path for path, module in call.layer.named_modules() if id(module) in interface)
+    attentions = [find_attention(log, product, paths) for product in log.products]
+    used = frozenset().union(*(one.calls for one in attentions))
+    blocks = find_blocks(log, [*attentions, *find_feed_forwards(log, used)])
+    weights = log.products[0].weights
+    return blocks, bool((weights.triu(1) == 0).all())
+
+
+def _structure(layer: nn.Module) -> Any:
+    """What tells layers apart that may be of different kinds: submodules, shapes, and plain attributes."""
+    modules = tuple((path, type(module).__name__) for path, module in layer.named_modules())
+    shapes = tuple((name, tuple(one.shape)) for name, one in layer.named_parameters())
+    plain = tuple(
+        (path, name, value)
+        for path, module in layer.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool | float | str) and name not in ("training", "layer_idx")
+    )
+    return modules, shapes, plain
+
+
+def _merge_identities(kinds: list[tuple[Block, ...]]) -> list[tuple[Block, ...]]:
+    """Kinds of layers without those that differ only in a norm that is an identity there."""
+    chosen: dict[Any, tuple[Block, ...]] = {}
+    for blocks in kinds:
+        key = _without_identity(blocks)
+        if key not in chosen or _identities(chosen[key]) > _identities(blocks):
+            chosen[key] = blocks
+    return [_drop_identities(blocks) for blocks in chosen.values()]
+
+
+def _drop_identities(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Blocks without norms that are an identity in every layer."""
+
+    def known(branch: Branch) -> Branch:
+        return replace(branch, pre=None) if branch.pre is not None and branch.pre.offset == IDENTITY else branch
+
+    return tuple(replace(block, branches=tuple(map(known, block.branches))) for block in blocks)
+
+
+def _identities(blocks: tuple[Block, ...]) -> int:
+    return sum(b.pre is not None and b.pre.offset == IDENTITY for block in blocks for b in block.branches)
+
+
+def _without_identity(blocks: tuple[Block, ...]) -> Any:
+    """The blocks with the first norm of each branch by its path alone, since an identity has no kind."""
+
+    def plain(branch: Branch) -> Branch:
+        return branch if branch.pre is None else replace(branch, pre=Norm(branch.pre.path))
+
+    return tuple(replace(block, branches=tuple(map(plain, block.branches))) for block in blocks)
+
+
+def _has_position_table(base: nn.Module, inputs: Mapping[str, Any]) -> bool:
+    """Whether positions are looked up in a table, so that longer inputs are impossible."""
+    words = base.get_input_embeddings()  # type: ignore[operator]
+    tables = [one for one in base.modules() if isinstance(one, nn.Embedding) and one is not words]
+    rows = {getattr(base.config, name, None) for name in POSITIONS}
+    return any(abs(one.num_embeddings - size) <= 4 for one in tables for size in rows if isinstance(size, int))

@@ -125,7 +125,7 @@ def fit_of_counts(file: Frequencies, own: Frequencies, special: Iterable[int] = 
     total = sum(here.values())
     if not total:
         return CountFit(0, 0.0, 0.0, 0, float("nan"))
-    frequent = _frequencies_top_half(there)
+    frequent = _types_of_half_the_counts(there)
     both = sorted(here.keys() & there.keys())
     return CountFit(
         tokens=total,
@@ -150,7 +150,7 @@ def refuse_unfit_frequencies(file: Frequencies, own: Frequencies, special: Itera
     return found
 
 
-def _frequencies_top_half(counts: Mapping[int, int]) -> set[int]:
+def _types_of_half_the_counts(counts: Mapping[int, int]) -> set[int]:
     """The most frequent types, which together make up half of the counts."""
     wanted = sum(counts.values()) / 2
     chosen: set[int] = set()

@@ -22,10 +22,10 @@ from normscope.papers.readings import describe_readings, parse_readings
 from normscope.papers.runs import (
     EngineOptions,
     RunPlan,
-    complete_papers_run,
-    find_papers_run,
-    load_papers_run_analyzer,
-    merge_papers_run_plans,
+    complete_run,
+    find_covering_run,
+    load_run_analyzer,
+    merge_run_plans,
 )
 from normscope.papers.verify import verify_numbers
 from normscope.reports import facts
@@ -146,7 +146,7 @@ def find_paper(name: str) -> Paper:
     """A paper by its name on the command line."""
     if name not in PAPERS:
         raise NormscopeError(f"Unknown paper {name!r}. Known: {', '.join(PAPERS)}.")
-    _require_study_packages()
+    _require_report_packages()
     found: Paper = import_module(f"normscope.papers.{PAPERS[name]}").PAPER
     return found
 
@@ -176,19 +176,19 @@ def reproduce(
     may be None if no experiment needs a corpus. With `verify` the model must be one of the paper's models. `engine`,
     `workers`, `threads` and `address` are those of `normscope.corpus.run`.
     """
-    _require_study_packages()
-    chosen = _study_experiments(paper, experiments)
+    _require_report_packages()
+    chosen = _chosen_experiments(paper, experiments)
     parsed = parse_readings(paper.readings, readings)
-    lens = load_papers_run_analyzer(model, engine)
-    key = _study_model_key(paper, lens, required=verify)
+    lens = load_run_analyzer(model, engine)
+    key = _published_key_of_model(paper, lens, required=verify)
     file = None if frequencies is None else Path(frequencies)
-    setting = _study_with_first_entries(
+    setting = _with_first_entries(
         Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit)
     )
-    able, skipped = _split_study_experiments(paper, chosen, setting, strict=experiments is not None)
+    able, skipped = _split_by_ability(paper, chosen, setting, strict=experiments is not None)
     source = model if engine.get("engine") == "ray" else lens
-    runs = _run_study_plans(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
-    sections = _study_sections(setting, able, runs, progress)
+    runs = _run_plans(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
+    sections = _compute_sections(setting, able, runs, progress)
     lengths = facts.facts_sequence_lengths(next(iter(runs.values()))) if runs else []
     numbers = {name: value for section in sections for name, value in section.numbers.items()}
     figures = published.published_numbers(paper.name, key, published.published_corpus_key(lengths, key))
@@ -196,11 +196,11 @@ def reproduce(
         paper.name,
         paper.title,
         paper.citation,
-        _study_facts(setting, able, runs, lengths),
+        _setting_facts(setting, able, runs, lengths),
         describe_readings(parsed),
         sections,
         tuple(skipped),
-        study_command(paper.name, model, setting, out, readings, experiments, batch_size),
+        report_command(paper.name, model, setting, out, readings, experiments, batch_size),
         verify_numbers(numbers, figures),
         bool(published.published_models(paper.name)),
     )
@@ -211,7 +211,7 @@ def reproduce(
     return report, path
 
 
-def study_command(
+def report_command(
     paper: str,
     model: str | Path | ModelSource | Analyzer,
     setting: Setting,
@@ -236,7 +236,7 @@ def study_command(
     return facts.facts_shell_command(("paper", paper, *([setting.data] if setting.data else [])), options)
 
 
-def _study_model_key(paper: Paper, lens: Analyzer, required: bool) -> str | None:
+def _published_key_of_model(paper: Paper, lens: Analyzer, required: bool) -> str | None:
     """The key of a model with published numbers, or None; with `required`, other models are an error."""
     key = published.published_model_key(lens)
     known = published.published_models(paper.name)
@@ -247,13 +247,13 @@ def _study_model_key(paper: Paper, lens: Analyzer, required: bool) -> str | None
     return key
 
 
-def _require_study_packages() -> None:
+def _require_report_packages() -> None:
     for package, extra in (("matplotlib", "plot"), ("polars", "corpus")):
         if find_spec(package) is None:
             raise NormscopeError(f"Reports need {package}: pip install 'normscope[{extra}]'.")
 
 
-def _study_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
+def _chosen_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
     """The experiments with these names, or all."""
     known = {experiment.name: experiment for experiment in paper.experiments}
     for name in names or ():
@@ -262,7 +262,7 @@ def _study_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experi
     return [experiment for experiment in paper.experiments if names is None or experiment.name in names]
 
 
-def _split_study_experiments(
+def _split_by_ability(
     paper: Paper, chosen: Sequence[Experiment], setting: Setting, strict: bool
 ) -> tuple[list[Experiment], list[tuple[str, str]]]:
     """The experiments that can run, and the titles of the others with the reason; with `strict` all must run."""
@@ -281,7 +281,7 @@ def _split_study_experiments(
     return able, skipped
 
 
-def _study_with_first_entries(setting: Setting) -> Setting:
+def _with_first_entries(setting: Setting) -> Setting:
     """The setting with the first readable entries of its data filled in."""
     if not setting.data:
         return setting
@@ -289,11 +289,11 @@ def _study_with_first_entries(setting: Setting) -> Setting:
     return replace(setting, entries=tuple(islice(entries, PEEK)))
 
 
-def _merged_study_plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
-    return merge_papers_run_plans(plan for experiment in experiments for plan in experiment.runs(setting))
+def _merged_plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
+    return merge_run_plans(plan for experiment in experiments for plan in experiment.runs(setting))
 
 
-def _run_study_plans(
+def _run_plans(
     setting: Setting,
     experiments: Iterable[Experiment],
     model: str | Path | ModelSource | Analyzer,
@@ -303,9 +303,9 @@ def _run_study_plans(
 ) -> dict[str, Run]:
     """The corpus runs of all experiments, by name."""
     runs = {}
-    for plan in _merged_study_plans(setting, experiments):
-        known, folder = find_papers_run(plan, root)
-        runs[plan.name] = complete_papers_run(
+    for plan in _merged_plans(setting, experiments):
+        known, folder = find_covering_run(plan, root)
+        runs[plan.name] = complete_run(
             setting.data,
             model,
             folder,
@@ -323,7 +323,7 @@ def _run_study_plans(
     return runs
 
 
-def _study_sections(
+def _compute_sections(
     setting: Setting, experiments: Sequence[Experiment], runs: Runs, progress: Progress | None
 ) -> tuple[Section, ...]:
     sections = []
@@ -335,7 +335,7 @@ def _study_sections(
     return tuple(sections)
 
 
-def _study_facts(
+def _setting_facts(
     setting: Setting, experiments: Iterable[Experiment], runs: Runs, lengths: Sequence[int]
 ) -> tuple[tuple[str, str], ...]:
     lens = setting.lens
@@ -352,7 +352,7 @@ def _study_facts(
         found.append(("sequences", facts.sequence_facts(lengths, setting.limit)))
     if setting.frequencies is not None:
         found.append(("word frequencies", str(setting.frequencies)))
-    for plan in _merged_study_plans(setting, experiments):
+    for plan in _merged_plans(setting, experiments):
         masked = "no tokens masked"
         if plan.masked and setting.mask_seed is None:
             masked += " (the model has no mask token)"

@@ -65,13 +65,13 @@ def verify_numbers(numbers: Mapping[str, float], figures: Mapping[str, float]) -
     return tuple(_verify_number(key, value, float(numbers[key])) for key, value in figures.items() if key in numbers)
 
 
-def verify_tolerance_rule(key: str) -> ToleranceRule:
+def tolerance_rule(key: str) -> ToleranceRule:
     """The rule that applies to a key."""
     return next(rule for rule in RULES if re.fullmatch(rule.pattern, key))
 
 
 def _verify_number(key: str, published: float, ours: float) -> Check:
-    rule = verify_tolerance_rule(key)
+    rule = tolerance_rule(key)
     slack = 1e-9 * max(1.0, abs(published))  # decimal fractions are not exact in binary
     near = ours < published if rule.below else abs(ours - published) <= rule.tolerance + slack
     passed = (near and math.isfinite(ours)) if rule.counts else None

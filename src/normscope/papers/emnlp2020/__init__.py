@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normscope.papers.common import plan_run
-from normscope.papers.emnlp2020.alignment import emnlp2020_alignment_section
-from normscope.papers.emnlp2020.correlation import emnlp2020_correlation_section
-from normscope.papers.emnlp2020.dispersion import emnlp2020_dispersion_section
-from normscope.papers.emnlp2020.frequency import emnlp2020_frequency_section
+from normscope.papers.emnlp2020.alignment import alignment_section
+from normscope.papers.emnlp2020.correlation import correlation_section
+from normscope.papers.emnlp2020.dispersion import dispersion_section
+from normscope.papers.emnlp2020.frequency import norm_frequency_section
 from normscope.papers.emnlp2020.shared import NAME, PARALLEL, PLAIN
-from normscope.papers.emnlp2020.shares import emnlp2020_shares_section
+from normscope.papers.emnlp2020.shares import shares_section
 from normscope.papers.frequencies import missing_frequencies
 from normscope.papers.readings import reading_choice_field, reading_field
 from normscope.papers.study import Experiment, Paper, Setting
@@ -52,7 +52,7 @@ class NormReadings:
     )
 
 
-def _emnlp2020_missing_requirement(setting: Setting) -> str | None:
+def _missing_sentence_pairs(setting: Setting) -> str | None:
     lens, hint = setting.lens, "(use --format alignments)."
     if not lens.two_sided:
         return f"{lens.family.name} has no cross-attention; this experiment needs an encoder-decoder for translation."
@@ -75,36 +75,26 @@ PAPER = Paper(
     readings=NormReadings,
     experiments=(
         Experiment(
-            "dispersion",
-            "Dispersion of ||f(x)|| (Table 1)",
-            emnlp2020_dispersion_section,
-            plan_run(PLAIN, "norm_moments"),
+            "dispersion", "Dispersion of ||f(x)|| (Table 1)", dispersion_section, plan_run(PLAIN, "norm_moments")
         ),
         Experiment(
-            "shares",
-            "Special tokens and punctuation (Fig. 3)",
-            emnlp2020_shares_section,
-            plan_run(PLAIN, "category_shares"),
+            "shares", "Special tokens and punctuation (Fig. 3)", shares_section, plan_run(PLAIN, "category_shares")
         ),
         Experiment(
             "correlation",
             "Weights against ||f(x)|| (Table 2)",
-            emnlp2020_correlation_section,
+            correlation_section,
             plan_run(PLAIN, "weight_norm_counts", "category_shares", "norm_moments"),
         ),
         Experiment(
-            "frequency",
-            "Word frequency",
-            emnlp2020_frequency_section,
-            plan_run(PLAIN, "token_means"),
-            missing_frequencies,
+            "frequency", "Word frequency", norm_frequency_section, plan_run(PLAIN, "token_means"), missing_frequencies
         ),
         Experiment(
             "alignment",
             "Word alignment (Table 3)",
-            emnlp2020_alignment_section,
+            alignment_section,
             plan_run(PARALLEL, "alignment_hits", "cross_norms"),
-            _emnlp2020_missing_requirement,
+            _missing_sentence_pairs,
             needs="an encoder-decoder and sentence pairs with gold links",
         ),
     ),

@@ -26,12 +26,8 @@ from normscope.inputs.encode import encode
 from normscope.measures.alignment import SETTINGS, Hits, alignment_maps_of_words
 from normscope.measures.correlation import pearson, spearman_of_lists
 from normscope.papers.common import CLEAR, claim_with_published, finite_numbers, layer_picture
-from normscope.papers.emnlp2020.measures import (
-    LAYER_LEVEL,
-    emnlp2020_measures_aligned_words,
-    emnlp2020_measures_cross_maps,
-)
-from normscope.papers.emnlp2020.shared import NAME, PARALLEL, shared_emnlp2020_head_maps
+from normscope.papers.emnlp2020.measures import LAYER_LEVEL, aligned_word_ids, cross_attention_maps
+from normscope.papers.emnlp2020.shared import NAME, PARALLEL, head_maps_picture
 from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts, map_charts
@@ -109,14 +105,12 @@ class AlignmentResult:
         return min(self.layers, key=lambda layer: rates[layer, LAYER_LEVEL].aer)
 
 
-def emnlp2020_alignment_section(setting: Setting, runs: Runs) -> Section:
+def alignment_section(setting: Setting, runs: Runs) -> Section:
     """AER by layer and head, of the best layers and those with the highest norm, and an example."""
     run = runs[PARALLEL]
-    found = AlignmentResult(
-        emnlp2020_alignment_error_rates(run), emnlp2020_alignment_head_norms(run, setting.readings.average_norm)
-    )
+    found = AlignmentResult(alignment_error_rates(run), cross_attention_head_norms(run, setting.readings.average_norm))
     best, published = {key: found.best_layer(*key) for key in WAYS}, published_main_numbers(NAME)
-    numbers = _emnlp2020_alignment_numbers(setting, found)
+    numbers = _alignment_numbers(setting, found)
     layer_rows = (
         (way, method, layer + 1, *rates.cells())
         for way, method in WAYS
@@ -133,23 +127,23 @@ def emnlp2020_alignment_section(setting: Setting, runs: Runs) -> Section:
     return Section(
         "alignment",
         "Word alignment from cross-attention",
-        TEXT.format(*_count_emnlp2020_alignment_links(setting, run)),
+        TEXT.format(*_count_gold_links(setting, run)),
         (
-            _emnlp2020_alignment_summary(found, best, published),
-            _emnlp2020_alignment_error_chart(found),
+            _alignment_summary(found, best, published),
+            _error_rate_chart(found),
             folded("table3-by-layer", f"{title} layer", {**columns, **RATES}, layer_rows),
-            _emnlp2020_alignment_error_maps(found),
-            _emnlp2020_alignment_scatter(setting, found),
-            _emnlp2020_alignment_spearman(numbers, published),
+            _error_rate_maps(found),
+            _error_rate_scatter(setting, found),
+            _error_rate_correlations(numbers, published),
             folded("table3-by-head", f"{title} head", {**columns, "head": "", **RATES, NORM: ".4f"}, head_rows),
-            *emnlp2020_alignment_examples(setting, best),
+            *alignment_examples(setting, best),
         ),
-        _emnlp2020_alignment_claims(found, best, numbers, published),
+        _alignment_claims(found, best, numbers, published),
         finite_numbers(numbers),
     )
 
 
-def emnlp2020_alignment_error_rates(run: Run) -> dict[tuple[str, str], dict[Place, AlignmentRates]]:
+def alignment_error_rates(run: Run) -> dict[tuple[str, str], dict[Place, AlignmentRates]]:
     """The error rates of every layer (head -1) and head over the corpus."""
     keys, counts = ("setting", "method", "layer", "head"), ("links", "linked", "sure", "in_sure", "in_possible")
     frame = run.scan("alignment_hits").group_by(keys).agg(pl.col(*counts).sum()).sort(keys).collect()
@@ -160,14 +154,14 @@ def emnlp2020_alignment_error_rates(run: Run) -> dict[tuple[str, str], dict[Plac
     return found
 
 
-def emnlp2020_alignment_head_norms(run: Run, average: str) -> dict[Place, float]:
+def cross_attention_head_norms(run: Run, average: str) -> dict[Place, float]:
     """layer, head -> mean of alpha ||f(x)||: over all cells of all sentences, or over the means of the sentences."""
     mean = (pl.col("sum") / pl.col("cells")).mean() if average == "sentences" else pl.col("sum").sum() / pl.sum("cells")
     frame = run.scan("cross_norms").group_by("layer", "head").agg(mean.alias("norm")).sort("layer", "head").collect()
     return {(layer, head): norm for layer, head, norm in frame.iter_rows()}
 
 
-def _emnlp2020_alignment_numbers(setting: Setting, found: AlignmentResult) -> dict[str, float]:
+def _alignment_numbers(setting: Setting, found: AlignmentResult) -> dict[str, float]:
     numbers: dict[str, float] = {}
     norms = list(found.norms.values())
     for way in SETTINGS:
@@ -185,7 +179,7 @@ def _emnlp2020_alignment_numbers(setting: Setting, found: AlignmentResult) -> di
     return numbers
 
 
-def _count_emnlp2020_alignment_links(setting: Setting, run: Run) -> tuple[int, int, int, float]:
+def _count_gold_links(setting: Setting, run: Run) -> tuple[int, int, int, float]:
     """Sure links, possible links, sentence pairs and the share of linked target words, over the analysed entries."""
     done = set(run.scan("items").select("id").collect()["id"].to_list())
     entries = [entry for entry in setting.read() if isinstance(entry, Entry) and entry.id in done]
@@ -195,7 +189,7 @@ def _count_emnlp2020_alignment_links(setting: Setting, run: Run) -> tuple[int, i
     return sure, possible, len(entries), linked / words
 
 
-def _emnlp2020_alignment_summary(
+def _alignment_summary(
     found: AlignmentResult, best: Mapping[tuple[str, str], int], published: Mapping[str, float]
 ) -> Table:
     """Table 3 of the paper, for both AWO and AWI."""
@@ -225,7 +219,7 @@ def _emnlp2020_alignment_summary(
     )
 
 
-def _emnlp2020_alignment_error_chart(found: AlignmentResult) -> Picture:
+def _error_rate_chart(found: AlignmentResult) -> Picture:
     series = {f"{way}, {method}": [rates.aer for rates in found.by_layer(way, method)] for way, method in WAYS}
     layers = [layer + 1 for layer in found.layers]
     return layer_picture(
@@ -233,15 +227,15 @@ def _emnlp2020_alignment_error_chart(found: AlignmentResult) -> Picture:
     )
 
 
-def _emnlp2020_alignment_error_maps(found: AlignmentResult) -> Picture:
+def _error_rate_maps(found: AlignmentResult) -> Picture:
     panels = {
         f"AER (%), {way}": {place: found.rates[way, "norm"][place].aer for place in found.norms} for way in SETTINGS
     }
     title = "Alignment error rate by norms, and mean norm, of each head"
-    return shared_emnlp2020_head_maps("table3-heads", title, {**panels, NORM: found.norms})
+    return head_maps_picture("table3-heads", title, {**panels, NORM: found.norms})
 
 
-def _emnlp2020_alignment_scatter(setting: Setting, found: AlignmentResult) -> Picture:
+def _error_rate_scatter(setting: Setting, found: AlignmentResult) -> Picture:
     method = setting.readings.aer_correlation
     points = [
         (way, norm, found.rates[way, method][place].aer) for way in SETTINGS for place, norm in found.norms.items()
@@ -251,7 +245,7 @@ def _emnlp2020_alignment_scatter(setting: Setting, found: AlignmentResult) -> Pi
     return Picture("table3-norms", f"Mean norm and error rate (by {method}) of each head", chart)
 
 
-def _emnlp2020_alignment_spearman(numbers: Mapping[str, float], published: Mapping[str, float]) -> Table:
+def _error_rate_correlations(numbers: Mapping[str, float], published: Mapping[str, float]) -> Table:
     columns = ("Spearman", "Pearson", f"Spearman, {REFERENCE}", f"Pearson, {REFERENCE}")
     keys = {way: [f"alignment.{way}.{key}" for key in ("rho", "r")] for way in SETTINGS}
     return Table.of(
@@ -262,18 +256,18 @@ def _emnlp2020_alignment_spearman(numbers: Mapping[str, float], published: Mappi
     )
 
 
-def emnlp2020_alignment_examples(setting: Setting, best: Mapping[tuple[str, str], int]) -> Iterator[Picture]:
+def alignment_examples(setting: Setting, best: Mapping[tuple[str, str], int]) -> Iterator[Picture]:
     """The alignment matrices of one sentence pair, by weights and by norms, at the best layer by norms."""
-    for entry in _emnlp2020_alignment_pairs(setting):
+    for entry in _example_pairs(setting):
         try:
-            source, target, maps = _emnlp2020_alignment_matrices(setting, entry, best)
+            source, target, maps = _word_matrices(setting, entry, best)
         except NormscopeError:  # its tokens cannot be assigned to words; try another pair
             continue
         for way in SETTINGS:
             panels = {f"{method}, layer {best[way, 'norm'] + 1}": maps[way, method] for method in METHODS}
             axes = {"rows": target, "columns": source}
             figure = map_charts.heat_map_charts(panels, **axes, xlabel="source", ylabel="target", shared=False)  # type: ignore[arg-type]
-            _frame_emnlp2020_alignment_links(figure, len(panels), entry)
+            _frame_gold_links(figure, len(panels), entry)
             yield Picture(
                 f"alignment-{way.lower()}",
                 f"Alignment of one sentence pair, {way}",
@@ -284,7 +278,7 @@ def emnlp2020_alignment_examples(setting: Setting, best: Mapping[tuple[str, str]
         return
 
 
-def _emnlp2020_alignment_pairs(setting: Setting) -> list[Entry]:
+def _example_pairs(setting: Setting) -> list[Entry]:
     """The entry whose id is the example; otherwise entries with links, those of preferred length first."""
     linked = [entry for entry in setting.entries if entry.possible]
     asked = [entry for entry in linked if entry.id == setting.example]
@@ -295,7 +289,7 @@ def _emnlp2020_alignment_pairs(setting: Setting) -> list[Entry]:
     return asked or sorted(linked, key=is_long)[:20]
 
 
-def _emnlp2020_alignment_matrices(
+def _word_matrices(
     setting: Setting, entry: Entry, best: Mapping[tuple[str, str], int]
 ) -> tuple[list[str], list[str], dict[tuple[str, str], NDArray[np.float64]]]:
     """Source labels, target labels, and the word-level matrix for each setting and method."""
@@ -309,17 +303,17 @@ def _emnlp2020_alignment_matrices(
     )
     assert isinstance(result, EncoderDecoderAnalysis)
     decoder = result.side("decoder")
-    words = emnlp2020_measures_aligned_words(Sample(entry, item, item, lens, decoder, result))
+    words = aligned_word_ids(Sample(entry, item, item, lens, decoder, result))
     special = [item.sides["encoder"].names[n] for n, word in enumerate(words[0]) if word is None]
     maps = {
         (way, method): alignment_maps_of_words(found[best[way, "norm"], 0], *words, way).double().numpy()
         for way in SETTINGS
-        for method, found in emnlp2020_measures_cross_maps(decoder).items()
+        for method, found in cross_attention_maps(decoder).items()
     }
     return [*(entry.words or ()), *special], list(entry.target or ()), maps
 
 
-def _frame_emnlp2020_alignment_links(figure: Figure, panels: int, entry: Entry) -> None:
+def _frame_gold_links(figure: Figure, panels: int, entry: Entry) -> None:
     """Draw a frame around each gold link."""
     from matplotlib.patches import Rectangle
 
@@ -330,7 +324,7 @@ def _frame_emnlp2020_alignment_links(figure: Figure, panels: int, entry: Entry) 
             axes.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, edgecolor=GOLD, linewidth=1.0, linestyle=line))
 
 
-def _emnlp2020_alignment_claims(
+def _alignment_claims(
     found: AlignmentResult,
     best: Mapping[tuple[str, str], int],
     numbers: Mapping[str, float],

@@ -16,7 +16,7 @@ from normscope.papers.common import CLEAR, finite_numbers, layer_picture, scan_p
 from normscope.papers.emnlp2020 import shared
 from normscope.papers.emnlp2020.measures import KINDS, NORM_BINS, WEIGHT_BINS
 from normscope.papers.emnlp2020.shared import CATEGORIES, REFERENCE
-from normscope.papers.emnlp2020.shares import mean_emnlp2020_shares
+from normscope.papers.emnlp2020.shares import mean_category_shares
 from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
@@ -36,14 +36,14 @@ TEXT = (
 )
 
 
-def emnlp2020_correlation_section(setting: Setting, runs: Runs) -> Section:
+def correlation_section(setting: Setting, runs: Runs) -> Section:
     """Table 2: Spearman's correlation of alpha and ||f(x)|| by category; by layer; and where they cancel."""
     readings, run = setting.readings, runs[shared.PLAIN]
-    names, published = shared.shared_emnlp2020_category_labels(readings), published_main_numbers(shared.NAME)
-    counts = _emnlp2020_correlation_counts(setting, run)
+    names, published = shared.token_category_labels(readings), published_main_numbers(shared.NAME)
+    counts = _pair_counts(setting, run)
     rho, pairs, rows = {}, {}, []
     for category in CATEGORIES:
-        cells = _emnlp2020_correlation_pairs(counts, category)
+        cells = _category_bins(counts, category)
         rho[category], pairs[category] = spearman_of_histogram(*cells), int(cells[2].sum())
         fine = [none_if_nan(rank_resolution(bins, cells[2])) for bins in cells[:2]]
         theirs = (published.get(f"spearman.{category}"), int(published.get(f"pairs.{category}", 0)) or None)
@@ -51,8 +51,7 @@ def emnlp2020_correlation_section(setting: Setting, runs: Runs) -> Section:
     layers = sorted(counts["layer"].unique().to_list())
     present = [category for category in CATEGORIES if pairs[category]]
     by_layer = {
-        names[c]: [spearman_of_histogram(*_emnlp2020_correlation_pairs(counts, c, layer)) for layer in layers]
-        for c in present
+        names[c]: [spearman_of_histogram(*_category_bins(counts, c, layer)) for layer in layers] for c in present
     }
     columns = {"category": "", "Spearman": ".2f", "pairs": ",", "resolution of alpha": ".5f"}
     columns |= {"resolution of ||f||": ".5f", f"Spearman, {REFERENCE}": ".2f", "pairs, published": ","}
@@ -63,12 +62,7 @@ def emnlp2020_correlation_section(setting: Setting, runs: Runs) -> Section:
         TEXT.format(WEIGHT_BINS, NORM_BINS, readings.large_weight, readings.small_norm),
         (
             Table.of("table2-spearman", f"Table 2. {title}", columns, rows),
-            _emnlp2020_correlation_picture(
-                {
-                    names[c]: _emnlp2020_correlation_coarse_bins(*_emnlp2020_correlation_pairs(counts, c))
-                    for c in present
-                }
-            ),
+            _joint_distribution({names[c]: _coarse_bins(*_category_bins(counts, c)) for c in present}),
             layer_picture("table2-layers", f"{title} in each layer", by_layer, [n + 1 for n in layers], "Spearman"),
             Table.of(
                 "table2-by-layer",
@@ -77,17 +71,17 @@ def emnlp2020_correlation_section(setting: Setting, runs: Runs) -> Section:
                 ((layer + 1, *(none_if_nan(some[n]) for some in by_layer.values())) for n, layer in enumerate(layers)),
                 folded=len(layers) > 20,
             ),
-            _emnlp2020_correlation_table(setting, run, names),
+            _cancelling_table(setting, run, names),
         ),
-        _emnlp2020_correlation_claims(names, rho, published),
+        _cancelling_claims(names, rho, published),
         finite_numbers({f"spearman.{c}": rho[c] for c in present} | {f"pairs.{c}": pairs[c] for c in present}),
     )
 
 
-def _emnlp2020_correlation_counts(setting: Setting, run: Run) -> pl.DataFrame:
+def _pair_counts(setting: Setting, run: Run) -> pl.DataFrame:
     """layer, category, weight_bin, norm_bin -> how many pairs of the corpus, sorted so that sums have one order."""
     keys = ("layer", "category", "weight_bin", "norm_bin")
-    categories = shared.shared_emnlp2020_categories(setting.readings)
+    categories = shared.token_kind_categories(setting.readings)
     by_code = {code: categories[name] for code, name in enumerate(KINDS)}
     return (
         scan_paper_side(run, "weight_norm_counts", setting.side)
@@ -99,16 +93,16 @@ def _emnlp2020_correlation_counts(setting: Setting, run: Run) -> pl.DataFrame:
     )
 
 
-def _emnlp2020_correlation_pairs(counts: pl.DataFrame, category: str, layer: int | None = None) -> BinnedPairs:
+def _category_bins(counts: pl.DataFrame, category: str, layer: int | None = None) -> BinnedPairs:
     """The bins and counts of a category, in all layers or in one."""
     chosen = counts.filter((pl.col("category") == category) & (True if layer is None else pl.col("layer") == layer))
     return tuple(chosen[name].to_numpy() for name in ("weight_bin", "norm_bin", "count"))
 
 
-def _emnlp2020_correlation_picture(cells: Mapping[str, BinnedPairs]) -> Picture:
+def _joint_distribution(cells: Mapping[str, BinnedPairs]) -> Picture:
     """The joint distribution by category in coarse bins: alpha on the x axis, ||f|| on the y axis."""
     weights, norms = (np.concatenate([found[n] for found in cells.values()]) for n in (0, 1))
-    left, bottom, top = _emnlp2020_correlation_lowest_bin(cells), int(norms.min()), int(norms.max())
+    left, bottom, top = _lowest_weight_bin(cells), int(norms.min()), int(norms.max())
     across, up = np.arange(left, int(weights.max()) + 1), np.arange(top, bottom - 1, -1)
     panels = {}
     for name, (x, y, n) in cells.items():
@@ -132,12 +126,12 @@ def _emnlp2020_correlation_picture(cells: Mapping[str, BinnedPairs]) -> Picture:
     )
 
 
-def _emnlp2020_correlation_coarse_bins(weights: NDArray[Any], norms: NDArray[Any], counts: NDArray[Any]) -> BinnedPairs:
+def _coarse_bins(weights: NDArray[Any], norms: NDArray[Any], counts: NDArray[Any]) -> BinnedPairs:
     some = weights > -OCTAVES * WEIGHT_BINS  # not zero
     return weights[some] // (WEIGHT_BINS // COARSE_WEIGHTS), norms[some] // (NORM_BINS // COARSE_NORMS), counts[some]
 
 
-def _emnlp2020_correlation_lowest_bin(cells: Mapping[str, BinnedPairs]) -> int:
+def _lowest_weight_bin(cells: Mapping[str, BinnedPairs]) -> int:
     """The 1 % quantile of the coarse bins of alpha."""
     weights, counts = (np.concatenate([found[n] for found in cells.values()]) for n in (0, 2))
     order = np.argsort(weights)
@@ -145,13 +139,13 @@ def _emnlp2020_correlation_lowest_bin(cells: Mapping[str, BinnedPairs]) -> int:
     return int(weights[order][np.searchsorted(below, 0.01)])
 
 
-def _emnlp2020_correlation_table(setting: Setting, run: Run, names: Mapping[str, str]) -> Table:
+def _cancelling_table(setting: Setting, run: Run, names: Mapping[str, str]) -> Table:
     """The layers and categories with a large alpha and a small ||f||, which cancel."""
-    means = shared.shared_emnlp2020_norm_moments(setting, run, "layer", "category")
-    whole = shared.shared_emnlp2020_norm_moments(setting, run, "layer")
+    means = shared.corpus_norm_moments(setting, run, "layer", "category")
+    whole = shared.corpus_norm_moments(setting, run, "layer")
     rows: list[tuple[Cell, ...]] = []
     for layer, category, weight, keys in (
-        mean_emnlp2020_shares(setting, run).select("layer", "category", "weight", "keys").rows()
+        mean_category_shares(setting, run).select("layer", "category", "weight", "keys").rows()
     ):
         if not keys:
             continue
@@ -169,7 +163,7 @@ def _emnlp2020_correlation_table(setting: Setting, run: Run, names: Mapping[str,
     )
 
 
-def _emnlp2020_correlation_claims(
+def _cancelling_claims(
     names: Mapping[str, str], rho: Mapping[str, float], published: Mapping[str, float]
 ) -> tuple[Claim, ...]:
     special = [c for c in CATEGORIES if c != "other" and not isnan(rho[c])]

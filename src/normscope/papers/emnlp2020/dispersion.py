@@ -6,14 +6,7 @@ from statistics import fmean
 
 from normscope.measures.dispersion import Moments
 from normscope.papers.common import claim_with_published, finite_numbers, scan_paper_side
-from normscope.papers.emnlp2020.shared import (
-    NAME,
-    PLAIN,
-    REFERENCE,
-    Head,
-    shared_emnlp2020_head_maps,
-    shared_emnlp2020_norm_moments,
-)
+from normscope.papers.emnlp2020.shared import NAME, PLAIN, REFERENCE, Head, corpus_norm_moments, head_maps_picture
 from normscope.papers.published import published_main_numbers
 from normscope.papers.study import Runs, Setting
 from normscope.reports.report import Cell, Section, Table, none_if_nan
@@ -27,13 +20,11 @@ TEXT = (
 )
 
 
-def emnlp2020_dispersion_section(setting: Setting, runs: Runs) -> Section:
+def dispersion_section(setting: Setting, runs: Runs) -> Section:
     """Table 1: mean, SD, CV, max and min of ||f(x)|| by head, and averages over heads."""
     run, published = runs[PLAIN], published_main_numbers(NAME)
-    moments = shared_emnlp2020_norm_moments(setting, run, "layer", "head")
-    values = {
-        place: _emnlp2020_dispersion_values(found, setting.readings.sd == "sample") for place, found in moments.items()
-    }
+    moments = corpus_norm_moments(setting, run, "layer", "head")
+    values = {place: _dispersion_values(found, setting.readings.sd == "sample") for place, found in moments.items()}
     average = [fmean(found[n] for found in values.values()) for n in range(3)]
     order = sorted(values, key=lambda place: values[place][2])
     lengths = [
@@ -41,16 +32,13 @@ def emnlp2020_dispersion_section(setting: Setting, runs: Runs) -> Section:
     ]
     numbers = dict(zip((f"dispersion.{key}" for key in COLUMNS), average, strict=False))
     for place, found in values.items():
-        numbers |= {
-            f"dispersion.{_emnlp2020_dispersion_head_name(place)}.{k}": value
-            for k, value in zip(COLUMNS, found, strict=True)
-        }
+        numbers |= {f"dispersion.{_head_name(place)}.{k}": value for k, value in zip(COLUMNS, found, strict=True)}
     numbers |= {"data.tokens": sum(lengths), "data.pairs": sum(n * n for n in lengths)}
     summary: list[tuple[Cell, ...]] = []
     for label, head, ours, theirs in (
         ("average over heads", "", (*average, None, None), ""),
-        ("largest CV: ", _emnlp2020_dispersion_head_name(order[-1]), values[order[-1]], "L2H4"),
-        ("smallest CV: ", _emnlp2020_dispersion_head_name(order[0]), values[order[0]], "L2H7"),
+        ("largest CV: ", _head_name(order[-1]), values[order[-1]], "L2H4"),
+        ("smallest CV: ", _head_name(order[0]), values[order[0]], "L2H7"),
     ):
         prefix = f"dispersion.{theirs}" if theirs else "dispersion"
         summary.append((label + head, "here", *ours))
@@ -71,7 +59,7 @@ def emnlp2020_dispersion_section(setting: Setting, runs: Runs) -> Section:
         TEXT,
         (
             Table.of("table1-dispersion", "Table 1. Dispersion of ||f(x)||", {"head": "", "": "", **FORMATS}, summary),
-            shared_emnlp2020_head_maps("table1-heads", "Mean and CV of ||f(x)|| by head", maps),
+            head_maps_picture("table1-heads", "Mean and CV of ||f(x)|| by head", maps),
             Table.of(
                 "table1-every-head",
                 "Dispersion of ||f(x)|| in every head",
@@ -85,10 +73,10 @@ def emnlp2020_dispersion_section(setting: Setting, runs: Runs) -> Section:
     )
 
 
-def _emnlp2020_dispersion_values(found: Moments, sample: bool) -> tuple[float, ...]:
+def _dispersion_values(found: Moments, sample: bool) -> tuple[float, ...]:
     deviation, variation = found.deviation(sample=sample), found.variation(sample=sample)
     return (found.mean, deviation, variation, found.largest, found.smallest)
 
 
-def _emnlp2020_dispersion_head_name(place: Head) -> str:
+def _head_name(place: Head) -> str:
     return f"L{place[0] + 1}H{place[1] + 1}"

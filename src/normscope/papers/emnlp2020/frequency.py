@@ -34,7 +34,7 @@ FITS = (
 )
 
 
-def emnlp2020_frequency_section(setting: Setting, runs: Runs) -> Section:
+def norm_frequency_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of the frequency rank with ||f(x)|| and with alpha."""
     tokens = scan_paper_side(runs[PLAIN], "token_means", setting.side).sort("id", "position").collect()
     counts, fit = frequencies.load_or_count_frequencies(setting, tokens["token_id"].to_list())
@@ -71,13 +71,13 @@ def emnlp2020_frequency_section(setting: Setting, runs: Runs) -> Section:
         "Word frequency",
         TEXT.format(counts.source)
         + ("" if fit is None else FITS.format(fit.covered, fit.common, fit.types, fit.correlation)),
-        (table, *_emnlp2020_frequency_scatters(ranks, values, ordinary), _emnlp2020_frequency_extremes(tokens, ranks)),
-        _emnlp2020_frequency_claims(rho, published),
+        (table, *_rank_scatters(ranks, values, ordinary), _extreme_types(tokens, ranks)),
+        _norm_frequency_claims(rho, published),
         finite_numbers({f"frequency.{name}": value for name, value in rho.items()}),
     )
 
 
-def _emnlp2020_frequency_scatters(
+def _rank_scatters(
     ranks: NDArray[np.int64], values: Mapping[str, NDArray[np.float64]], ordinary: NDArray[np.bool_]
 ) -> Iterator[Picture]:
     step = max(1, len(ranks) // POINTS)
@@ -94,7 +94,7 @@ def _emnlp2020_frequency_scatters(
         yield Picture(f"frequency-{name}", title, chart, f"One token in {step} is shown." if step > 1 else "")
 
 
-def _emnlp2020_frequency_extremes(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
+def _extreme_types(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
     """The types with the smallest and the largest ||f||."""
     types = (
         tokens.with_columns(pl.Series("rank", ranks))
@@ -114,7 +114,7 @@ def _emnlp2020_frequency_extremes(tokens: pl.DataFrame, ranks: NDArray[np.int64]
     )
 
 
-def _emnlp2020_frequency_claims(rho: Mapping[str, float], published: Mapping[str, float]) -> tuple[Claim, ...]:
+def _norm_frequency_claims(rho: Mapping[str, float], published: Mapping[str, float]) -> tuple[Claim, ...]:
     norm, weight = none_if_nan(rho["norm"]), none_if_nan(rho["weight"])
     ours = "||f(x)|| does not vary" if norm is None else f"Spearman {norm:.2f}"
     return (

@@ -13,8 +13,8 @@ from normscope.papers.emnlp2020.shared import (
     NAME,
     PLAIN,
     REFERENCE,
-    add_shared_emnlp2020_category,
-    shared_emnlp2020_category_labels,
+    add_token_category,
+    token_category_labels,
 )
 from normscope.papers.published import published_main_numbers
 from normscope.papers.study import Runs, Setting
@@ -34,10 +34,10 @@ LEVELS = {
 }
 
 
-def emnlp2020_shares_section(setting: Setting, runs: Runs) -> Section:
+def shares_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 3: weight-based and norm-based analysis of [CLS], [SEP], punctuation and the rest, by layer."""
-    names = shared_emnlp2020_category_labels(setting.readings)
-    frame = mean_emnlp2020_shares(setting, runs[PLAIN])
+    names = token_category_labels(setting.readings)
+    frame = mean_category_shares(setting, runs[PLAIN])
     layers = [layer + 1 for layer in sorted(frame["layer"].unique().to_list())]
     weight, norm, keys = (
         {
@@ -46,7 +46,7 @@ def emnlp2020_shares_section(setting: Setting, runs: Runs) -> Section:
         }
         for column in ("weight", "norm", "keys")
     )
-    part = _emnlp2020_shares_of_total(norm)
+    part = _shares_of_total(norm)
     present = [c for c in CATEGORIES if any(keys[c])]
     table = Table.of(
         "fig3-shares",
@@ -71,19 +71,19 @@ def emnlp2020_shares_section(setting: Setting, runs: Runs) -> Section:
         "Weights against norms: special tokens and punctuation",
         TEXT.format(LEVELS[setting.readings.share_norm]),
         (
-            _emnlp2020_shares_picture("weight", {c: weight[c] for c in present}, layers, names),
-            _emnlp2020_shares_picture("norm", {c: norm[c] for c in present}, layers, names),
+            _shares_picture("weight", {c: weight[c] for c in present}, layers, names),
+            _shares_picture("norm", {c: norm[c] for c in present}, layers, names),
             table,
         ),
-        _emnlp2020_shares_claims(names, layers, weight, part),
+        _shares_claims(names, layers, weight, part),
         numbers,
     )
 
 
-def mean_emnlp2020_shares(setting: Setting, run: Run) -> pl.DataFrame:
+def mean_category_shares(setting: Setting, run: Run) -> pl.DataFrame:
     """layer (from 0), category -> `weight`, `norm` and `keys` (share of the tokens), each the mean over sequences."""
     norm = "norm" if setting.readings.share_norm == "heads" else "layer_norm"
-    frame = add_shared_emnlp2020_category(scan_paper_side(run, "category_shares", setting.side), setting.readings)
+    frame = add_token_category(scan_paper_side(run, "category_shares", setting.side), setting.readings)
     by_sequence = frame.group_by("id", "layer", "category").agg(
         pl.col("weight").sum(), pl.col(norm).sum().alias("norm"), pl.col("keys").sum()
     )
@@ -97,7 +97,7 @@ def mean_emnlp2020_shares(setting: Setting, run: Run) -> pl.DataFrame:
     )
 
 
-def _emnlp2020_shares_picture(what: str, curves: Curves, layers: Sequence[int], names: Mapping[str, str]) -> Picture:
+def _shares_picture(what: str, curves: Curves, layers: Sequence[int], names: Mapping[str, str]) -> Picture:
     published = published_curves(
         published_main_numbers(NAME), {names[c]: f"share.{what}.{c}.L{{}}" for c in curves}, len(layers)
     )
@@ -106,15 +106,13 @@ def _emnlp2020_shares_picture(what: str, curves: Curves, layers: Sequence[int], 
     return layer_picture(f"fig3-{what}", f"Fig. 3. {TITLES[what]}", series, layers, ylabel, note, reference=published)
 
 
-def _emnlp2020_shares_of_total(curves: Curves) -> dict[str, list[float]]:
+def _shares_of_total(curves: Curves) -> dict[str, list[float]]:
     """Each category's share of the sum over categories, by layer."""
     sums = [sum(values) for values in zip(*(curves[c] for c in CATEGORIES), strict=True)]
     return {c: [value / total for value, total in zip(curves[c], sums, strict=True)] for c in CATEGORIES}
 
 
-def _emnlp2020_shares_claims(
-    names: Mapping[str, str], layers: Sequence[int], weight: Curves, part: Curves
-) -> tuple[Claim, ...]:
+def _shares_claims(names: Mapping[str, str], layers: Sequence[int], weight: Curves, part: Curves) -> tuple[Claim, ...]:
     theirs, norms = (
         published_curves(published_main_numbers(NAME), {c: f"share.{what}.{c}.L{{}}" for c in CATEGORIES}, 12)
         for what in ("weight", "norm")
@@ -125,16 +123,14 @@ def _emnlp2020_shares_claims(
         (("first", "separator"), "[CLS] and [SEP] together"),
         (("punctuation",), names["punctuation"][0].upper() + names["punctuation"][1:]),
     ):
-        ours, by_weight, by_norm = _emnlp2020_shares_at_peak(layers, weight, part, some)
+        ours, by_weight, by_norm = _shares_at_weight_peak(layers, weight, part, some)
         claims.append(
             Claim(
                 f"{what} receive much weight but contribute little: in the layer where their weight peaks, their share "
                 "of the norms is less than half their share of the weight",
                 by_norm < by_weight / 2 if by_weight > 0 else None,
                 ours if by_weight > 0 else "no such tokens in the corpus",
-                _emnlp2020_shares_at_peak(range(1, 13), theirs, _emnlp2020_shares_of_total(norms), some)[0]
-                if known
-                else "",
+                _shares_at_weight_peak(range(1, 13), theirs, _shares_of_total(norms), some)[0] if known else "",
             )
         )
     least = min(part["other"])
@@ -143,13 +139,13 @@ def _emnlp2020_shares_claims(
             "Measured by norms, ordinary tokens contribute most in every layer",
             least > 0.5,
             f"at least {100 * least:.0f} % (layer {layers[part['other'].index(least)]})",
-            f"at least {100 * min(_emnlp2020_shares_of_total(norms)['other']):.0f} %" if known else "",
+            f"at least {100 * min(_shares_of_total(norms)['other']):.0f} %" if known else "",
         )
     )
     return tuple(claims)
 
 
-def _emnlp2020_shares_at_peak(
+def _shares_at_weight_peak(
     layers: Sequence[int], weight: Curves, part: Curves, some: Sequence[str]
 ) -> tuple[str, float, float]:
     """The layer where the categories together receive most weight, described; their weight and norm shares there."""

@@ -22,14 +22,14 @@ M = [[W_V W_O, W_V b_O^T], [b_V W_O, b_V . b_O + 1]]; the published numbers come
 PRE_NORM = "\n\nIn this model x is the output of the norm before attention."
 
 
-def emnlp2021_expansion_section(setting: Setting, runs: Runs) -> Section:
+def expansion_section(setting: Setting, runs: Runs) -> Section:
     """Table 8: expansion rate by layer, with the paper's matrix and that of its code."""
     lens, published = setting.lens, published_main_numbers(NAME)
-    found = emnlp2021_expansion_rates(lens)
+    found = expansion_rates_by_layer(lens)
     layers = range(1, setting.depth + 1)
     theirs = [value for key, value in published.items() if key.startswith("expansion.code.L")]
     theirs = theirs if len(theirs) == len(layers) else []  # comparable only for the same number of layers
-    ends = {matrix: _emnlp2021_expansion_mean_min_max(found[matrix]) for matrix in MATRICES}
+    ends = {matrix: _mean_min_max(found[matrix]) for matrix in MATRICES}
     columns = {"code's matrix": ".3f", "paper's matrix": ".3f"}
     numbers: dict[str, float | None] = {f"expansion.{m}.L{n}": found[m][n - 1] for m in MATRICES for n in layers}
     numbers |= {f"expansion.{m}.{name}": value for m in MATRICES for name, value in ends[m].items()}
@@ -68,7 +68,7 @@ def emnlp2021_expansion_section(setting: Setting, runs: Runs) -> Section:
     )
 
 
-def emnlp2021_expansion_rates(lens: Analyzer) -> dict[str, list[float | None]]:
+def expansion_rates_by_layer(lens: Analyzer) -> dict[str, list[float | None]]:
     """matrix -> expansion rate of each layer; None where b_O does not fit the code's matrix."""
     maps = [probing.probe_attention_maps(lens.loaded, layer) for layer in range(lens.loaded.depths[0])]
     return {
@@ -77,7 +77,7 @@ def emnlp2021_expansion_rates(lens: Analyzer) -> dict[str, list[float | None]]:
     }
 
 
-def _emnlp2021_expansion_mean_min_max(values: list[float | None]) -> dict[str, float]:
+def _mean_min_max(values: list[float | None]) -> dict[str, float]:
     """Mean, min and max over layers; empty if a layer has no value."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):

@@ -17,14 +17,8 @@ from normscope.papers.common import (
     rank_correlation,
 )
 from normscope.papers.emnlp2021 import ratios
-from normscope.papers.emnlp2021.ratios import (
-    TYPES,
-    ByLayer,
-    emnlp2021_ratios_scope_of_alias,
-    mixing_scopes,
-    overall_emnlp2021_ratios,
-)
-from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE, shared_emnlp2021_layer_claim
+from normscope.papers.emnlp2021.ratios import TYPES, ByLayer, attention_block_scopes, overall_mixing, scope_of_alias
+from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE, layer_correlation_claim
 from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
@@ -34,11 +28,11 @@ KEYS = ("mean", "max", "min")
 MEANS = {"micro": "Means over all tokens (micro).", "macro": "Means over the sequence means (macro)."}
 
 
-def emnlp2021_mixing_section(setting: Setting, runs: Runs) -> Section:
+def mixing_section(setting: Setting, runs: Runs) -> Section:
     """Table 2: mean, max and min of the mixing ratio by each method."""
     lens, average, published = setting.lens, setting.readings.table_average, published_main_numbers(NAME)
-    found = ratios.summarise_emnlp2021_ratios(ratios.emnlp2021_ratios_of_run(lens, runs[masked_run(setting)]), average)
-    names = [name for name in mixing_scopes(lens) if name in found]
+    found = ratios.summarise_mixing(ratios.mixing_ratios_of_run(lens, runs[masked_run(setting)]), average)
+    names = [name for name in attention_block_scopes(lens) if name in found]
     table = Table.of(
         "table2-mixing",
         "Table 2. Mixing ratio (%)",
@@ -52,14 +46,14 @@ def emnlp2021_mixing_section(setting: Setting, runs: Runs) -> Section:
         "Mixing ratio",
         f"{text} {describe_common_masking(setting)}",
         (table,),
-        _emnlp2021_mixing_claims(setting, {name: found[name]["mean"] for name in names}),
+        _mixing_claims(setting, {name: found[name]["mean"] for name in names}),
         {f"mixing.{name}.{key}": value for name in names for key, value in found[name].items()},
     )
 
 
-def emnlp2021_mixing_layers_section(setting: Setting, runs: Runs) -> Section:
+def mixing_layers_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 3: the mean mixing ratio by layer and kind of token."""
-    found = _emnlp2021_mixing_by_layer(setting, runs)
+    found = _mixing_by_method(setting, runs)
     names, numbers = list(found), range(1, setting.depth + 1)
     kinds = [kind for kind in TYPES if any((layer, kind) in found[names[0]] for layer in numbers)]
     table = Table.of(
@@ -86,7 +80,7 @@ def emnlp2021_mixing_layers_section(setting: Setting, runs: Runs) -> Section:
     lines = layer_picture(
         "fig3-lines",
         "Mixing ratio of all tokens by layer",
-        {name: overall_emnlp2021_ratios(found[name]) for name in names},
+        {name: overall_mixing(found[name]) for name in names},
         numbers,
         "mixing ratio (%)",
         f"Dashed: {REFERENCE[0].lower()}{REFERENCE[1:]}" if published else "",
@@ -98,21 +92,15 @@ def emnlp2021_mixing_layers_section(setting: Setting, runs: Runs) -> Section:
         "layers",
         "Mixing ratio by layer and kind of token",
         f"{text} {describe_common_masking(setting)}",
-        (
-            Picture("fig3-heat", "Fig. 3. Mixing ratio (%); each method has its own colour scale", heat),
-            lines,
-            table,
-        ),
-        _emnlp2021_mixing_layer_claims(
-            setting, found[emnlp2021_ratios_scope_of_alias(setting.lens, "attention-block")]
-        ),
+        (Picture("fig3-heat", "Fig. 3. Mixing ratio (%); each method has its own colour scale", heat), lines, table),
+        _middle_layer_claims(setting, found[scope_of_alias(setting.lens, "attention-block")]),
         {f"mixing.{name}.L{layer}.{kind}": value for name in names for (layer, kind), value in found[name].items()},
     )
 
 
-def emnlp2021_mixing_depth_section(setting: Setting, runs: Runs) -> Section:
+def mixing_depth_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of a layer's overall mixing ratio with its index."""
-    found = {name: overall_emnlp2021_ratios(means) for name, means in _emnlp2021_mixing_by_layer(setting, runs).items()}
+    found = {name: overall_mixing(means) for name, means in _mixing_by_method(setting, runs).items()}
     numbers, published = range(1, setting.depth + 1), published_main_numbers(NAME)
     rho = {name: rank_correlation(means, numbers) for name, means in found.items()}
     columns = {"method": "", "first layer (%)": ".1f", "last layer (%)": ".1f"}
@@ -128,37 +116,34 @@ def emnlp2021_mixing_depth_section(setting: Setting, runs: Runs) -> Section:
         f"p: two-sided permutation test. {REFERENCE}",
     )
     theirs = quote_published(published, "Spearman {:.2f} over 12 layers", "depth.ATTNRESLN-N")
-    means = found[emnlp2021_ratios_scope_of_alias(setting.lens, "attention-block")]
+    means = found[scope_of_alias(setting.lens, "attention-block")]
     return Section(
         "depth",
         "Mixing ratio and depth",
         f"Correlations over {setting.depth} layers; with few layers, chance correlations are often strong.",
         (table,),
-        (shared_emnlp2021_layer_claim(setting, "The mixing ratio decreases with depth", means, numbers, -1, theirs),),
+        (layer_correlation_claim(setting, "The mixing ratio decreases with depth", means, numbers, -1, theirs),),
         finite_numbers({f"depth.{name}": value for name, value in rho.items()}),
     )
 
 
-def emnlp2021_mixing_middle_layers(depth: int) -> list[int]:
+def middle_layers(depth: int) -> list[int]:
     """The middle half of the layers, from 1: 4 to 9 of 12."""
     return [layer for layer in range(1, depth + 1) if depth < 4 * layer <= 3 * depth] or [1]
 
 
-def _emnlp2021_mixing_by_layer(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, str], float]]:
+def _mixing_by_method(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, str], float]]:
     """Method -> (layer, kind of token) -> mean, methods in the order of the layer's scopes."""
-    frame = ratios.emnlp2021_ratios_of_run(setting.lens, runs[masked_run(setting)])
-    found = ratios.mean_emnlp2021_ratios_by_layer(frame, setting.readings.layer_average)
-    return {name: found[name] for name in mixing_scopes(setting.lens) if name in found}
+    frame = ratios.mixing_ratios_of_run(setting.lens, runs[masked_run(setting)])
+    found = ratios.mean_mixing_by_layer(frame, setting.readings.layer_average)
+    return {name: found[name] for name in attention_block_scopes(setting.lens) if name in found}
 
 
-def _emnlp2021_mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim, ...]:
+def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim, ...]:
     lens, published = setting.lens, published_main_numbers(NAME)
-    scopes = [emnlp2021_ratios_scope_of_alias(lens, f"attention{suffix}") for suffix in ("", "-residual", "-block")]
+    scopes = [scope_of_alias(lens, f"attention{suffix}") for suffix in ("", "-residual", "-block")]
     attention, residual, block = (means[name] for name in scopes)
-    weights, half = (
-        means[emnlp2021_ratios_scope_of_alias(lens, "weights")],
-        ratios.emnlp2021_ratios_residual_scope(lens),
-    )
+    weights, half = (means[scope_of_alias(lens, "weights")], ratios.weights_residual_scope(lens))
 
     def claim(text: str, holds: bool, template: str, ours: tuple[float, float], *theirs: str) -> Claim:
         return claim_with_published(text, holds, template, ours, published, *(f"mixing.{name}.mean" for name in theirs))
@@ -197,7 +182,7 @@ def _emnlp2021_mixing_claims(setting: Setting, means: Mapping[str, float]) -> tu
     return (*claims, last)
 
 
-def _emnlp2021_mixing_layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
+def _middle_layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
     published = published_main_numbers(NAME)
     keys = {(n, kind): f"mixing.ATTNRESLN-N.L{n}.{kind}" for n in range(1, 13) for kind in TYPES}
     theirs = {place: published[key] for place, key in keys.items() if key in published}
@@ -207,7 +192,7 @@ def _emnlp2021_mixing_layer_claims(setting: Setting, means: ByLayer) -> tuple[Cl
         ("first", True, "In the middle layers, the first token ([CLS]) mixes less than ordinary tokens"),
         ("mask", False, "In the middle layers, [MASK] mixes more than ordinary tokens"),
     ):
-        ours, why = _emnlp2021_mixing_middle_means(means, kind, setting.depth), "no such tokens in the corpus"
+        ours, why = _middle_means(means, kind, setting.depth), "no such tokens in the corpus"
         if kind == "first" and setting.side == "decoder":
             ours, why = None, "the first token of a causal model attends only to itself"
         holds = None if ours is None else (ours[0] < ours[1]) == less
@@ -215,23 +200,21 @@ def _emnlp2021_mixing_layer_claims(setting: Setting, means: ByLayer) -> tuple[Cl
             Claim(
                 text,
                 holds,
-                _describe_emnlp2021_mixing_means(ours, setting.depth, why),
-                _describe_emnlp2021_mixing_means(_emnlp2021_mixing_middle_means(theirs, kind, 12), 12),
+                _describe_middle_means(ours, setting.depth, why),
+                _describe_middle_means(_middle_means(theirs, kind, 12), 12),
             )
         )
     return tuple(claims)
 
 
-def _emnlp2021_mixing_middle_means(means: ByLayer, kind: str, depth: int) -> tuple[float, float] | None:
+def _middle_means(means: ByLayer, kind: str, depth: int) -> tuple[float, float] | None:
     """Means over the middle layers for a kind of token and for ordinary tokens."""
-    values = [
-        [means[n, one] for n in emnlp2021_mixing_middle_layers(depth) if (n, one) in means] for one in (kind, "other")
-    ]
+    values = [[means[n, one] for n in middle_layers(depth) if (n, one) in means] for one in (kind, "other")]
     return (float(np.mean(values[0])), float(np.mean(values[1]))) if all(values) else None
 
 
-def _describe_emnlp2021_mixing_means(pair: Sequence[float] | None, depth: int, why: str = "") -> str:
-    layers = emnlp2021_mixing_middle_layers(depth)
+def _describe_middle_means(pair: Sequence[float] | None, depth: int, why: str = "") -> str:
+    layers = middle_layers(depth)
     if pair is None:
         return why
     return f"{pair[0]:.1f} % against {pair[1]:.1f} % in layers {layers[0]} to {layers[-1]}"

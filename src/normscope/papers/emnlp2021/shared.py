@@ -14,7 +14,7 @@ PUBLISHED = "published"  # a column
 REFERENCE = "Published: BERT-base on Wikipedia."
 
 
-def shared_emnlp2021_layer_claim(
+def layer_correlation_claim(
     setting: Setting, text: str, a: Sequence[float], b: Sequence[float], sign: int, theirs: str = ""
 ) -> Claim:
     """A claim that two quantities of a layer correlate positively (`sign` 1) or negatively (-1). It is left open unless

@@ -26,13 +26,13 @@ from normscope.papers.common import (
 )
 from normscope.papers.emnlp2021.measures import ALL
 from normscope.papers.emnlp2021.ratios import (
-    aggregate_emnlp2021_ratios,
-    emnlp2021_ratios_of_run,
-    emnlp2021_ratios_scope_of_alias,
-    mean_emnlp2021_ratios_by_layer,
-    overall_emnlp2021_ratios,
+    aggregate_rounded,
+    mean_mixing_by_layer,
+    mixing_ratios_of_run,
+    overall_mixing,
+    scope_of_alias,
 )
-from normscope.papers.emnlp2021.shared import shared_emnlp2021_layer_claim
+from normscope.papers.emnlp2021.shared import layer_correlation_claim
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
@@ -54,16 +54,13 @@ CORRELATION_NOTE = (
 )
 
 
-def emnlp2021_uniform_section(setting: Setting, runs: Runs) -> Section:
+def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
     """Change of the output for each layer and for all layers at once, with the layer's mixing ratio."""
     lens, average, depth = setting.lens, setting.readings.layer_average, setting.depth
-    weights, block = (
-        emnlp2021_ratios_scope_of_alias(lens, "weights"),
-        emnlp2021_ratios_scope_of_alias(lens, "attention-block"),
-    )
-    means = mean_emnlp2021_ratios_by_layer(emnlp2021_ratios_of_run(lens, runs[masked_run(setting)]), average)
-    mixing = {name: overall_emnlp2021_ratios(means[name]) for name in (weights, block)}
-    found = emnlp2021_uniform_changes(lens, runs[RUN], average)
+    weights, block = (scope_of_alias(lens, "weights"), scope_of_alias(lens, "attention-block"))
+    means = mean_mixing_by_layer(mixing_ratios_of_run(lens, runs[masked_run(setting)]), average)
+    mixing = {name: overall_mixing(means[name]) for name in (weights, block)}
+    found = uniform_attention_changes(lens, runs[RUN], average)
     has_loss = "loss" in found[ALL]
     kinds = CHANGES | (LOSSES if has_loss else {})
     columns = (f"{weights} (%)", f"{block} (%)", *kinds.values())
@@ -98,14 +95,14 @@ def emnlp2021_uniform_section(setting: Setting, runs: Runs) -> Section:
     return Section(
         "uniform",
         "Uniform instead of learned attention",
-        "\n\n".join((TEXT, _describe_emnlp2021_uniform_loss(setting, found[ALL]), describe_common_masking(setting))),
-        (*tables, *_emnlp2021_uniform_pictures(mixing, changed, chosen)),
-        _emnlp2021_uniform_claims(setting, mixing, changed),
-        _emnlp2021_uniform_numbers(found, correlations, chosen),
+        "\n\n".join((TEXT, _describe_loss(setting, found[ALL]), describe_common_masking(setting))),
+        (*tables, *_uniform_attention_pictures(mixing, changed, chosen)),
+        _uniform_attention_claims(setting, mixing, changed),
+        _uniform_attention_numbers(found, correlations, chosen),
     )
 
 
-def emnlp2021_uniform_changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float]]:
+def uniform_attention_changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float]]:
     """layer (from 0, or ALL) -> relative change in percent and cosine distance; with a head also the loss, its increase
     and the loss with learned attention. Sequences count equally (macro) or by tokens (micro); losses are means over
     all scored tokens."""
@@ -115,7 +112,7 @@ def emnlp2021_uniform_changes(lens: Analyzer, run: Run, average: str) -> dict[in
     losses = [((pl.col(kind).fill_nan(0.0) * score).sum() / score.sum()).alias(kind) for kind in ("loss", "plain_loss")]
     rows = scan_paper_side(run, "uniform_attention", lens.loaded.stacks[0].side)
     found: dict[int, dict[str, float]] = {}
-    for row in aggregate_emnlp2021_ratios(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
+    for row in aggregate_rounded(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
         values = {"relative": 100 * row["relative"], "cosine": row["cosine"]}
         if row["scored"]:
             values |= {"loss": row["loss"], "added": row["loss"] - row["plain_loss"], "plain": row["plain_loss"]}
@@ -123,7 +120,7 @@ def emnlp2021_uniform_changes(lens: Analyzer, run: Run, average: str) -> dict[in
     return found
 
 
-def _emnlp2021_uniform_pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Picture]:
+def _uniform_attention_pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Picture]:
     block, by_block = list(mixing.items())[-1]
     layers = range(1, len(by_block) + 1)
     scatter = charts.scatter_chart(
@@ -139,11 +136,11 @@ def _emnlp2021_uniform_pictures(mixing: ByKind, changed: ByKind, chosen: str) ->
     return Picture("uniform-scatter", against, scatter), layer_picture("uniform-layers", beside, series, layers, "%")
 
 
-def _emnlp2021_uniform_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
+def _uniform_attention_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
     (weights, by_weights), (block, by_block) = ((name, sum(some) / len(some)) for name, some in mixing.items())
     change = sum(changed["relative"]) / setting.depth
     return (
-        shared_emnlp2021_layer_claim(
+        layer_correlation_claim(
             setting,
             "Uniform attention changes less where a layer mixes less: the change increases with the mixing ratio",
             mixing[block],
@@ -158,7 +155,7 @@ def _emnlp2021_uniform_claims(setting: Setting, mixing: ByKind, changed: ByKind)
     )
 
 
-def _emnlp2021_uniform_numbers(
+def _uniform_attention_numbers(
     found: Changes, correlations: Mapping[tuple[str, str], tuple[float | None, ...]], chosen: str
 ) -> dict[str, float]:
     numbers: dict[str, float] = {}
@@ -175,7 +172,7 @@ def _emnlp2021_uniform_numbers(
     return numbers
 
 
-def _describe_emnlp2021_uniform_loss(setting: Setting, everywhere: Mapping[str, Any]) -> str:
+def _describe_loss(setting: Setting, everywhere: Mapping[str, Any]) -> str:
     if "plain" not in everywhere:
         return "The model was loaded without a head that predicts tokens, so there is no loss to compare."
     what = "of the masked tokens" if masked_run(setting) == "masked" else "of the next token"

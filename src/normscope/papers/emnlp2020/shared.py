@@ -11,12 +11,14 @@ import polars as pl
 from normscope.corpus.store import Run
 from normscope.measures.dispersion import Moments, combine_moments
 from normscope.papers.common import scan_paper_side
+from normscope.papers.published import published_main_numbers
 from normscope.papers.study import Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Picture
 
 Head = tuple[int, int]  # layer and head, from 0
 NAME = "emnlp2020"
+THEIRS = published_main_numbers(NAME)
 REFERENCE = "BERT-base on Wikipedia, published"
 PLAIN = "attention"  # the run over unmasked text
 PARALLEL = "alignment"  # the run over sentence pairs
@@ -50,8 +52,7 @@ def corpus_norm_moments(setting: Setting, run: Run, *keys: str) -> dict[tuple[An
 
 def head_maps_picture(name: str, title: str, panels: Mapping[str, Mapping[Head, float]]) -> Picture:
     """Heat maps of all layers and heads side by side, each with its own colour scale."""
-    heads = list(next(iter(panels.values())))
-    shape = tuple(1 + max(place[n] for place in heads) for n in (0, 1))
+    shape = tuple(1 + max(indices) for indices in zip(*next(iter(panels.values())), strict=True))
     grids = {label: np.full(shape, np.nan) for label in panels}
     for label, values in panels.items():
         for place, value in values.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -11,10 +12,11 @@ from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
 from normscope.corpus.entries import Entry
 from normscope.measures.first_token import normalise_rows
+from normscope.papers.common import layer_table
 from normscope.papers.emnlp2021.ratios import attention_block_scopes, scope_of_alias
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
-from normscope.reports.report import Claim, Picture, Section, Table
+from normscope.reports.report import Claim, Picture, Section
 
 LONGEST = 40  # most tokens that stay legible along an axis
 KINDS = {"norms": ("-N", "norm of the contribution"), "weights": ("-W", "weight")}  # suffix of the scopes, label
@@ -26,23 +28,18 @@ def example_maps_section(setting: Setting, runs: Runs) -> Section:
     result = _analyze_example(lens, example_maps_encoding(setting))
     tokens = list(result.tokens)
     layer = min(asked, depth) if asked > 0 else (depth + 1) // 2
+    look: dict[str, Any] = {"rows": tokens, "columns": tokens, "xlabel": "input", "ylabel": "output", "shared": False}
     pictures = []
     for kind, (suffix, label) in KINDS.items():
         maps = {name: result[name][layer - 1].numpy() for name in result.scopes if name.endswith(suffix)}
-        chart = map_charts.heat_map_charts(
-            maps, rows=tokens, columns=tokens, label=label, xlabel="input", ylabel="output", shared=False
-        )
+        chart = map_charts.heat_map_charts(maps, label=label, **look)
         title = f"Maps of the example by {kind}, layer {layer} of {depth}"
         pictures.append(Picture(f"comparison-{kind}", title, chart, "Each map has its own colour scale."))
     shares = {name: example_maps_own_shares(result[name]) for name in result.scopes}
-    table = Table.of(
-        "comparison-own",
-        "Share of the diagonal (%): each token's share in its own row, mean over tokens",
-        {"layer": "", **dict.fromkeys(result.scopes, ".1f")},
-        ((n + 1, *(shares[name][n] for name in result.scopes)) for n in range(depth)),
-    )
+    title = "Share of the diagonal (%): each token's share in its own row, mean over tokens"
+    table = layer_table("comparison-own", title, shares, range(1, depth + 1), ".1f")
     alone, block = (scope_of_alias(lens, alias) for alias in ("attention", "attention-block"))
-    by_alone, by_block = (sum(shares[name]) / depth for name in (alone, block))
+    by_alone, by_block = fmean(shares[alone]), fmean(shares[block])
     claim = Claim(
         "The diagonal dominates the map with residual and normalization, but not with attention alone",
         by_block > 50 > by_alone,

@@ -19,8 +19,8 @@ from normscope.papers.emnlp2021.ratios import (
     mixing_ratios_of_run,
     scope_of_alias,
 )
-from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE
-from normscope.papers.published import published_main_numbers, quote_published
+from normscope.papers.emnlp2021.shared import PUBLISHED, REFERENCE, THEIRS
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
@@ -32,7 +32,7 @@ is the most frequent type, so a negative correlation means that frequent words m
 
 def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of mixing ratio and frequency rank, with and without special tokens."""
-    lens, published = setting.lens, published_main_numbers(NAME)
+    lens = setting.lens
     frame = mixing_of_tokens(setting, runs["plain"])
     ids = lens.tokenizer.convert_tokens_to_ids(frame["token"].to_list())
     counts, _ = frequencies.load_or_count_frequencies(setting, ids)
@@ -41,9 +41,8 @@ def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
     groups = {"all": np.ones(len(ranks), dtype=bool), "words": ordinary}
     values = {name: frame[name].to_numpy() for name in attention_block_scopes(lens) if name in frame.columns}
     rho = {
-        (name, kind): spearman_of_lists(some[chosen], ranks[chosen])
+        name: {kind: spearman_of_lists(some[chosen], ranks[chosen]) for kind, chosen in groups.items()}
         for name, some in values.items()
-        for kind, chosen in groups.items()
     }
     columns = (*TITLES.values(), *(f"{PUBLISHED}, {title.split()[0]}" for title in TITLES.values()))
     table = Table.of(
@@ -53,10 +52,10 @@ def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
         (
             (
                 name,
-                *(none_if_nan(rho[name, kind]) for kind in TITLES),
-                *(published.get(f"frequency.{name}.{kind}") for kind in TITLES),
+                *(none_if_nan(some[kind]) for kind in TITLES),
+                *(THEIRS.get(f"frequency.{name}.{kind}") for kind in TITLES),
             )
-            for name in values
+            for name, some in rho.items()
         ),
         f"{len(ranks)} tokens, {int(ordinary.sum())} of them not special. Frequencies: {counts.source}. {REFERENCE}",
     )
@@ -65,14 +64,13 @@ def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
     chart = charts.line_chart(means, x=places, xlabel=xlabel, ylabel="mixing ratio (%)", ylim=(0, 100))
     title, note = "Mean mixing ratio of words by frequency rank", "Two points per power of ten; no special tokens."
     last = scope_of_alias(lens, "attention-block")
-    found = none_if_nan(rho[last, "words"])
+    found = none_if_nan(rho[last]["words"])
+    measured = "" if found is None else f"Spearman {found:.2f} by {last}, without special tokens"
     claim = Claim(
         "Frequent words mix more: the mixing ratio decreases with the frequency rank",
         None if found is None else found < 0,
-        "the mixing ratio does not vary"
-        if found is None
-        else f"Spearman {found:.2f} by {last}, without special tokens",
-        quote_published(published, "Spearman {:.2f} by ATTNRESLN-N", "frequency.ATTNRESLN-N.words"),
+        measured or "the mixing ratio does not vary",
+        quote_published(THEIRS, "Spearman {:.2f} by ATTNRESLN-N", "frequency.ATTNRESLN-N.words"),
     )
     return Section(
         "frequency",
@@ -80,7 +78,7 @@ def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
         TEXT,
         (table, Picture("frequency-ranks", title, chart, note)),
         (claim,),
-        finite_numbers({f"frequency.{name}.{kind}": value for (name, kind), value in rho.items()}),
+        finite_numbers({f"frequency.{name}.{kind}": rho[name][kind] for name in rho for kind in groups}),
     )
 
 

@@ -10,7 +10,8 @@ from polars import selectors
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
 from normscope.models.scopes import scope_aliases, scope_names
-from normscope.papers.common import scan_paper_side
+from normscope.papers.common import masked_run, scan_paper_side
+from normscope.papers.study import Runs, Setting
 
 DIGITS = 10
 TYPES = ("first", "separator", "mask", "other", "overall")
@@ -71,6 +72,13 @@ def mean_mixing_by_layer(frame: pl.LazyFrame, average: str) -> dict[str, dict[tu
         for name, layer, kind, mean in sorted(aggregate_rounded(some, keys, value.mean()).rows()):
             found.setdefault(name, {})[layer, kind] = mean
     return found
+
+
+def mixing_by_method(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, str], float]]:
+    """`mean_mixing_by_layer` of the masked run with the reading `layer_average`, methods in the order of the scopes."""
+    frame = mixing_ratios_of_run(setting.lens, runs[masked_run(setting)])
+    found = mean_mixing_by_layer(frame, setting.readings.layer_average)
+    return {name: found[name] for name in attention_block_scopes(setting.lens) if name in found}
 
 
 def aggregate_rounded(frame: pl.LazyFrame, keys: Sequence[str], *aggregates: pl.Expr) -> pl.DataFrame:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from normscope.measures.correlation import spearman_p_value
 from normscope.papers.common import rank_correlation
+from normscope.papers.published import published_main_numbers
 from normscope.papers.study import Setting
 from normscope.reports.report import Claim
 
 NAME = "emnlp2021"
+THEIRS = published_main_numbers(NAME)
 PUBLISHED = "published"  # a column
 REFERENCE = "Published: BERT-base on Wikipedia."
 

@@ -22,7 +22,7 @@ from normscope.cli import Commands, progress
 from normscope.cli.paper import paper_command
 from normscope.corpus import Run
 from normscope.papers import published, runs, study
-from normscope.papers.readings import reading_field
+from normscope.papers.readings import reading
 from normscope.papers.runs import RunPlan, StoppedError, merge_run_plans
 from normscope.papers.study import PAPERS, Experiment, Paper, Setting, find_paper, reproduce
 from normscope.reports import facts
@@ -35,8 +35,8 @@ WORDS = [word for word in VOCABULARY if word.isalpha()]
 
 @dataclass(frozen=True)
 class Readings:
-    mask_seed: int = reading_field(0, "seed of the draw")
-    percent: bool = reading_field(True, "whether ratios are percents")
+    mask_seed: int = reading(0, "seed of the draw")
+    percent: bool = reading(True, "whether ratios are percents")
 
 
 def mixing(setting: Setting, runs: Mapping[str, Run]) -> Section:

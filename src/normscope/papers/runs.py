@@ -109,9 +109,8 @@ def _scopes_of_plan(plan: RunPlan) -> tuple[str, ...] | None:
     measures = find_registered_measures(plan.measures)
     if plan.scopes is None and any(measure.scopes is None for measure in measures):
         return None
-    return _ordered_union(
-        plan.scopes or (), (scope for measure in measures for scope in measure.scopes or ()), plan.maps
-    )
+    of_measures = (scope for measure in measures for scope in measure.scopes or ())
+    return _ordered_union(plan.scopes or (), of_measures, plan.maps)
 
 
 def _ordered_union(*some: Iterable[str]) -> tuple[str, ...]:

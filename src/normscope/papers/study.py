@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -104,16 +104,6 @@ class Setting:
         return islice(read(self.data, self.format, **options), self.limit)
 
 
-def nothing_missing(setting: Setting) -> str | None:
-    """`missing` of an experiment that can always run."""
-    return None
-
-
-def no_runs(setting: Setting) -> tuple[RunPlan, ...]:
-    """`runs` of an experiment without corpus runs."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Experiment:
     """One experiment of a paper."""
@@ -121,8 +111,8 @@ class Experiment:
     name: str  # as on the command line: "dispersion"
     title: str
     section: Callable[[Setting, Runs], Section]
-    runs: Callable[[Setting], tuple[RunPlan, ...]] = no_runs  # the corpus runs that it reads
-    missing: Callable[[Setting], str | None] = nothing_missing  # why it cannot run here, or None
+    runs: Callable[[Setting], tuple[RunPlan, ...]] = lambda setting: ()  # the corpus runs that it reads
+    missing: Callable[[Setting], str | None] = lambda setting: None  # why it cannot run here, or None
     needs: str = "a corpus"  # shown by `--list`, such as "sentences with named entities"
 
 
@@ -133,7 +123,7 @@ class Paper:
     name: str  # as on the command line: "emnlp2020"
     title: str
     citation: str
-    readings: type[Any]  # a frozen dataclass of `reading_field`s, including `mask_seed` if runs are masked
+    readings: type[Any]  # a frozen dataclass of `reading`s, including `mask_seed` if runs are masked
     experiments: tuple[Experiment, ...]
 
 
@@ -182,12 +172,12 @@ def reproduce(
     lens = load_run_analyzer(model, engine)
     key = _published_key_of_model(paper, lens, required=verify)
     file = None if frequencies is None else Path(frequencies)
-    setting = _with_first_entries(
-        Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit)
-    )
+    setting = Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit)
+    setting = replace(setting, entries=_first_entries(setting))
     able, skipped = _split_by_ability(paper, chosen, setting, strict=experiments is not None)
+    plans = merge_run_plans(plan for experiment in able for plan in experiment.runs(setting))
     source = model if engine.get("engine") == "ray" else lens
-    runs = _run_plans(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
+    runs = _run_plans(setting, plans, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
     sections = _compute_sections(setting, able, runs, progress)
     lengths = facts.facts_sequence_lengths(next(iter(runs.values()))) if runs else []
     numbers = {name: value for section in sections for name, value in section.numbers.items()}
@@ -196,7 +186,7 @@ def reproduce(
         paper.name,
         paper.title,
         paper.citation,
-        _setting_facts(setting, able, runs, lengths),
+        _setting_facts(setting, plans, runs, lengths),
         describe_readings(parsed),
         sections,
         tuple(skipped),
@@ -281,29 +271,23 @@ def _split_by_ability(
     return able, skipped
 
 
-def _with_first_entries(setting: Setting) -> Setting:
-    """The setting with the first readable entries of its data filled in."""
-    if not setting.data:
-        return setting
-    entries = (entry for entry in setting.read() if isinstance(entry, Entry))
-    return replace(setting, entries=tuple(islice(entries, PEEK)))
-
-
-def _merged_plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
-    return merge_run_plans(plan for experiment in experiments for plan in experiment.runs(setting))
+def _first_entries(setting: Setting) -> tuple[Entry, ...]:
+    """The first readable entries of the data, at most PEEK; empty without data."""
+    entries = (entry for entry in setting.read() if isinstance(entry, Entry)) if setting.data else ()
+    return tuple(islice(entries, PEEK))
 
 
 def _run_plans(
     setting: Setting,
-    experiments: Iterable[Experiment],
+    plans: Sequence[RunPlan],
     model: str | Path | ModelSource | Analyzer,
     root: Path,
     progress: Progress | None,
     **options: Any,
 ) -> dict[str, Run]:
-    """The corpus runs of all experiments, by name."""
+    """The corpus runs by name."""
     runs = {}
-    for plan in _merged_plans(setting, experiments):
+    for plan in plans:
         known, folder = find_covering_run(plan, root)
         runs[plan.name] = complete_run(
             setting.data,
@@ -336,7 +320,7 @@ def _compute_sections(
 
 
 def _setting_facts(
-    setting: Setting, experiments: Iterable[Experiment], runs: Runs, lengths: Sequence[int]
+    setting: Setting, plans: Sequence[RunPlan], runs: Runs, lengths: Sequence[int]
 ) -> tuple[tuple[str, str], ...]:
     lens = setting.lens
     found = [
@@ -352,7 +336,7 @@ def _setting_facts(
         found.append(("sequences", facts.sequence_facts(lengths, setting.limit)))
     if setting.frequencies is not None:
         found.append(("word frequencies", str(setting.frequencies)))
-    for plan in _merged_plans(setting, experiments):
+    for plan in plans:
         masked = "no tokens masked"
         if plan.masked and setting.mask_seed is None:
             masked += " (the model has no mask token)"

@@ -12,7 +12,7 @@ from normscope.papers.emnlp2020.frequency import norm_frequency_section
 from normscope.papers.emnlp2020.shared import NAME, PARALLEL, PLAIN
 from normscope.papers.emnlp2020.shares import shares_section
 from normscope.papers.frequencies import missing_frequencies
-from normscope.papers.readings import reading_choice_field, reading_field
+from normscope.papers.readings import reading, reading_choice
 from normscope.papers.study import Experiment, Paper, Setting
 
 
@@ -20,34 +20,34 @@ from normscope.papers.study import Experiment, Paper, Setting
 class NormReadings:
     """Choices that the paper and its code leave open."""
 
-    sd: str = reading_choice_field(
+    sd: str = reading_choice(
         "SD of Table 1: of the population (divided by n) or of a sample (n - 1)", "population", "sample"
     )
-    punctuation: str = reading_choice_field(
+    punctuation: str = reading_choice(
         "what counts as punctuation: comma and period, or every mark", "comma-period", "all"
     )
-    share_norm: str = reading_choice_field(
+    share_norm: str = reading_choice(
         "norms of Fig. 3: the sum of ||alpha f|| per head, averaged over heads, or the sum of the layer's ||sum over "
         "heads of alpha f||",
         *("heads", "layer"),
     )
-    large_weight: float = reading_field(
+    large_weight: float = reading(
         2.0, "what counts as a large alpha in the list of cancelling layers: this multiple of uniform attention"
     )
-    small_norm: float = reading_field(
+    small_norm: float = reading(
         0.5, "what counts as a small ||f|| in that list: at most this fraction of the layer's mean"
     )
-    frequency_tokens: str = reading_choice_field(
+    frequency_tokens: str = reading_choice(
         "tokens to correlate with frequency: all, or words only (no special tokens)", "all", "words"
     )
-    unseen: str = reading_choice_field(
+    unseen: str = reading_choice(
         "tokens missing from the frequency file: ranked one below the last, or left out", "rank", "leave"
     )
-    average_norm: str = reading_choice_field(
+    average_norm: str = reading_choice(
         "mean norm of a cross-attention head: over all cells of all sentences, or over the sentence means",
         *("cells", "sentences"),
     )
-    aer_correlation: str = reading_choice_field(
+    aer_correlation: str = reading_choice(
         "which error rates of heads are correlated with their norm: those by norms or by weights", "norm", "weight"
     )
 

@@ -72,7 +72,6 @@ def mean_category_shares(setting: Setting, run: Run) -> pl.DataFrame:
         frame.group_by("id", "layer", "category")
         .agg(*sums)
         .with_columns(part)
-        .sort("id", "layer", "category")  # sums in one order, for reproducible last digits
         .group_by("layer", "category")
         .agg(pl.col("weight", "norm", "keys").mean())
         .sort("layer", "category")

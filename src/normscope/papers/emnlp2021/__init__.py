@@ -13,7 +13,7 @@ from normscope.papers.emnlp2021.ratios import attention_block_scopes
 from normscope.papers.emnlp2021.shared import NAME
 from normscope.papers.emnlp2021.uniform import RUN, uniform_attention_section
 from normscope.papers.frequencies import missing_frequencies
-from normscope.papers.readings import reading_choice_field, reading_field
+from normscope.papers.readings import reading, reading_choice
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, Paper, Setting
 
@@ -22,37 +22,35 @@ from normscope.papers.study import Experiment, Paper, Setting
 class MixingReadings:
     """Choices that the paper and its code leave open."""
 
-    masking: bool = reading_field(
+    masking: bool = reading(
         True, "mask 12 % of the ordinary tokens, as the paper's code does (15 % x 80 % in its text)"
     )
-    mask_seed: int = reading_field(
+    mask_seed: int = reading(
         0, "seed for masking; drawn separately for each sequence, while the paper's code draws once for all in order"
     )
-    table_average: str = reading_choice_field(
+    table_average: str = reading_choice(
         "mean of Table 2: over all tokens, or over the sequence means", "micro", "macro"
     )
-    layer_average: str = reading_choice_field(
-        "means by layer: over the sequence means, or over all tokens", "macro", "micro"
-    )
-    special: str = reading_choice_field(
+    layer_average: str = reading_choice("means by layer: over the sequence means, or over all tokens", "macro", "micro")
+    special: str = reading_choice(
         "what 'without special tokens' leaves out: [CLS] and [SEP] (or the tokens that start and end a text), or every "
         "special token of the tokenizer, including [UNK]",
         *("markers", "tokenizer"),
     )
-    expansion: str = reading_choice_field(
+    expansion: str = reading_choice(
         "matrix for the claim about expansion: that of the code, used for the published table, or that of the paper",
         "code",
         "paper",
     )
-    level: float = reading_field(
+    level: float = reading(
         0.05,
         "significance level at which a correlation over layers decides a claim (two-sided permutation test; the paper "
         "has no test); 1: the sign alone decides",
     )
-    change: str = reading_choice_field(
+    change: str = reading_choice(
         "change of the output to compare with mixing: relative or cosine", "relative", "cosine"
     )
-    example_layer: int = reading_field(0, "layer of the example maps, from 1; 0: the middle layer")
+    example_layer: int = reading(0, "layer of the example maps, from 1; 0: the middle layer")
 
 
 def _mixing_plans(setting: Setting) -> tuple[RunPlan, ...]:

@@ -18,7 +18,7 @@ from normscope.papers.faithfulness.predictions import prediction_replacement_tok
 from normscope.papers.faithfulness.results import Results
 from normscope.papers.faithfulness.scores import methods_of_faithfulness_scores, refusal_of_faithfulness_scores
 from normscope.papers.faithfulness.settings import Settings
-from normscope.papers.runs import EngineOptions, complete_papers_run, load_papers_run_analyzer
+from normscope.papers.runs import EngineOptions, complete_run, load_run_analyzer
 from normscope.reports import facts
 from normscope.reports.report import Report
 from normscope.reports.write import write_report
@@ -54,14 +54,14 @@ def compare_methods(
     interrupted run. `engine`, `workers`, `threads` and `address` are those of `normscope.corpus.run`.
     """
     chosen = settings or Settings()
-    lens = load_papers_run_analyzer(model, engine)
+    lens = load_run_analyzer(model, engine)
     task = faithfulness_context_task(lens)
     prediction_replacement_token(lens, chosen.replacement)
     methods_of_faithfulness_scores(lens, chosen.methods)
     for method in chosen.methods:
         if refusal_of_faithfulness_scores(lens, method):
             raise NormscopeError(refusal_of_faithfulness_scores(lens, method))
-    run = complete_papers_run(
+    run = complete_run(
         str(data),
         model if engine.get("engine") == "ray" else lens,
         Path(out) / "runs" / "faithfulness",

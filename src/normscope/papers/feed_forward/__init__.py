@@ -23,7 +23,7 @@ from normscope.papers.feed_forward.shared import (
     ff_shared_missing_tokenizer,
 )
 from normscope.papers.feed_forward.similarity import similarity_section
-from normscope.papers.readings import reading_choice_field, reading_field
+from normscope.papers.readings import reading, reading_choice
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, Paper, Setting
 
@@ -32,51 +32,43 @@ from normscope.papers.study import Experiment, Paper, Setting
 class FeedForwardReadings:
     """Choices that the paper leaves open."""
 
-    mask_seed: int = reading_field(
+    mask_seed: int = reading(
         0, "seed for masking, used for similarities, norms and gains; pairs are from unmasked text"
     )
-    normalise: str = reading_choice_field(
+    normalise: str = reading_choice(
         "maps of Table 1 and Fig. 5: unnormalised, or each row or column divided by its sum; Table 1 has all three",
         *("raw", "row", "column"),
     )
-    axis: str = reading_choice_field(
+    axis: str = reading_choice(
         "normalisation of FF-amp, for which the paper has each column sum to 1: over the contributions to each output "
         "(more stable), or of each input (the literal reading, inputs in columns); tests are reported for both",
         *("output", "input"),
     )
-    distance: str = reading_choice_field(
+    distance: str = reading_choice(
         "distance by which pairs are matched: |i - j|, or i - j with its sign", "absolute", "signed"
     )
-    level: str = reading_choice_field(
+    level: str = reading_choice(
         "unit of the test that decides the claims: each pair of positions, or each pair of types with its mean; both "
         "are reported",
         *("instance", "type"),
     )
-    resamples: int = reading_field(10_000, "number of bootstrap resamples, not stated in the paper")
-    sided: str = reading_choice_field(
-        "one-sided test (targets are larger) or two-sided test (targets differ)", "one", "two"
-    )
-    alpha: float = reading_field(0.05, "significance level")
-    specials: bool = reading_field(
-        False, "include special tokens in the pairs that words and entities are compared with"
-    )
-    seed: int = reading_field(0, "seed for sampling pairs and for the bootstrap")
-    list_specials: bool = reading_field(
-        True, "include special tokens in the lists of amplified pairs, as the paper does"
-    )
-    min_sequences: int = reading_field(
+    resamples: int = reading(10_000, "number of bootstrap resamples, not stated in the paper")
+    sided: str = reading_choice("one-sided test (targets are larger) or two-sided test (targets differ)", "one", "two")
+    alpha: float = reading(0.05, "significance level")
+    specials: bool = reading(False, "include special tokens in the pairs that words and entities are compared with")
+    seed: int = reading(0, "seed for sampling pairs and for the bootstrap")
+    list_specials: bool = reading(True, "include special tokens in the lists of amplified pairs, as the paper does")
+    min_sequences: int = reading(
         2, "minimum number of sequences for a listed pair; with 1, words repeated within one text dominate"
     )
-    min_occurrences: int = reading_field(
+    min_occurrences: int = reading(
         2, "minimum number of occurrences for a listed pair; the paper drops single occurrences"
     )
-    gamma_share: float = reading_field(0.01, "share of the dimensions to remove, those with the lowest gain", SHARES)
-    gamma_rounding: str = reading_field(
+    gamma_share: float = reading(0.01, "share of the dimensions to remove, those with the lowest gain", SHARES)
+    gamma_rounding: str = reading(
         "floor", "how that share is rounded to a number of dimensions (at least 1): 768 x 1 % = 7.68", tuple(ROUNDINGS)
     )
-    gamma_layer: int = reading_field(
-        0, "layer of Fig. 11, from 1; 0: the layer whose feed-forward changes the map most"
-    )
+    gamma_layer: int = reading(0, "layer of Fig. 11, from 1; 0: the layer whose feed-forward changes the map most")
 
 
 def _feed_forward_paper_masked_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:

@@ -9,9 +9,9 @@ import numpy as np
 from normscope.analysis import Analysis
 from normscope.corpus.store import Run
 from normscope.measures.amplification import amplification as ff_amp_of
-from normscope.papers.feed_forward.maps import Texts, Values, ff_maps_amp, read_ff_maps_texts
-from normscope.papers.feed_forward.shared import FeedForwardLayout, ff_shared_require_layout
-from normscope.papers.feed_forward.top import AmplifiedPairs, ff_top_amplified_pairs
+from normscope.papers.feed_forward.maps import Texts, Values, read_run_texts, stored_ff_amp
+from normscope.papers.feed_forward.shared import FeedForwardLayout, require_ff_layout
+from normscope.papers.feed_forward.top import AmplifiedPairs, amplified_pairs
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Cell, Picture, Section, Table
@@ -31,13 +31,13 @@ TEXT = (
 
 def amplification_section(setting: Setting, runs: Runs) -> Section:
     """An FF-amp matrix, the pairs amplified most by the feed-forward and by the whole block, and their overlap."""
-    scopes, readings, run = ff_shared_require_layout(setting), setting.readings, runs[PLAIN]
-    given = read_ff_maps_texts(run, scopes)
-    pairs = ff_top_amplified_pairs(run, scopes, given, readings)
-    lists = {"FF": pairs.ff, _ff_amplification_components(scopes): pairs.block}
+    scopes, readings, run = require_ff_layout(setting), setting.readings, runs[PLAIN]
+    given = read_run_texts(run, scopes)
+    pairs = amplified_pairs(run, scopes, given, readings)
+    lists = {"FF": pairs.ff, _block_components(scopes): pairs.block}
     text = TEXT.format(
         **{"ff": scopes.ff, "input": scopes.input, "layer": scopes.layer, "residual": scopes.residual},
-        sums=describe_ff_amplification_axis(readings.axis),
+        sums=describe_ff_amp_axis(readings.axis),
         sequences=readings.min_sequences,
         occurrences=readings.min_occurrences,
         pairs=len(pairs.keys),
@@ -45,30 +45,29 @@ def amplification_section(setting: Setting, runs: Runs) -> Section:
         specials="included" if readings.list_specials else "left out",
     )
     short = [
-        _ff_amplification_top_table(name, values, pairs, given, number)
-        for number, (name, values) in enumerate(lists.items(), 2)
+        _top_pairs_table(name, values, pairs, given, number) for number, (name, values) in enumerate(lists.items(), 2)
     ]
     parts: tuple[Table | Picture, ...] = (
-        _ff_amplification_matrix_picture(setting, run, scopes, given),
+        _ff_amp_picture(setting, run, scopes, given),
         *short,
-        _ff_amplification_overlap_table(lists, pairs),
-        _ff_amplification_listed_table(lists, pairs, given),
+        _overlap_table(lists, pairs),
+        _listed_pairs_table(lists, pairs, given),
     )
     return Section("amplification", "Amplified pairs of subwords", text, parts)
 
 
-def describe_ff_amplification_axis(axis: str) -> str:
+def describe_ff_amp_axis(axis: str) -> str:
     """The normalisation of the maps in words."""
     return f"the contributions {'to each output' if axis == 'output' else 'of each input'} sum to 1"
 
 
-def _ff_amplification_components(scopes: FeedForwardLayout) -> str:
+def _block_components(scopes: FeedForwardLayout) -> str:
     """LN1 FF RES2 LN2 for a post-LN layer, LN2 FF RES2 for a pre-LN layer."""
     start, end = scopes.chain.index(scopes.residual) + 1, scopes.chain.index(scopes.layer) + 1
     return " ".join(scopes.components[start:end])
 
 
-def _ff_amplification_top_table(name: str, values: Values, pairs: AmplifiedPairs, given: Texts, number: int) -> Table:
+def _top_pairs_table(name: str, values: Values, pairs: AmplifiedPairs, given: Texts, number: int) -> Table:
     rows = []
     for layer, row in enumerate(values, 1):
         found = [given.pair(int(pairs.keys[place])) for place in pairs.top(row, TOP)]
@@ -77,11 +76,11 @@ def _ff_amplification_top_table(name: str, values: Values, pairs: AmplifiedPairs
     return Table.of(f"table{number}-{stem}-pairs", f"Table {number}. {title}", {"layer": "", f"top {TOP}": ""}, rows)
 
 
-def _ff_amplification_overlap_table(lists: Mapping[str, Values], pairs: AmplifiedPairs) -> Table:
+def _overlap_table(lists: Mapping[str, Values], pairs: AmplifiedPairs) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for layer, (a, b) in enumerate(zip(*lists.values(), strict=True), 1):
         common = [len(set(pairs.top(a, size).tolist()) & set(pairs.top(b, size).tolist())) for size in (TOP, LONG)]
-        rows.append((layer, *common, _ff_amplification_correlation(a, b)))
+        rows.append((layer, *common, _amp_correlation(a, b)))
     return Table.of(
         "overlap-of-pairs",
         f"Pairs in both lists: {' and '.join(lists)}",
@@ -91,13 +90,13 @@ def _ff_amplification_overlap_table(lists: Mapping[str, Values], pairs: Amplifie
     )
 
 
-def _ff_amplification_correlation(a: Values, b: Values) -> float | None:
+def _amp_correlation(a: Values, b: Values) -> float | None:
     if len(a) < 2 or not a.std() or not b.std():
         return None
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def _ff_amplification_listed_table(lists: Mapping[str, Values], pairs: AmplifiedPairs, given: Texts) -> Table:
+def _listed_pairs_table(lists: Mapping[str, Values], pairs: AmplifiedPairs, given: Texts) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, values in lists.items():
         for layer, row in enumerate(values, 1):
@@ -114,7 +113,7 @@ def _ff_amplification_listed_table(lists: Mapping[str, Values], pairs: Amplified
     )
 
 
-def _ff_amplification_matrix_picture(setting: Setting, run: Run, scopes: FeedForwardLayout, given: Texts) -> Picture:
+def _ff_amp_picture(setting: Setting, run: Run, scopes: FeedForwardLayout, given: Texts) -> Picture:
     """The FF-amp matrix of the example, or of a sequence of about 30 tokens, in the layer with the largest gains."""
     axis = setting.readings.axis
     if setting.example is not None:
@@ -125,7 +124,7 @@ def _ff_amplification_matrix_picture(setting: Setting, run: Run, scopes: FeedFor
     else:
         entry = min(range(len(given)), key=lambda n: (abs(len(given.types[n]) - DRAWN), n))
         tokens = [given.vocabulary[number] for number in given.types[entry]]
-        values = ff_maps_amp(run, scopes, given.ids[entry], axis).reshape(-1, len(tokens), len(tokens))
+        values = stored_ff_amp(run, scopes, given.ids[entry], axis).reshape(-1, len(tokens), len(tokens))
     some = tokens[:DRAWN]
     diagonal = np.eye(len(tokens), dtype=bool)
     layer = int(np.where(diagonal, 0.0, values).clip(min=0).sum((1, 2)).argmax())

@@ -13,7 +13,7 @@ from normscope.measures.amplification import AXES
 from normscope.measures.bootstrap import Difference, bootstrap_clustered_difference, bootstrap_mean_difference
 from normscope.measures.matching import match_distances
 from normscope.papers.common import scan_paper_side
-from normscope.papers.feed_forward.maps import Numbers, Texts, Values, ff_maps_amp, ff_maps_pair_cells
+from normscope.papers.feed_forward.maps import Numbers, Texts, Values, off_diagonal_cells, stored_ff_amp
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.papers.feed_forward.shared import FeedForwardLayout
 
@@ -67,7 +67,7 @@ class LayerTests:
     other_axis: Difference
 
 
-def ff_groups_of_split_words(given: Texts) -> TokenUnits:
+def split_word_units(given: Texts) -> TokenUnits:
     """The tokens of each word that is split into several."""
 
     def units(entry: int) -> list[Numbers]:
@@ -78,7 +78,7 @@ def ff_groups_of_split_words(given: Texts) -> TokenUnits:
     return units
 
 
-def ff_groups_of_entity_tokens(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUnits:
+def entity_units(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUnits:
     """The tokens of each named entity."""
     spans: dict[str, list[Numbers]] = {}
     frame = scan_paper_side(run, "entity_spans", scopes.side).select("id", "start", "end").collect()
@@ -87,28 +87,24 @@ def ff_groups_of_entity_tokens(given: Texts, run: Run, scopes: FeedForwardLayout
     return lambda entry: spans.get(given.ids[entry], [])
 
 
-def ff_groups_matched_by_distance(given: Texts, units: TokenUnits, causal: bool, readings: Any) -> MatchedGroups:
+def matched_pair_groups(given: Texts, units: TokenUnits, causal: bool, readings: Any) -> MatchedGroups:
     """All pairs within a unit, and an equal number of other pairs sampled at the same distances."""
     distance = readings.distance
-    targets = _ff_groups_collect_cells(
-        given, lambda entry: _ff_groups_cells_within_units(given, units(entry), entry, causal), distance
-    )
+    targets = _collect_cells(given, lambda entry: _cells_within_units(given, units(entry), entry, causal), distance)
     near = np.unique(targets.distances)
 
     def rest(entry: int) -> Numbers:
-        cells = ff_maps_pair_cells(given, entry, causal, readings.specials)
-        cells = cells[np.isin(_ff_groups_cell_distances(cells, len(given.types[entry]), distance), near)]
+        cells = off_diagonal_cells(given, entry, causal, readings.specials)
+        cells = cells[np.isin(_cell_distances(cells, len(given.types[entry]), distance), near)]
         mine = targets.cells[targets.of(entry)]
         return cells[~np.isin(cells, mine)]
 
-    others = _ff_groups_collect_cells(given, rest, distance)
+    others = _collect_cells(given, rest, distance)
     found = match_distances(targets.distances, others.distances, readings.seed)
     return MatchedGroups(targets.at(found.targets), others.at(found.others), found.dropped, len(targets))
 
 
-def ff_groups_amplification(
-    run: Run, scopes: FeedForwardLayout, given: Texts, groups: MatchedGroups
-) -> GroupAmplification:
+def group_amplification(run: Run, scopes: FeedForwardLayout, given: Texts, groups: MatchedGroups) -> GroupAmplification:
     """FF-amp of all pairs of both groups, reading the maps of one entry at a time."""
     both = (groups.targets, groups.others)
     found: list[dict[str, list[Values]]] = [{axis: [] for axis in AXES} for _ in both]
@@ -117,14 +113,14 @@ def ff_groups_amplification(
         if not any(map(len, parts)):
             continue
         for axis in AXES:
-            values = ff_maps_amp(run, scopes, id, axis)  # type: ignore[arg-type]
+            values = stored_ff_amp(run, scopes, id, axis)  # type: ignore[arg-type]
             for into, cells in zip(found, parts, strict=True):
                 into[axis].append(values[:, cells])
     joined = [{axis: np.concatenate(some, 1) for axis, some in one.items() if some} for one in found]
     return GroupAmplification(joined[0], joined[1])
 
 
-def ff_groups_bootstrap_tests(
+def bootstrap_layer_tests(
     given: Texts, groups: MatchedGroups, values: GroupAmplification, readings: Any
 ) -> list[LayerTests]:
     """Bootstrap tests for each layer: over instances, over types of pairs, over whole sequences, and over instances
@@ -132,11 +128,9 @@ def ff_groups_bootstrap_tests(
     options = {"resamples": readings.resamples, "sided": readings.sided, "alpha": readings.alpha}
     axis, seed = readings.axis, readings.seed
     targets, others = values.targets[axis], values.others[axis]
-    other = ff_groups_other_axis(axis)
-    by_target, by_other = (
-        _ff_groups_mean_by_type(ff_groups_pair_type_keys(given, cells)) for cells in (groups.targets, groups.others)
-    )
-    by_sequence = _ff_groups_bootstrap_sequences(given, groups, targets, others, options, seed)
+    other = other_ff_amp_axis(axis)
+    by_target, by_other = (_mean_by_type(pair_type_keys(given, cells)) for cells in (groups.targets, groups.others))
+    by_sequence = _bootstrap_sequences(given, groups, targets, others, options, seed)
     return [
         LayerTests(
             bootstrap_mean_difference(targets[n], others[n], seed=(seed, n, 0), **options),
@@ -148,18 +142,18 @@ def ff_groups_bootstrap_tests(
     ]
 
 
-def ff_groups_other_axis(axis: str) -> str:
+def other_ff_amp_axis(axis: str) -> str:
     """The other axis of normalisation."""
     return next(name for name in AXES if name != axis)
 
 
-def ff_groups_pair_type_keys(given: Texts, cells: PairCells) -> Numbers:
+def pair_type_keys(given: Texts, cells: PairCells) -> Numbers:
     """The ordered pair of types of each cell, as one number."""
     found = [given.keys(entry, cells.cells[cells.of(entry)]) for entry in range(len(given))]
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def _ff_groups_mean_by_type(keys: Numbers) -> Callable[[Values], Values]:
+def _mean_by_type(keys: Numbers) -> Callable[[Values], Values]:
     """A function from values of instances to the means of their types."""
     _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
 
@@ -170,7 +164,7 @@ def _ff_groups_mean_by_type(keys: Numbers) -> Callable[[Values], Values]:
     return means
 
 
-def _ff_groups_bootstrap_sequences(
+def _bootstrap_sequences(
     given: Texts, groups: MatchedGroups, targets: Values, others: Values, options: dict[str, Any], seed: int
 ) -> tuple[Difference, ...]:
     size = len(given)
@@ -186,7 +180,7 @@ def _ff_groups_bootstrap_sequences(
     return bootstrap_clustered_difference(sums[:, some], counts[some], seed=(seed, 3), **options)
 
 
-def _ff_groups_cells_within_units(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
+def _cells_within_units(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
     """The cells of two different tokens of the same unit."""
     size = len(given.types[entry])
     found = []
@@ -197,18 +191,16 @@ def _ff_groups_cells_within_units(given: Texts, units: Sequence[Numbers], entry:
     return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
 
-def _ff_groups_collect_cells(given: Texts, cells: Callable[[int], Numbers], distance: str) -> PairCells:
+def _collect_cells(given: Texts, cells: Callable[[int], Numbers], distance: str) -> PairCells:
     pieces = [cells(entry) for entry in range(len(given))]
     sizes = [len(piece) for piece in pieces]
-    distances = [
-        _ff_groups_cell_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)
-    ]
+    distances = [_cell_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)]
     empty = [np.zeros(0, np.int64)]
     return PairCells(
         np.repeat(np.arange(len(sizes)), sizes), np.concatenate(pieces or empty), np.concatenate(distances or empty)
     )
 
 
-def _ff_groups_cell_distances(cells: Numbers, size: int, distance: str) -> Numbers:
+def _cell_distances(cells: Numbers, size: int, distance: str) -> Numbers:
     output, input = np.divmod(cells, size)
     return np.abs(output - input) if distance == "absolute" else output - input

@@ -21,13 +21,8 @@ from normscope.papers.common import (
     paper_layers_text,
     scan_paper_side,
 )
-from normscope.papers.feed_forward.measures import (
-    NORM,
-    ff_measure_removal_count,
-    ff_measure_removal_name,
-    ff_measure_split_by_gain,
-)
-from normscope.papers.feed_forward.shared import NAME, ff_shared_require_layout
+from normscope.papers.feed_forward.measures import NORM, removal_measure_name, removed_dimension_count, split_by_gain
+from normscope.papers.feed_forward.shared import NAME, require_ff_layout
 from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
@@ -43,16 +38,16 @@ GAMMA = (
 PUBLISHED = tuple(key for n in (10, 11) for key in (f"similarity.ATTNRESLNFF-N.L{n}", f"removed.L{n}"))
 
 
-def ff_norms_mean_magnitudes(run: Run, side: str) -> pl.DataFrame:
+def mean_ff_magnitudes(run: Run, side: str) -> pl.DataFrame:
     """layer (from 1), dimension (NORM: the norm of the vector) -> means over tokens of bypass, input, output."""
     means = [(pl.col(n).sum() / pl.col("tokens").sum()).alias(n) for n in ("bypass", "input", "output")]
-    return _ff_norms_aggregate_by_layer(scan_paper_side(run, "ff_magnitudes", side), means, "dimension")
+    return _aggregate_by_layer(scan_paper_side(run, "ff_magnitudes", side), means, "dimension")
 
 
 def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 10: norms of the feed-forward output and of the bypass."""
-    scopes = ff_shared_require_layout(setting)
-    frame = ff_norms_mean_magnitudes(runs[masked_run(setting)], scopes.side).filter(pl.col("dimension") == NORM)
+    scopes = require_ff_layout(setting)
+    frame = mean_ff_magnitudes(runs[masked_run(setting)], scopes.side).filter(pl.col("dimension") == NORM)
     layers, bypass, output = (frame[name].to_list() for name in ("layer", "bypass", "output"))
     larger = [layer for layer, a, b in zip(layers, bypass, output, strict=True) if a > b]
     claim = Claim(
@@ -86,20 +81,20 @@ def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
     )
 
 
-def ff_norms_low_gain_section(setting: Setting, runs: Runs) -> Section:
+def low_gain_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 11 and section 6.2: the dimensions that the last norm scales down, and the map without them."""
-    scopes, readings, run = ff_shared_require_layout(setting), setting.readings, runs[masked_run(setting)]
-    table = scan_paper_side(run, ff_measure_removal_name(readings.gamma_share, readings.gamma_rounding), scopes.side)
+    scopes, readings, run = require_ff_layout(setting), setting.readings, runs[masked_run(setting)]
+    table = scan_paper_side(run, removal_measure_name(readings.gamma_share, readings.gamma_rounding), scopes.side)
     known = pl.col("whole").is_not_nan() & pl.col("rest").is_not_nan()
-    frame = _ff_norms_aggregate_by_layer(table, [pl.col("whole", "rest").filter(known).mean()])
+    frame = _aggregate_by_layer(table, [pl.col("whole", "rest").filter(known).mean()])
     layers, whole, rest = (frame[column].to_list() for column in ("layer", "whole", "rest"))
     gains = probing.probe_norm_gains(setting.lens.loaded, "layer")
     width = gains.shape[1]
-    count = ff_measure_removal_count(width, readings.gamma_share, readings.gamma_rounding)
-    removed = [ff_measure_split_by_gain(row, count)[0].tolist() for row in gains]
+    count = removed_dimension_count(width, readings.gamma_share, readings.gamma_rounding)
+    removed = [split_by_gain(row, count)[0].tolist() for row in gains]
     most = int(np.argmin(whole))  # where the feed-forward changes the map most
-    place = _ff_norms_check_gamma_layer(readings.gamma_layer, len(layers)) - 1 if readings.gamma_layer else most
-    sizes = ff_norms_mean_magnitudes(run, scopes.side).filter(pl.col("dimension") != NORM)
+    place = _check_gamma_layer(readings.gamma_layer, len(layers)) - 1 if readings.gamma_layer else most
+    sizes = mean_ff_magnitudes(run, scopes.side).filter(pl.col("dimension") != NORM)
     by_layer = [sizes.filter(pl.col("layer") == layer) for layer in range(1, len(layers) + 1)]
     rows = []
     for n, layer in enumerate(layers):
@@ -118,7 +113,7 @@ def ff_norms_low_gain_section(setting: Setting, runs: Runs) -> Section:
             Picture(
                 "fig11-gamma",
                 f"Fig. 11. Magnitude of each dimension against LN2's gain, layer {layers[place]}",
-                _ff_norms_gain_scatter(by_layer[place], gains[place].double().numpy(), removed[place]),
+                _gain_scatter(by_layer[place], gains[place].double().numpy(), removed[place]),
                 "Mean of |value| over all tokens, in the feed-forward's input and output. Labels: indices of the "
                 "dimensions with the lowest gains.",
             ),
@@ -137,12 +132,12 @@ def ff_norms_low_gain_section(setting: Setting, runs: Runs) -> Section:
                 f"|output| and gain: {SIMILARITY} over dimensions.",
             ),
         ),
-        (_ff_norms_low_gain_claim(layers, whole, rest, share),),
+        (_low_gain_claim(layers, whole, rest, share),),
         layer_numbers("removed", rest, layers),
     )
 
 
-def _ff_norms_low_gain_claim(layers: list[int], whole: list[float], rest: list[float], share: str) -> Claim:
+def _low_gain_claim(layers: list[int], whole: list[float], rest: list[float], share: str) -> Claim:
     most = int(np.argmin(whole))  # where the feed-forward changes the map most
     rising = paper_layers_text([layer for n, layer in enumerate(layers) if rest[n] > whole[n]])
     return Claim(
@@ -156,19 +151,19 @@ def _ff_norms_low_gain_claim(layers: list[int], whole: list[float], rest: list[f
     )
 
 
-def _ff_norms_aggregate_by_layer(table: pl.LazyFrame, aggregates: list[pl.Expr], *keys: str) -> pl.DataFrame:
+def _aggregate_by_layer(table: pl.LazyFrame, aggregates: list[pl.Expr], *keys: str) -> pl.DataFrame:
     """Aggregates by layer (from 1) and further keys."""
     groups = table.group_by((pl.col("layer") + 1).alias("layer"), *keys)
     return groups.agg(*aggregates).sort("layer", *keys).collect()
 
 
-def _ff_norms_check_gamma_layer(given: int, depth: int) -> int:
+def _check_gamma_layer(given: int, depth: int) -> int:
     if not 1 <= given <= depth:
         raise NormscopeError(f"The reading gamma_layer must be a layer from 1 to {depth}, or 0, not {given}.")
     return given
 
 
-def _ff_norms_gain_scatter(sizes: pl.DataFrame, gains: NDArray[np.float64], removed: list[int]) -> Any:
+def _gain_scatter(sizes: pl.DataFrame, gains: NDArray[np.float64], removed: list[int]) -> Any:
     width = len(gains)
     numbers = [str(n) if n in removed[:LABELLED] else "" for n in range(width)]
     return charts.scatter_chart(

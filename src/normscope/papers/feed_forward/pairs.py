@@ -11,16 +11,16 @@ from normscope.corpus.store import Run
 from normscope.measures.bootstrap import Difference
 from normscope.papers.common import layer_numbers, paper_layers_text
 from normscope.papers.feed_forward import groups as pair_groups
-from normscope.papers.feed_forward.amplification import PLAIN, describe_ff_amplification_axis
+from normscope.papers.feed_forward.amplification import PLAIN, describe_ff_amp_axis
 from normscope.papers.feed_forward.groups import (
     GroupAmplification,
     LayerTests,
     MatchedGroups,
     TokenUnits,
-    ff_groups_other_axis,
+    other_ff_amp_axis,
 )
-from normscope.papers.feed_forward.maps import Texts, Values, read_ff_maps_texts
-from normscope.papers.feed_forward.shared import NAME, ff_shared_require_layout
+from normscope.papers.feed_forward.maps import Texts, Values, read_run_texts
+from normscope.papers.feed_forward.shared import NAME, require_ff_layout
 from normscope.papers.published import published_main_numbers
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
@@ -77,53 +77,53 @@ ENTITIES = PairKind("entities", "entity", "entity", "two subwords of one named e
 
 def word_pairs_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 7 and 8 for words that are split into subwords."""
-    given = read_ff_maps_texts(runs[PLAIN], ff_shared_require_layout(setting))
-    return _ff_pairs_section(setting, runs[PLAIN], given, WORDS, pair_groups.ff_groups_of_split_words(given))
+    given = read_run_texts(runs[PLAIN], require_ff_layout(setting))
+    return _pair_kind_section(setting, runs[PLAIN], given, WORDS, pair_groups.split_word_units(given))
 
 
 def entity_pairs_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 7 and 8 for named entities."""
-    scopes = ff_shared_require_layout(setting)
-    given = read_ff_maps_texts(runs[PLAIN], scopes)
-    return _ff_pairs_section(
-        setting, runs[PLAIN], given, ENTITIES, pair_groups.ff_groups_of_entity_tokens(given, runs[PLAIN], scopes)
+    scopes = require_ff_layout(setting)
+    given = read_run_texts(runs[PLAIN], scopes)
+    return _pair_kind_section(
+        setting, runs[PLAIN], given, ENTITIES, pair_groups.entity_units(given, runs[PLAIN], scopes)
     )
 
 
-def _ff_pairs_section(setting: Setting, run: Run, given: Texts, kind: PairKind, units: TokenUnits) -> Section:
-    scopes, readings = ff_shared_require_layout(setting), setting.readings
-    groups = pair_groups.ff_groups_matched_by_distance(given, units, scopes.causal, readings)
-    theirs = _ff_pairs_published_layers(kind)
+def _pair_kind_section(setting: Setting, run: Run, given: Texts, kind: PairKind, units: TokenUnits) -> Section:
+    scopes, readings = require_ff_layout(setting), setting.readings
+    groups = pair_groups.matched_pair_groups(given, units, scopes.causal, readings)
+    theirs = _published_pair_layers(kind)
     statement = f"In most layers the feed-forward amplifies {kind.pairs} more than other pairs at the same distance"
     if not len(groups.targets):
         claim = Claim(statement, None, kind.none, theirs)
         return Section(kind.name, kind.title, f"Nothing to compare: {kind.none}.", claims=(claim,))
-    values = pair_groups.ff_groups_amplification(run, scopes, given, groups)
-    found = pair_groups.ff_groups_bootstrap_tests(given, groups, values, readings)
+    values = pair_groups.group_amplification(run, scopes, given, groups)
+    found = pair_groups.bootstrap_layer_tests(given, groups, values, readings)
     chosen = [one.types if readings.level == "type" else one.instances for one in found]
     above, by_sequence, by_other = (
-        _ff_pairs_significant_layers(some, readings.alpha)
+        _significant_layers(some, readings.alpha)
         for some in (chosen, [one.sequences for one in found], [one.other_axis for one in found])
     )
     claim = Claim(
         statement,
         2 * len(above) > len(found),
         f"in {len(above)} of {len(found)}: {paper_layers_text(above)}; resampling whole sequences: "
-        f"{paper_layers_text(by_sequence)}; normalised by {ff_groups_other_axis(readings.axis)}: "
+        f"{paper_layers_text(by_sequence)}; normalised by {other_ff_amp_axis(readings.axis)}: "
         f"{paper_layers_text(by_other)}",
         theirs,
     )
     both = (values.targets[readings.axis], values.others[readings.axis])
     parts: tuple[Table | Picture, ...] = (
-        _ff_pairs_bars(kind, *both, above),
-        *_ff_pairs_test_tables(kind, readings.axis, values, found),
-        *_ff_pairs_amp_histograms(kind, *both, chosen),
+        _mean_amp_bars(kind, *both, above),
+        *_pair_test_tables(kind, readings.axis, values, found),
+        *_amp_histograms(kind, *both, chosen),
     )
     numbers = {f"{key}.p": p for key, p in layer_numbers(kind.key, [one.p for one in chosen]).items()}
-    return Section(kind.name, kind.title, _ff_pairs_describe_test(setting, kind, groups), parts, (claim,), numbers)
+    return Section(kind.name, kind.title, _describe_pair_test(setting, kind, groups), parts, (claim,), numbers)
 
 
-def _ff_pairs_describe_test(setting: Setting, kind: PairKind, groups: MatchedGroups) -> str:
+def _describe_pair_test(setting: Setting, kind: PairKind, groups: MatchedGroups) -> str:
     readings = setting.readings
     return TEXT.format(
         pairs=kind.pairs,
@@ -134,11 +134,11 @@ def _ff_pairs_describe_test(setting: Setting, kind: PairKind, groups: MatchedGro
         specials="special tokens included" if readings.specials else "without special tokens",
         resamples=readings.resamples,
         sided=readings.sided,
-        sums=describe_ff_amplification_axis(readings.axis),
+        sums=describe_ff_amp_axis(readings.axis),
     )
 
 
-def _ff_pairs_bars(kind: PairKind, targets: Values, others: Values, above: Sequence[int]) -> Picture:
+def _mean_amp_bars(kind: PairKind, targets: Values, others: Values, above: Sequence[int]) -> Picture:
     layers = range(1, len(targets) + 1)
     groups = {kind.targets: targets, "other pairs": others}
     chart = charts.bar_chart(
@@ -153,11 +153,11 @@ def _ff_pairs_bars(kind: PairKind, targets: Values, others: Values, above: Seque
     return Picture(f"fig7-{kind.stem}", title, chart, note)
 
 
-def _ff_pairs_test_tables(
+def _pair_test_tables(
     kind: PairKind, axis: str, values: GroupAmplification, found: Sequence[LayerTests]
 ) -> tuple[Table, Table]:
     """The means and their difference, and the test under the other readings."""
-    other = ff_groups_other_axis(axis)
+    other = other_ff_amp_axis(axis)
     means = dict.fromkeys((kind.targets, "others", "difference", "low", "high"), ".5f")
     levels = dict.fromkeys(("p, instances", "p, types", "p, sequences"), ".4f")
     targets, others = ([float(row.mean()) for row in side[axis]] for side in (values.targets, values.others))
@@ -177,15 +177,12 @@ def _ff_pairs_test_tables(
                 (n, one.instances.p, one.types.p, one.sequences.p, one.other_axis.difference, one.other_axis.p)
                 for n, one in enumerate(found, 1)
             ),
-            "The last two columns: over instances, with maps normalised so that "
-            f"{describe_ff_amplification_axis(other)}.",
+            f"The last two columns: over instances, with maps normalised so that {describe_ff_amp_axis(other)}.",
         ),
     )
 
 
-def _ff_pairs_amp_histograms(
-    kind: PairKind, targets: Values, others: Values, found: Sequence[Difference]
-) -> list[Picture]:
+def _amp_histograms(kind: PairKind, targets: Values, others: Values, found: Sequence[Difference]) -> list[Picture]:
     """Histograms for the layers with the largest differences relative to their spread."""
     both = np.concatenate([targets, others], 1)
     effect = [one.difference / max(float(both[n].std()), 1e-300) for n, one in enumerate(found)]
@@ -201,12 +198,12 @@ def _ff_pairs_amp_histograms(
     return pictures
 
 
-def _ff_pairs_significant_layers(found: Sequence[Difference], alpha: float) -> list[int]:
+def _significant_layers(found: Sequence[Difference], alpha: float) -> list[int]:
     """The layers (from 1) with a significant positive difference."""
     return [layer for layer, one in enumerate(found, 1) if one.p < alpha and one.difference > 0]
 
 
-def _ff_pairs_published_layers(kind: PairKind) -> str:
+def _published_pair_layers(kind: PairKind) -> str:
     published = published_main_numbers(NAME)
     layers = [layer for layer in range(1, 13) if f"{kind.key}.L{layer}.p" in published]
     return f"in {len(layers)} of 12: {paper_layers_text(layers)}" if layers else ""

@@ -18,7 +18,7 @@ from normscope.papers.common import (
     paper_layers_text,
     scan_paper_side,
 )
-from normscope.papers.feed_forward.shared import NAME, REFERENCE, FeedForwardLayout, ff_shared_require_layout
+from normscope.papers.feed_forward.shared import NAME, REFERENCE, FeedForwardLayout, require_ff_layout
 from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
@@ -55,7 +55,7 @@ def normalised_similarities(run: Run, scopes: FeedForwardLayout) -> dict[str, di
 
 def similarity_section(setting: Setting, runs: Runs) -> Section:
     """Similarity to the previous scope (Table 1, Fig. 5), to the block's input (Fig. 9), of all pairs (Fig. 12)."""
-    scopes, run = ff_shared_require_layout(setting), runs[masked_run(setting)]
+    scopes, run = require_ff_layout(setting), runs[masked_run(setting)]
     raw = scope_similarities(run, scopes)
     readings = {"raw": raw, **normalised_similarities(run, scopes)}
     chosen = readings[setting.readings.normalise]
@@ -111,7 +111,7 @@ def _similarity_table(scopes: FeedForwardLayout, readings: Mapping[str, ByPair])
     for scope in scopes.chain[1:]:
         pair = scopes.before(scope), scope
         values = readings["raw"][pair].values()
-        means = (_similarity_layer_mean(some[pair]) for some in readings.values())
+        means = (_mean_over_layers(some[pair]) for some in readings.values())
         beside = [theirs[scope]] if known else []
         rows.append((scopes.component(scope), scope, *means, min(values), max(values), *beside))
     columns = (*readings, "lowest", "highest", *(["published"] if known else []))
@@ -129,7 +129,7 @@ def _similarity_heat_map(scopes: FeedForwardLayout, raw: ByPair) -> Picture:
     found = np.eye(len(scopes.chain))
     for a, b in scopes.pairs:
         n, m = scopes.chain.index(a), scopes.chain.index(b)
-        found[n, m] = found[m, n] = _similarity_layer_mean(raw[a, b])
+        found[n, m] = found[m, n] = _mean_over_layers(raw[a, b])
     look: dict[str, Any] = {"rows": scopes.chain, "columns": scopes.chain, "label": SPEARMAN, "annotate": True}
     title = "Fig. 12. Similarity of all pairs of scopes, mean over layers and sequences"
     return Picture("fig12-all-pairs", title, map_charts.heat_map_chart(found, **look))
@@ -151,13 +151,13 @@ def _similarity_claims(
     published, ff = published_main_numbers(NAME), steps[scopes.ff]
     lowest = min(ff, key=lambda layer: ff[layer])
     back = [layer for layer in ff if before[scopes.ff_residual][layer] > before[scopes.ff][layer]]
-    whole = _similarity_layer_mean(raw[scopes.residual, scopes.layer])
+    whole = _mean_over_layers(raw[scopes.residual, scopes.layer])
     keys = [f"similarity.ATTNRESLNFF-N{end}" for end in ("", ".min", ".max")]
     claims = [
         Claim(
             f"The feed-forward changes the map: the similarity is below {CHANGED} in at least one layer",
             ff[lowest] < CHANGED,
-            f"{_similarity_layer_mean(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
+            f"{_mean_over_layers(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
             quote_published(published, "{:.2f}, from {:.2f} to {:.2f}", *keys),
         ),
         Claim(
@@ -168,7 +168,7 @@ def _similarity_claims(
         ),
     ]
     if scopes.layer != scopes.ff_residual:
-        norm, residual = (_similarity_layer_mean(steps[scope]) for scope in (scopes.layer, scopes.ff_residual))
+        norm, residual = (_mean_over_layers(steps[scope]) for scope in (scopes.layer, scopes.ff_residual))
         start, end = (before[scope] for scope in (scopes.ff_residual, scopes.layer))
         nearer = [layer for layer in ff if end[layer] > start[layer]]
         claims += [
@@ -199,12 +199,12 @@ def _similarity_numbers(
     numbers: dict[str, float] = {}
     for scope, values in steps.items():
         key = f"similarity.{scope}"
-        numbers |= {key: _similarity_layer_mean(values)} | layer_numbers(key, values.values(), values)
+        numbers |= {key: _mean_over_layers(values)} | layer_numbers(key, values.values(), values)
         numbers |= {f"{key}.min": min(values.values()), f"{key}.max": max(values.values())}
     for scope, values in before.items():
         numbers |= layer_numbers(f"before.{scope}", values.values(), values)
-    return numbers | {f"pair.{a}.{b}": _similarity_layer_mean(raw[a, b]) for a, b in scopes.pairs}
+    return numbers | {f"pair.{a}.{b}": _mean_over_layers(raw[a, b]) for a, b in scopes.pairs}
 
 
-def _similarity_layer_mean(values: ByLayer) -> float:
+def _mean_over_layers(values: ByLayer) -> float:
     return float(np.mean(list(values.values())))

@@ -18,9 +18,9 @@ from normscope.papers.feed_forward.maps import (
     Numbers,
     Texts,
     Values,
-    ff_maps_amp,
-    ff_maps_block_amp,
-    ff_maps_pair_cells,
+    off_diagonal_cells,
+    stored_block_amp,
+    stored_ff_amp,
 )
 from normscope.papers.feed_forward.shared import FeedForwardLayout
 
@@ -47,10 +47,10 @@ class AmplifiedPairs:
         return order
 
 
-def ff_top_amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, readings: Any) -> AmplifiedPairs:
+def amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, readings: Any) -> AmplifiedPairs:
     """Mean amp of each pair of types above both minimum counts of the readings."""
-    cells = partial(ff_maps_pair_cells, given, causal=scopes.causal, specials=readings.list_specials)
-    keys, sequences, occurrences = _ff_top_tally_pairs(given, cells)
+    cells = partial(off_diagonal_cells, given, causal=scopes.causal, specials=readings.list_specials)
+    keys, sequences, occurrences = _tally_pairs(given, cells)
     chosen = (sequences >= readings.min_sequences) & (occurrences >= readings.min_occurrences)
     keys, sequences, occurrences = keys[chosen], sequences[chosen], occurrences[chosen]
     sums: list[Values] = []
@@ -60,7 +60,7 @@ def ff_top_amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, re
         places = np.searchsorted(keys, found)
         known = places < len(keys)
         known[known] = keys[places[known]] == found[known]
-        both = [amp(run, scopes, id, readings.axis) for amp in (ff_maps_amp, ff_maps_block_amp)]
+        both = [amp(run, scopes, id, readings.axis) for amp in (stored_ff_amp, stored_block_amp)]
         sums = sums or [np.zeros((len(values), len(keys))) for values in both]
         for total, values in zip(sums, both, strict=True):
             for layer, row in zip(total, values[:, here[known]], strict=True):
@@ -69,7 +69,7 @@ def ff_top_amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, re
     return AmplifiedPairs(keys, occurrences, sequences, ff, block)
 
 
-def _ff_top_tally_pairs(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers, Numbers, Numbers]:
+def _tally_pairs(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers, Numbers, Numbers]:
     """All pairs that occur, sorted; the number of sequences with each; its number of occurrences."""
     whole: list[tuple[Numbers, Numbers, Numbers]] = []
     waiting = 0
@@ -78,11 +78,11 @@ def _ff_top_tally_pairs(given: Texts, cells: Callable[[int], Numbers]) -> tuple[
         whole.append((keys, np.ones_like(keys), counts))
         waiting += len(keys)
         if waiting > WAITING:
-            whole, waiting = [_ff_top_add_tallies(whole)], 0
-    return _ff_top_add_tallies(whole)
+            whole, waiting = [_add_tallies(whole)], 0
+    return _add_tallies(whole)
 
 
-def _ff_top_add_tallies(pieces: Sequence[tuple[Numbers, Numbers, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
+def _add_tallies(pieces: Sequence[tuple[Numbers, Numbers, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
     """Sorted unique keys with the sums of their counts."""
     if not pieces:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)

@@ -80,9 +80,11 @@ class FeedForwardReadings:
 
 
 def _masked_layout_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+    """The masked run with all scopes of the layer."""
+
     def plan(setting: Setting) -> tuple[RunPlan, ...]:
-        scopes = ff_layout(setting.lens)
-        return (masked_plan(setting, measures, () if scopes is None else scopes.chain),)
+        layout = ff_layout(setting.lens)
+        return (masked_plan(setting, measures, layout.chain if layout else ()),)
 
     return plan
 
@@ -93,13 +95,20 @@ def _low_gain_plan(setting: Setting) -> tuple[RunPlan, ...]:
 
 
 def _stored_maps_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+    """The unmasked run, which stores the maps that amplification is computed from."""
+
     def plan(setting: Setting) -> tuple[RunPlan, ...]:
-        scopes = ff_layout(setting.lens)
-        maps = () if scopes is None else tuple(dict.fromkeys((scopes.input, scopes.ff, scopes.residual, scopes.layer)))
+        layout = ff_layout(setting.lens)
+        maps = tuple(dict.fromkeys((layout.input, layout.ff, layout.residual, layout.layer))) if layout else ()
         return (RunPlan(PLAIN, measures, maps, maps),)
 
     return plan
 
+
+SIMILARITIES = _masked_layout_plan("similarity", "similarity_normalised")
+MAGNITUDES = _masked_layout_plan("ff_magnitudes")
+PAIRS = _stored_maps_plan("token_words")
+ENTITIES = _stored_maps_plan("token_words", "entity_spans")
 
 PAPER = Paper(
     name=NAME,
@@ -111,31 +120,15 @@ PAPER = Paper(
     readings=FeedForwardReadings,
     experiments=(
         Experiment(
-            "similarity",
-            "Similarity of the maps within a layer",
-            similarity_section,
-            _masked_layout_plan("similarity", "similarity_normalised"),
-            missing_ff_layout,
+            "similarity", "Similarity of the maps within a layer", similarity_section, SIMILARITIES, missing_ff_layout
         ),
-        Experiment(
-            "amplification",
-            "Amplified pairs of subwords",
-            amplification_section,
-            _stored_maps_plan("token_words"),
-            missing_tokenizer,
-        ),
-        Experiment(
-            "word_split",
-            "Pairs of subwords of one word",
-            word_pairs_section,
-            _stored_maps_plan("token_words"),
-            missing_tokenizer,
-        ),
+        Experiment("amplification", "Amplified pairs of subwords", amplification_section, PAIRS, missing_tokenizer),
+        Experiment("word_split", "Pairs of subwords of one word", word_pairs_section, PAIRS, missing_tokenizer),
         Experiment(
             "entities",
             "Pairs of subwords of one named entity",
             entity_pairs_section,
-            _stored_maps_plan("token_words", "entity_spans"),
+            ENTITIES,
             missing_entities,
             needs="sentences with named entities",
         ),
@@ -143,7 +136,7 @@ PAPER = Paper(
             "norms",
             "Norms of the feed-forward output and of the bypass",
             bypass_norms_section,
-            _masked_layout_plan("ff_magnitudes"),
+            MAGNITUDES,
             missing_ff_layout,
         ),
         Experiment(

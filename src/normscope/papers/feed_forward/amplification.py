@@ -9,7 +9,7 @@ import numpy as np
 from normscope.analysis import Analysis
 from normscope.corpus.store import Run
 from normscope.measures.amplification import amplification as ff_amp_of
-from normscope.papers.feed_forward.maps import Texts, Values, read_run_texts, stored_ff_amp
+from normscope.papers.feed_forward.maps import Texts, Values, read_run_texts, stored_amp
 from normscope.papers.feed_forward.shared import FeedForwardLayout, require_ff_layout
 from normscope.papers.feed_forward.top import AmplifiedPairs, amplified_pairs
 from normscope.papers.study import Runs, Setting
@@ -21,11 +21,12 @@ LONG = 100  # pairs per longer list, for which the overlap is counted too
 DRAWN = 30  # tokens of the matrix shown in the figure
 PLAIN = "plain"  # the run without masking
 TEXT = (
-    "FF-amp is the map after the feed-forward ({ff}) minus the map before it ({input}), normalised so that {sums}. "
-    "The amp of an ordered pair of subwords (input, output) is the mean of FF-amp over all their occurrences at two "
-    "different positions. The second list is for the whole block: {layer} minus {residual}. The text is not masked.\n\n"
-    "The lists contain pairs that occur in at least {sequences} sequences and at least {occurrences} times ({pairs:,} "
-    "pairs in {texts:,} sequences), special tokens {specials}."
+    "FF-amp is the map after the feed-forward ({scopes.ff}) minus the map before it ({scopes.input}), normalised so "
+    "that {sums}. The amp of an ordered pair of subwords (input, output) is the mean of FF-amp over all their "
+    "occurrences at two different positions. The second list is for the whole block: {scopes.layer} minus "
+    "{scopes.residual}. The text is not masked.\n\n"
+    "The lists contain pairs that occur in at least {readings.min_sequences} sequences and at least "
+    "{readings.min_occurrences} times ({pairs:,} pairs in {texts:,} sequences), special tokens {specials}."
 )
 
 
@@ -36,20 +37,16 @@ def amplification_section(setting: Setting, runs: Runs) -> Section:
     pairs = amplified_pairs(run, scopes, given, readings)
     lists = {"FF": pairs.ff, _block_components(scopes): pairs.block}
     text = TEXT.format(
-        **{"ff": scopes.ff, "input": scopes.input, "layer": scopes.layer, "residual": scopes.residual},
+        scopes=scopes,
+        readings=readings,
         sums=describe_ff_amp_axis(readings.axis),
-        sequences=readings.min_sequences,
-        occurrences=readings.min_occurrences,
         pairs=len(pairs.keys),
         texts=len(given),
         specials="included" if readings.list_specials else "left out",
     )
-    short = [
-        _top_pairs_table(name, values, pairs, given, number) for number, (name, values) in enumerate(lists.items(), 2)
-    ]
     parts: tuple[Table | Picture, ...] = (
         _ff_amp_picture(setting, run, scopes, given),
-        *short,
+        *(_top_pairs_table(name, lists[name], pairs, given, number) for number, name in enumerate(lists, 2)),
         _overlap_table(lists, pairs),
         _listed_pairs_table(lists, pairs, given),
     )
@@ -124,7 +121,7 @@ def _ff_amp_picture(setting: Setting, run: Run, scopes: FeedForwardLayout, given
     else:
         entry = min(range(len(given)), key=lambda n: (abs(len(given.types[n]) - DRAWN), n))
         tokens = [given.vocabulary[number] for number in given.types[entry]]
-        values = stored_ff_amp(run, scopes, given.ids[entry], axis).reshape(-1, len(tokens), len(tokens))
+        values = stored_amp(run, scopes, given.ids[entry], axis).reshape(-1, len(tokens), len(tokens))
     some = tokens[:DRAWN]
     diagonal = np.eye(len(tokens), dtype=bool)
     layer = int(np.where(diagonal, 0.0, values).clip(min=0).sum((1, 2)).argmax())

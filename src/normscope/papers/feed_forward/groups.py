@@ -13,7 +13,7 @@ from normscope.measures.amplification import AXES
 from normscope.measures.bootstrap import Difference, bootstrap_clustered_difference, bootstrap_mean_difference
 from normscope.measures.matching import match_distances
 from normscope.papers.common import scan_paper_side
-from normscope.papers.feed_forward.maps import Numbers, Texts, Values, off_diagonal_cells, stored_ff_amp
+from normscope.papers.feed_forward.maps import Numbers, Texts, Values, off_diagonal_cells, stored_amp
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.papers.feed_forward.shared import FeedForwardLayout
 
@@ -34,9 +34,9 @@ class PairCells:
     def at(self, places: Numbers) -> PairCells:
         return PairCells(self.entries[places], self.cells[places], self.distances[places])
 
-    def of(self, entry: int) -> slice:
-        """Where the cells of an entry are."""
-        return slice(*np.searchsorted(self.entries, [entry, entry + 1]))
+    def of(self, entry: int) -> Numbers:
+        """The cells of one entry."""
+        return self.cells[slice(*np.searchsorted(self.entries, [entry, entry + 1]))]
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,7 @@ def matched_pair_groups(given: Texts, units: TokenUnits, causal: bool, readings:
     def rest(entry: int) -> Numbers:
         cells = off_diagonal_cells(given, entry, causal, readings.specials)
         cells = cells[np.isin(_cell_distances(cells, len(given.types[entry]), distance), near)]
-        mine = targets.cells[targets.of(entry)]
-        return cells[~np.isin(cells, mine)]
+        return cells[~np.isin(cells, targets.of(entry))]
 
     others = _collect_cells(given, rest, distance)
     found = match_distances(targets.distances, others.distances, readings.seed)
@@ -109,11 +108,11 @@ def group_amplification(run: Run, scopes: FeedForwardLayout, given: Texts, group
     both = (groups.targets, groups.others)
     found: list[dict[str, list[Values]]] = [{axis: [] for axis in AXES} for _ in both]
     for entry, id in enumerate(given.ids):
-        parts = [cells.cells[cells.of(entry)] for cells in both]
+        parts = [cells.of(entry) for cells in both]
         if not any(map(len, parts)):
             continue
         for axis in AXES:
-            values = stored_ff_amp(run, scopes, id, axis)  # type: ignore[arg-type]
+            values = stored_amp(run, scopes, id, axis)  # type: ignore[arg-type]
             for into, cells in zip(found, parts, strict=True):
                 into[axis].append(values[:, cells])
     joined = [{axis: np.concatenate(some, 1) for axis, some in one.items() if some} for one in found]
@@ -129,12 +128,15 @@ def bootstrap_layer_tests(
     axis, seed = readings.axis, readings.seed
     targets, others = values.targets[axis], values.others[axis]
     other = other_ff_amp_axis(axis)
-    by_target, by_other = (_mean_by_type(pair_type_keys(given, cells)) for cells in (groups.targets, groups.others))
+    target_types, other_types = (
+        _means_by_type(pair_type_keys(given, cells), some)
+        for cells, some in ((groups.targets, targets), (groups.others, others))
+    )
     by_sequence = _bootstrap_sequences(given, groups, targets, others, options, seed)
     return [
         LayerTests(
             bootstrap_mean_difference(targets[n], others[n], seed=(seed, n, 0), **options),
-            bootstrap_mean_difference(by_target(targets[n]), by_other(others[n]), seed=(seed, n, 1), **options),
+            bootstrap_mean_difference(target_types[n], other_types[n], seed=(seed, n, 1), **options),
             by_sequence[n],
             bootstrap_mean_difference(values.targets[other][n], values.others[other][n], seed=(seed, n, 2), **options),
         )
@@ -149,33 +151,22 @@ def other_ff_amp_axis(axis: str) -> str:
 
 def pair_type_keys(given: Texts, cells: PairCells) -> Numbers:
     """The ordered pair of types of each cell, as one number."""
-    found = [given.keys(entry, cells.cells[cells.of(entry)]) for entry in range(len(given))]
+    found = [given.keys(entry, cells.of(entry)) for entry in range(len(given))]
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def _mean_by_type(keys: Numbers) -> Callable[[Values], Values]:
-    """A function from values of instances to the means of their types."""
+def _means_by_type(keys: Numbers, values: Values) -> Values:
+    """(layers, types): the means of the values (layers, pairs) of each type's instances."""
     _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
-
-    def means(values: Values) -> Values:
-        found: Values = np.bincount(place, weights=values) / counts
-        return found
-
-    return means
+    return np.stack([np.bincount(place, weights=row) for row in values]) / counts
 
 
 def _bootstrap_sequences(
     given: Texts, groups: MatchedGroups, targets: Values, others: Values, options: dict[str, Any], seed: int
 ) -> tuple[Difference, ...]:
-    size = len(given)
-    counts = np.stack([np.bincount(cells.entries, minlength=size) for cells in (groups.targets, groups.others)], 1)
-    sums = np.stack(
-        [
-            np.stack([np.bincount(cells.entries, weights=row, minlength=size) for row in values])
-            for cells, values in ((groups.targets, targets), (groups.others, others))
-        ],
-        2,
-    )
+    size, both = len(given), ((groups.targets, targets), (groups.others, others))
+    counts = np.stack([np.bincount(cells.entries, minlength=size) for cells, _ in both], 1)
+    sums = np.stack([[np.bincount(cells.entries, row, size) for row in values] for cells, values in both], 2)
     some = counts.sum(1) > 0  # only sequences with such pairs
     return bootstrap_clustered_difference(sums[:, some], counts[some], seed=(seed, 3), **options)
 

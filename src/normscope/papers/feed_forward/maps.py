@@ -64,17 +64,10 @@ def off_diagonal_cells(given: Texts, entry: int, causal: bool, specials: bool) -
     return np.flatnonzero(chosen)
 
 
-def stored_ff_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis) -> Values:
-    """(layers, n n): amplification by the feed-forward alone."""
-    return _stored_amp(run, id, scopes.input, scopes.ff, scopes.side, axis)
-
-
-def stored_block_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis) -> Values:
-    """(layers, n n): amplification from the attention's residual to the end of the layer (LN FF RES LN)."""
-    return _stored_amp(run, id, scopes.residual, scopes.layer, scopes.side, axis)
-
-
-def _stored_amp(run: Run, id: str, before: str, after: str, side: str, axis: Axis) -> Values:
-    found = amplification(run.map(id, before, side), run.map(id, after, side), axis)
-    values: Values = found.flatten(1).numpy()
+def stored_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis, block: bool = False) -> Values:
+    """(layers, n n): amplification by the feed-forward alone or, with `block`, from the attention's residual to the end
+    of the layer (LN FF RES LN)."""
+    around = (scopes.residual, scopes.layer) if block else (scopes.input, scopes.ff)
+    before, after = (run.map(id, scope, scopes.side) for scope in around)
+    values: Values = amplification(before, after, axis).flatten(1).numpy()
     return values

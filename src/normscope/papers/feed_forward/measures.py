@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from math import ceil, floor
 from typing import Any
 
@@ -48,18 +49,13 @@ def measure_normalised_similarity(analysis: Analysis) -> Columns:
     if corpus_measure_has_one_side(analysis):
         cells = corpus_measure_reachable_cells(analysis)
         for normalised, axis in (("row", "output"), ("column", "input")):
-            before: Tensor | None = None
-            for n, scope in enumerate(analysis.scopes):
-                ranked = average_ranks(map_shares(analysis[scope], axis)[:, cells])  # type: ignore[arg-type]
-                if before is not None:
-                    names.append((normalised, analysis.scopes[n - 1], scope))
-                    values.append(pearson(before, ranked))
-                before = ranked
+            shares = (map_shares(analysis[scope], axis) for scope in analysis.scopes)  # type: ignore[arg-type]
+            ranked = (average_ranks(one[:, cells]) for one in shares)
+            names += [(normalised, *pair) for pair in pairwise(analysis.scopes)]
+            values += [pearson(before, after) for before, after in pairwise(ranked)]
+    keys = ("normalised", "scope", "other")
     return {
-        **{
-            key: [row[n] for row in names for _ in analysis.layers]
-            for n, key in enumerate(("normalised", "scope", "other"))
-        },
+        **{key: [row[n] for row in names for _ in analysis.layers] for n, key in enumerate(keys)},
         "layer": np.tile(np.array(analysis.layers, dtype=np.int16), len(names)),
         "spearman": torch.cat(values).numpy() if values else np.zeros(0),
     }

@@ -13,27 +13,28 @@ from normscope.corpus.store import Run
 from normscope.engine import probing
 from normscope.errors import NormscopeError
 from normscope.measures.correlation import spearman
-from normscope.papers.common import (
-    describe_common_masking,
-    layer_numbers,
-    layer_picture,
-    masked_run,
-    paper_layers_text,
-    scan_paper_side,
-)
+from normscope.papers import common
+from normscope.papers.common import layer_numbers, layer_picture, masked_run, scan_paper_side
 from normscope.papers.feed_forward.measures import NORM, removal_measure_name, removed_dimension_count, split_by_gain
-from normscope.papers.feed_forward.shared import NAME, require_ff_layout
+from normscope.papers.feed_forward.shared import NAME, SPEARMAN, require_ff_layout
 from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
 LABELLED = 8  # removed dimensions that are labelled in the figure
-SIMILARITY = "Spearman's correlation"
+NORMS = (
+    "Mean norms of the model's vectors over all tokens, biases included. {masking} The bypass is the vector at "
+    "{scopes.block}, to which the vector at {scopes.added} is added."
+)
 GAMMA = (
     "The {count} of {width} dimensions ({share}) with the lowest signed gain of LN2 are removed from the feed-forward "
-    "contributions before taking norms; the map before the feed-forward ({input}) keeps all dimensions. Similarities "
-    "are Spearman's correlations of these two maps, averaged over sequences. {masking}"
+    "contributions before taking norms; the map before the feed-forward ({scopes.input}) keeps all dimensions. "
+    "Similarities are Spearman's correlations of these two maps, averaged over sequences. {masking}"
+)
+GAMMA_NOTE = (
+    "Mean of |value| over all tokens, in the feed-forward's input and output. Labels: indices of the dimensions with "
+    "the lowest gains."
 )
 PUBLISHED = tuple(key for n in (10, 11) for key in (f"similarity.ATTNRESLNFF-N.L{n}", f"removed.L{n}"))
 
@@ -53,28 +54,20 @@ def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
     claim = Claim(
         "The bypass has a larger norm than the feed-forward output in most layers",
         2 * len(larger) > len(layers),
-        f"in {len(larger)} of {len(layers)}: {paper_layers_text(larger)}",
+        f"in {len(larger)} of {len(layers)}: {common.paper_layers_text(larger)}",
         "in most layers, except 10-11",
     )
+    title = "Fig. 10. Mean norm of the feed-forward output and of the bypass"
+    series = {"feed-forward": output, "bypass": bypass}
+    columns = {"layer": "", **dict.fromkeys((*series, "ratio"), ".2f")}
+    rows = ((layer, ff, past, ff / past) for layer, ff, past in zip(layers, output, bypass, strict=True))
     return Section(
         "norms",
         "Norms of the feed-forward output and of the bypass",
-        f"Mean norms of the model's vectors over all tokens, biases included. {describe_common_masking(setting)} "
-        f"The bypass is the vector at {scopes.block}, to which the vector at {scopes.added} is added.",
+        NORMS.format(scopes=scopes, masking=common.describe_common_masking(setting)),
         (
-            layer_picture(
-                "fig10-norms",
-                "Fig. 10. Mean norm of the feed-forward output and of the bypass",
-                {"feed-forward": output, "bypass": bypass},
-                layers,
-                "mean norm",
-            ),
-            Table.of(
-                "norms-layers",
-                "Mean norms by layer",
-                {"layer": "", "feed-forward": ".2f", "bypass": ".2f", "ratio": ".2f"},
-                ((a, b, c, b / c) for a, b, c in zip(layers, output, bypass, strict=True)),
-            ),
+            layer_picture("fig10-norms", title, series, layers, "mean norm"),
+            Table.of("norms-layers", "Mean norms by layer", columns, rows),
         ),
         (claim,),
         layer_numbers("norm.ff", output, layers) | layer_numbers("norm.bypass", bypass, layers),
@@ -101,35 +94,27 @@ def low_gain_section(setting: Setting, runs: Runs) -> Section:
         rho = float(spearman(torch.tensor(by_layer[n]["output"].to_numpy()), gains[n].double()))
         rows.append((layer, whole[n], rest[n], rest[n] - whole[n], rho, ", ".join(map(str, removed[n]))))
     columns = dict.fromkeys(("all dimensions", "without", "change", "|output| and gain"), ".3f")
-    share = f"{100 * readings.gamma_share:g} %"
+    share, masking = f"{100 * readings.gamma_share:g} %", common.describe_common_masking(setting)
+    title = "Section 6.2. Similarity of the maps before and after the feed-forward"
     series = {"all dimensions": whole, f"without {count} with the lowest gain": rest}
     return Section(
         "gamma",
         "Dimensions that the last norm scales down",
-        GAMMA.format(
-            count=count, width=width, share=share, input=scopes.input, masking=describe_common_masking(setting)
-        ),
+        GAMMA.format(count=count, width=width, share=share, scopes=scopes, masking=masking),
         (
             Picture(
                 "fig11-gamma",
                 f"Fig. 11. Magnitude of each dimension against LN2's gain, layer {layers[place]}",
                 _gain_scatter(by_layer[place], gains[place].double().numpy(), removed[place]),
-                "Mean of |value| over all tokens, in the feed-forward's input and output. Labels: indices of the "
-                "dimensions with the lowest gains.",
+                GAMMA_NOTE,
             ),
-            layer_picture(
-                "removed-dimensions",
-                "Section 6.2. Similarity of the maps before and after the feed-forward",
-                series,
-                layers,
-                SIMILARITY,
-            ),
+            layer_picture("removed-dimensions", title, series, layers, SPEARMAN),
             Table.of(
                 "removed-dimensions-layers",
                 f"Similarity without the {count} dimensions with the lowest gain",
                 {"layer": "", **columns, "dimensions removed": ""},
                 rows,
-                f"|output| and gain: {SIMILARITY} over dimensions.",
+                f"|output| and gain: {SPEARMAN} over dimensions.",
             ),
         ),
         (_low_gain_claim(layers, whole, rest, share),),
@@ -139,7 +124,7 @@ def low_gain_section(setting: Setting, runs: Runs) -> Section:
 
 def _low_gain_claim(layers: list[int], whole: list[float], rest: list[float], share: str) -> Claim:
     most = int(np.argmin(whole))  # where the feed-forward changes the map most
-    rising = paper_layers_text([layer for n, layer in enumerate(layers) if rest[n] > whole[n]])
+    rising = common.paper_layers_text([layer for n, layer in enumerate(layers) if rest[n] > whole[n]])
     return Claim(
         f"In the layer that it changes most, the feed-forward changes the map less without the {share} of dimensions "
         "with the lowest gain",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,15 +13,9 @@ from normscope.measures.bootstrap import Difference
 from normscope.papers.common import layer_numbers, paper_layers_text
 from normscope.papers.feed_forward import groups as pair_groups
 from normscope.papers.feed_forward.amplification import PLAIN, describe_ff_amp_axis
-from normscope.papers.feed_forward.groups import (
-    GroupAmplification,
-    LayerTests,
-    MatchedGroups,
-    TokenUnits,
-    other_ff_amp_axis,
-)
+from normscope.papers.feed_forward.groups import GroupAmplification, LayerTests, MatchedGroups, TokenUnits
 from normscope.papers.feed_forward.maps import Texts, Values, read_run_texts
-from normscope.papers.feed_forward.shared import NAME, require_ff_layout
+from normscope.papers.feed_forward.shared import NAME, FeedForwardLayout, require_ff_layout
 from normscope.papers.published import published_main_numbers
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
@@ -29,13 +24,15 @@ from normscope.reports.report import Claim, Picture, Section, Table
 INNER = (0.5, 99.5)  # percentiles between which histograms are drawn
 MOST = 3  # most histograms that are drawn
 TEXT = (
-    "FF-amp of {pairs} ({found:,} ordered pairs of positions) is compared with that of an equal number of other pairs, "
-    "sampled without replacement so that both groups have the same histogram of {distance} distances.{dropped} Other "
-    "pairs are all pairs that do not belong to one {unit}, {specials}. The text is not masked.\n\n"
-    "The difference of means is tested with an unpaired bootstrap of {resamples:,} resamples, {sided}-sided: p is the "
-    "share of resampled differences on the other side of zero. The test over instances treats all pairs as "
-    "independent, which pairs of one sequence are not, so it is optimistic. The test over types counts each ordered "
-    "pair of subwords once, with the mean of its instances. The test over sequences resamples whole sequences.\n\n"
+    "FF-amp of {kind.pairs} ({groups.found:,} ordered pairs of positions) is compared with that of an equal number of "
+    "other pairs, sampled without replacement so that both groups have the same histogram of {readings.distance} "
+    "distances.{dropped} Other pairs are all pairs that do not belong to one {kind.unit}, {specials}. The text is not "
+    "masked.\n\n"
+    "The difference of means is tested with an unpaired bootstrap of {readings.resamples:,} resamples, "
+    "{readings.sided}-sided: p is the share of resampled differences on the other side of zero. The test over "
+    "instances treats all pairs as independent, which pairs of one sequence are not, so it is optimistic. The test "
+    "over types counts each ordered pair of subwords once, with the mean of its instances. The test over sequences "
+    "resamples whole sequences.\n\n"
     "Maps are normalised so that {sums}. A gain in a token's contribution to itself is a loss for the others, so the "
     "means of both groups may be negative; the test concerns their difference."
 )
@@ -77,22 +74,20 @@ ENTITIES = PairKind("entities", "entity", "entity", "two subwords of one named e
 
 def word_pairs_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 7 and 8 for words that are split into subwords."""
-    given = read_run_texts(runs[PLAIN], require_ff_layout(setting))
-    return _pair_kind_section(setting, runs[PLAIN], given, WORDS, pair_groups.split_word_units(given))
+    return _pair_kind_section(setting, runs[PLAIN], WORDS, lambda given, *_: pair_groups.split_word_units(given))
 
 
 def entity_pairs_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 7 and 8 for named entities."""
-    scopes = require_ff_layout(setting)
-    given = read_run_texts(runs[PLAIN], scopes)
-    return _pair_kind_section(
-        setting, runs[PLAIN], given, ENTITIES, pair_groups.entity_units(given, runs[PLAIN], scopes)
-    )
+    return _pair_kind_section(setting, runs[PLAIN], ENTITIES, pair_groups.entity_units)
 
 
-def _pair_kind_section(setting: Setting, run: Run, given: Texts, kind: PairKind, units: TokenUnits) -> Section:
+def _pair_kind_section(
+    setting: Setting, run: Run, kind: PairKind, units: Callable[[Texts, Run, FeedForwardLayout], TokenUnits]
+) -> Section:
     scopes, readings = require_ff_layout(setting), setting.readings
-    groups = pair_groups.matched_pair_groups(given, units, scopes.causal, readings)
+    given = read_run_texts(run, scopes)
+    groups = pair_groups.matched_pair_groups(given, units(given, run, scopes), scopes.causal, readings)
     theirs = _published_pair_layers(kind)
     statement = f"In most layers the feed-forward amplifies {kind.pairs} more than other pairs at the same distance"
     if not len(groups.targets):
@@ -109,43 +104,38 @@ def _pair_kind_section(setting: Setting, run: Run, given: Texts, kind: PairKind,
         statement,
         2 * len(above) > len(found),
         f"in {len(above)} of {len(found)}: {paper_layers_text(above)}; resampling whole sequences: "
-        f"{paper_layers_text(by_sequence)}; normalised by {other_ff_amp_axis(readings.axis)}: "
+        f"{paper_layers_text(by_sequence)}; normalised by {pair_groups.other_ff_amp_axis(readings.axis)}: "
         f"{paper_layers_text(by_other)}",
         theirs,
     )
-    both = (values.targets[readings.axis], values.others[readings.axis])
+    both = {kind.targets: values.targets[readings.axis], "other pairs": values.others[readings.axis]}
     parts: tuple[Table | Picture, ...] = (
-        _mean_amp_bars(kind, *both, above),
+        _mean_amp_bars(kind, both, above),
         *_pair_test_tables(kind, readings.axis, values, found),
-        *_amp_histograms(kind, *both, chosen),
+        *_amp_histograms(kind, both, chosen),
     )
     numbers = {f"{key}.p": p for key, p in layer_numbers(kind.key, [one.p for one in chosen]).items()}
-    return Section(kind.name, kind.title, _describe_pair_test(setting, kind, groups), parts, (claim,), numbers)
+    return Section(kind.name, kind.title, _describe_pair_test(readings, kind, groups), parts, (claim,), numbers)
 
 
-def _describe_pair_test(setting: Setting, kind: PairKind, groups: MatchedGroups) -> str:
-    readings = setting.readings
+def _describe_pair_test(readings: Any, kind: PairKind, groups: MatchedGroups) -> str:
     return TEXT.format(
-        pairs=kind.pairs,
-        found=groups.found,
-        distance=readings.distance,
+        kind=kind,
+        groups=groups,
+        readings=readings,
         dropped=DROPPED.format(groups.dropped) if groups.dropped else "",
-        unit=kind.unit,
         specials="special tokens included" if readings.specials else "without special tokens",
-        resamples=readings.resamples,
-        sided=readings.sided,
         sums=describe_ff_amp_axis(readings.axis),
     )
 
 
-def _mean_amp_bars(kind: PairKind, targets: Values, others: Values, above: Sequence[int]) -> Picture:
-    layers = range(1, len(targets) + 1)
-    groups = {kind.targets: targets, "other pairs": others}
+def _mean_amp_bars(kind: PairKind, both: Mapping[str, Values], above: Sequence[int]) -> Picture:
+    layers = range(1, len(both[kind.targets]) + 1)
     chart = charts.bar_chart(
-        {name: list(values.mean(1)) for name, values in groups.items()},
+        {name: list(values.mean(1)) for name, values in both.items()},
         x=list(layers),
         ylabel="mean FF-amp",
-        errors={name: list(1.96 * values.std(1) / np.sqrt(values.shape[1])) for name, values in groups.items()},
+        errors={name: list(1.96 * values.std(1) / np.sqrt(values.shape[1])) for name, values in both.items()},
         marks=["*" if layer in above else "" for layer in layers],
     )
     title = f"Fig. 7. Mean FF-amp of pairs {kind.targets} and of other pairs at the same distances"
@@ -157,7 +147,7 @@ def _pair_test_tables(
     kind: PairKind, axis: str, values: GroupAmplification, found: Sequence[LayerTests]
 ) -> tuple[Table, Table]:
     """The means and their difference, and the test under the other readings."""
-    other = other_ff_amp_axis(axis)
+    other = pair_groups.other_ff_amp_axis(axis)
     means = dict.fromkeys((kind.targets, "others", "difference", "low", "high"), ".5f")
     levels = dict.fromkeys(("p, instances", "p, types", "p, sequences"), ".4f")
     targets, others = ([float(row.mean()) for row in side[axis]] for side in (values.targets, values.others))
@@ -182,16 +172,16 @@ def _pair_test_tables(
     )
 
 
-def _amp_histograms(kind: PairKind, targets: Values, others: Values, found: Sequence[Difference]) -> list[Picture]:
+def _amp_histograms(kind: PairKind, both: Mapping[str, Values], found: Sequence[Difference]) -> list[Picture]:
     """Histograms for the layers with the largest differences relative to their spread."""
-    both = np.concatenate([targets, others], 1)
-    effect = [one.difference / max(float(both[n].std()), 1e-300) for n, one in enumerate(found)]
+    joined = np.concatenate(list(both.values()), 1)
+    effect = [one.difference / max(float(joined[n].std()), 1e-300) for n, one in enumerate(found)]
     order = sorted(range(len(found)), key=lambda n: -effect[n])[:MOST]
     note = f"Values beyond the percentiles {INNER[0]} and {INNER[1]} are counted in the outermost bins."
     pictures = []
     for n in sorted(order):
-        low, high = (float(np.percentile(both[n], end)) for end in INNER)
-        series = {kind.targets: targets[n], "other pairs": others[n]}
+        low, high = (float(np.percentile(joined[n], end)) for end in INNER)
+        series = {name: values[n] for name, values in both.items()}
         chart = charts.histogram_chart(series, xlabel="FF-amp", ylabel="share of pairs", limits=(low, high))
         title = f"Fig. 8. FF-amp of pairs {kind.targets} and of others, layer {n + 1}"
         pictures.append(Picture(f"fig8-{kind.stem}-layer{n + 1}", title, chart, note))

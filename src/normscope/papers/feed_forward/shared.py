@@ -12,6 +12,7 @@ from normscope.papers.study import Setting
 
 NAME = "ff"
 REFERENCE = "BERT-base on Wikipedia"
+SPEARMAN = "Spearman's correlation"
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,8 @@ def missing_ff_layout(setting: Setting) -> str | None:
 
 def missing_tokenizer(setting: Setting) -> str | None:
     """Why words cannot be identified, or None."""
-    if setting.lens.tokenizer is None:
-        return missing_ff_layout(setting) or "Identifying words needs a tokenizer."
-    return missing_ff_layout(setting)
+    missing = missing_ff_layout(setting)
+    return "Identifying words needs a tokenizer." if missing is None and setting.lens.tokenizer is None else missing
 
 
 def missing_entities(setting: Setting) -> str | None:

@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 
 from normscope.corpus.store import Run
-from normscope.papers.feed_forward.maps import (
-    Numbers,
-    Texts,
-    Values,
-    off_diagonal_cells,
-    stored_block_amp,
-    stored_ff_amp,
-)
+from normscope.papers.feed_forward.maps import Numbers, Texts, Values, off_diagonal_cells, stored_amp
 from normscope.papers.feed_forward.shared import FeedForwardLayout
 
 WAITING = 2**22  # keys collected before they are summed
@@ -60,7 +53,7 @@ def amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, readings:
         places = np.searchsorted(keys, found)
         known = places < len(keys)
         known[known] = keys[places[known]] == found[known]
-        both = [amp(run, scopes, id, readings.axis) for amp in (stored_ff_amp, stored_block_amp)]
+        both = [stored_amp(run, scopes, id, readings.axis, block) for block in (False, True)]
         sums = sums or [np.zeros((len(values), len(keys))) for values in both]
         for total, values in zip(sums, both, strict=True):
             for layer, row in zip(total, values[:, here[known]], strict=True):
@@ -71,8 +64,8 @@ def amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, readings:
 
 def _tally_pairs(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers, Numbers, Numbers]:
     """All pairs that occur, sorted; the number of sequences with each; its number of occurrences."""
-    whole: list[tuple[Numbers, Numbers, Numbers]] = []
-    waiting = 0
+    none, waiting = np.zeros(0, np.int64), 0
+    whole: list[tuple[Numbers, Numbers, Numbers]] = [(none, none, none)]
     for entry in range(len(given)):
         keys, counts = np.unique(given.keys(entry, cells(entry)), return_counts=True)
         whole.append((keys, np.ones_like(keys), counts))
@@ -84,12 +77,10 @@ def _tally_pairs(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers
 
 def _add_tallies(pieces: Sequence[tuple[Numbers, Numbers, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
     """Sorted unique keys with the sums of their counts."""
-    if not pieces:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
     keys, sequences, counts = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    if not len(keys):
+        return keys, sequences, counts
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
-    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else np.zeros(0, np.int64)
-    if not len(starts):
-        return keys, sequences, counts
+    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
     return keys[starts], np.add.reduceat(sequences[order], starts), np.add.reduceat(counts[order], starts)

@@ -27,7 +27,7 @@ from normscope.papers.common import paper_layers_text
 from normscope.papers.feed_forward import PAPER, FeedForwardReadings
 from normscope.papers.feed_forward import groups as feed_forward_groups
 from normscope.papers.feed_forward import maps as feed_forward_maps
-from normscope.papers.feed_forward import top as feed_forward_top
+from normscope.papers.feed_forward.amplification import amplified_pairs
 from normscope.papers.feed_forward.measures import (
     ROUNDINGS,
     SHARES,
@@ -243,7 +243,7 @@ def test_amplified_pairs(kind: str, axis: Any, request: pytest.FixtureRequest) -
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
     texts = feed_forward_maps.read_run_texts(run, scopes)
     readings = FeedForwardReadings(axis=axis, min_sequences=2, min_occurrences=3)
-    found = feed_forward_top.amplified_pairs(run, scopes, texts, readings)
+    found = amplified_pairs(run, scopes, texts, readings)
     sums: dict[tuple[str, str], Any] = defaultdict(lambda: np.zeros((2, 2)))
     counts: Counter[tuple[str, str]] = Counter()
     inside: dict[tuple[str, str], set[int]] = defaultdict(set)

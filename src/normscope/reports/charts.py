@@ -27,6 +27,8 @@ HEIGHT = 2.7
 HORIZONTAL = 3  # labels up to this length are drawn horizontally
 VECTOR_POINTS = 3_000  # more points are rasterised
 PUBLISHED = "published"
+LINE: dict[str, Any] = {"markersize": 3.2, "linewidth": 1.3, "markeredgewidth": 0}
+DASHED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "alpha": 0.75}
 
 Values = NDArray[np.float64]
 
@@ -49,7 +51,7 @@ def line_chart(
     with figure_style():
         figure, axes = _chart_axes(WIDTH, HEIGHT)
         for n, (name, values) in enumerate(series.items()):
-            axes.plot(list(x), to_floats(values), label=name, **_line_style(n))
+            axes.plot(list(x), to_floats(values), label=name, **_series_look(n), **LINE)
         for n, (name, values) in enumerate(given.items()):
             at = list(x) if len(values) == len(x) else [x[0] + k for k in range(len(values))]
             place = list(series).index(name) if name in series else len(series) + n
@@ -142,11 +144,9 @@ def scatter_chart(
     with figure_style():
         figure, axes = _chart_axes(WIDTH * 0.8, HEIGHT * 1.15)
         for n, kind in enumerate(kinds):
-            axes.scatter(across[of == n], up[of == n], color=_series_colour(n), marker=_series_marker(n), **look)
+            axes.scatter(across[of == n], up[of == n], **_series_look(n), **look)
             if kind:
-                axes.scatter(
-                    [], [], s=16, color=_series_colour(n), marker=_series_marker(n), linewidths=0, label=kind
-                )  # for the legend
+                axes.scatter([], [], s=16, linewidths=0, label=kind, **_series_look(n))  # for the legend
         for a, b, text in zip(across, up, labels or (), strict=False):
             if text and math.isfinite(a) and math.isfinite(b):
                 axes.annotate(
@@ -174,25 +174,13 @@ def chart_to_pdf(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-DASHED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "alpha": 0.75}
-
-
-def _line_style(n: int) -> dict[str, Any]:
-    return {
-        "color": _series_colour(n),
-        "marker": _series_marker(n),
-        "markersize": 3.2,
-        "linewidth": 1.3,
-        "markeredgewidth": 0,
-    }
-
-
 def _series_colour(n: int) -> str:
     return COLOURS[n % len(COLOURS)]
 
 
-def _series_marker(n: int) -> str:
-    return MARKS[(n + n // len(COLOURS)) % len(MARKS)]  # repeated colours get another marker
+def _series_look(n: int) -> dict[str, Any]:
+    """Colour and marker; repeated colours get another marker."""
+    return {"color": _series_colour(n), "marker": MARKS[(n + n // len(COLOURS)) % len(MARKS)]}
 
 
 def to_floats(values: ArrayLike) -> Values:
@@ -233,9 +221,8 @@ def _finish_chart(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         columns = _legend_columns(names, figure.get_figwidth())
-        by_row = [
-            n for first in range(columns) for n in range(first, len(names), columns)
-        ]  # legends are filled by columns
+        # Legends are filled by columns.
+        by_row = [n for first in range(columns) for n in range(first, len(names), columns)]
         figure.legend(
             [handles[n] for n in by_row],
             [names[n] for n in by_row],

@@ -137,9 +137,8 @@ def _html_claims(claims: Iterable[tuple[Claim, str]]) -> str:
 
 
 def _html_facts(report: Report) -> str:
-    rows = "\n".join(
-        f'<tr><th scope="row">{escape_html(a)}</th><td>{escape_html(b)}</td></tr>' for a, b in report.facts
-    )
+    lines = (f'<tr><th scope="row">{escape_html(a)}</th><td>{escape_html(b)}</td></tr>' for a, b in report.facts)
+    rows = "\n".join(lines)
     whole = re.sub(r"(?<= )--[a-z-]+", r"<span>\g<0></span>", escape_html(report.command))  # keeps options on one line
     command = f"\n<pre><code>{whole}</code></pre>" if whole else ""
     return f'<table class="facts"><tbody>\n{rows}\n</tbody></table>{command}'
@@ -217,7 +216,5 @@ def _html_cell(cell: object, spec: str) -> str:
 
 
 def _html_skipped(report: Report) -> str:
-    rows = "\n".join(
-        f"<div><dt>{escape_html(title)}</dt><dd>{escape_html(why)}</dd></div>" for title, why in report.skipped
-    )
-    return f'<dl class="skipped">\n{rows}\n</dl>'
+    rows = (f"<div><dt>{escape_html(title)}</dt><dd>{escape_html(why)}</dd></div>" for title, why in report.skipped)
+    return '<dl class="skipped">\n' + "\n".join(rows) + "\n</dl>"

@@ -55,13 +55,8 @@ def markdown_page(report: Report) -> str:
 def markdown_claims(claims: Sequence[Claim]) -> str:
     """A table with one claim per row."""
     rows = [
-        (
-            escape_markdown(claim.text),
-            STATES[claim.holds],
-            escape_markdown(claim.ours),
-            escape_markdown(claim.published),
-        )
-        for claim in claims
+        (escape_markdown(one.text), STATES[one.holds], escape_markdown(one.ours), escape_markdown(one.published))
+        for one in claims
     ]
     return _markdown_table(("claim", "here", "ours", "published"), rows)
 
@@ -120,14 +115,12 @@ def _markdown_report_table(table: Table) -> str:
 def _markdown_checks(report: Report) -> str:
     rows = [
         (
-            markdown_code(c.key),
-            format_cell(c.published),
-            format_cell(c.ours),
-            format_cell(c.tolerance),
-            c.verdict,
-            escape_markdown(c.why),
+            markdown_code(check.key),
+            *map(format_cell, (check.published, check.ours, check.tolerance)),
+            check.verdict,
+            escape_markdown(check.why),
         )
-        for c in report.checks
+        for check in report.checks
     ]
     right = (False, True, True, True, False, False)
     return _markdown_table(("number", "published", "ours", "tolerance", "", "reason for the tolerance"), rows, right)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from normscope.papers.across_layers.sections import (
-    RUN,
-    first_token_section,
-    flow_agreement_section,
-    input_spread_section,
-    source_share_section,
-)
+from normscope.papers.across_layers import sections
 from normscope.papers.common import plan_run
 from normscope.papers.study import Experiment, NoReadings, Paper, Setting
 
@@ -17,9 +11,8 @@ def _missing_second_side(setting: Setting) -> str | None:
     return None if setting.lens.two_sided else "This experiment needs an encoder-decoder."
 
 
-FLOW = plan_run(RUN, "flow", scopes=("layer",))
-FLOW_AGREEMENT = plan_run(RUN, "flow_agreement", scopes=("layer",))
-
+FLOW = plan_run(sections.RUN, "flow", scopes=("layer",))
+FLOW_AGREEMENT = plan_run(sections.RUN, "flow_agreement", scopes=("layer",))
 
 PAPER = Paper(
     name="layers",
@@ -27,18 +20,21 @@ PAPER = Paper(
     citation="A normscope study, based on the exact decomposition of the whole model.",
     readings=NoReadings,
     experiments=(
-        Experiment("spread", "How inputs spread", input_spread_section, FLOW),
-        Experiment("first", "The first token", first_token_section, FLOW),
+        Experiment("spread", "How inputs spread", sections.input_spread_section, FLOW),
+        Experiment("first", "The first token", sections.first_token_section, FLOW),
         Experiment(
             "sides",
             "Source and target",
-            source_share_section,
+            sections.source_share_section,
             FLOW,
             _missing_second_side,
             "a translation model and parallel text",
         ),
         Experiment(
-            "agreement", "Comparison of other methods with the exact flow", flow_agreement_section, FLOW_AGREEMENT
+            "agreement",
+            "Comparison of other methods with the exact flow",
+            sections.flow_agreement_section,
+            FLOW_AGREEMENT,
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -96,14 +96,10 @@ def _norm_shares(maps: Tensor) -> Tensor:
     return maps.double() / maps.double().sum(-1, keepdim=True).clamp_min(1e-300)
 
 
-def _own_columns(rows: Any, columns: Any) -> Tensor:
+def _own_columns(rows: Sequence[Label], columns: Sequence[Label]) -> Tensor:
     """(rows,): the column of each row's own token."""
-    place = {_label_key(label): n for n, label in enumerate(columns)}
-    return torch.tensor([place[_label_key(label)] for label in rows])
-
-
-def _label_key(label: Label) -> tuple[str, int]:
-    return label.side, label.position
+    place = {(label.side, label.position): n for n, label in enumerate(columns)}
+    return torch.tensor([place[label.side, label.position] for label in rows])
 
 
 def _shares_at(shares: Tensor, columns: Tensor) -> Tensor:

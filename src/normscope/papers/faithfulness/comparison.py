@@ -59,8 +59,8 @@ def compare_methods(
     replacement_token(lens, chosen.replacement)
     compared_methods(lens, chosen.methods)
     for method in chosen.methods:
-        if method_refusal(lens, method):
-            raise NormscopeError(method_refusal(lens, method))
+        if reason := method_refusal(lens, method):
+            raise NormscopeError(reason)
     run = complete_papers_run(
         str(data),
         model if engine.get("engine") == "ray" else lens,
@@ -76,17 +76,14 @@ def compare_methods(
         **engine,
     )
     found = results.read_results(run, chosen.erasures)
-    made = (
-        *(section(found, chosen.erasures) for section in sections.SECTIONS),
-        sections.score_agreement_section(found),
-    )
+    agreement = sections.score_agreement_section(found)
     report = Report(
         paper="faithfulness",
         title=TITLE,
         citation=CITATION,
         facts=_comparison_facts(lens, str(data), found, chosen, run, task),
         readings=(),
-        sections=tuple(section for section in made if section is not None),
+        sections=(*(make(found, chosen.erasures) for make in sections.SECTIONS), *([agreement] if agreement else [])),
         skipped=tuple(found.refused.items()),
         command=_comparison_command(
             facts.model_arguments(model, lens), str(data), out, chosen, format, reader or {}, limit

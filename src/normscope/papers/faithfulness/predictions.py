@@ -62,20 +62,13 @@ def replacement_token(lens: Analyzer, wanted: str = "") -> Replacement:
     unknown = tokenizer.unk_token_id if tokenizer.unk_token_id != ends else None  # GPT-2 uses one token for both
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id != ends else None
     mask, blank = tokenizer.mask_token_id if encoder else None, space[0] if len(space) == 1 else None
-    found = next(
-        (
-            id
-            for id in (mask, unknown, padding, blank, ends)
-            if id not in (None, ending) and id < lens.loaded.limits.vocabulary
-        ),
-        None,
+    for id in (mask, unknown, padding, blank, ends):
+        if id not in (None, ending) and id < lens.loaded.limits.vocabulary:
+            return Replacement(int(id), str(tokenizer.convert_ids_to_tokens(int(id))))
+    raise NormscopeError(
+        "The tokenizer has no neutral token to replace others with: choose one with --replacement or "
+        "Settings(replacement=...)."
     )
-    if found is None:
-        raise NormscopeError(
-            "The tokenizer has no neutral token to replace others with: choose one with --replacement or "
-            "Settings(replacement=...)."
-        )
-    return Replacement(int(found), str(tokenizer.convert_ids_to_tokens(int(found))))
 
 
 def erased_logits(
@@ -116,9 +109,9 @@ def _erase_tokens(context: Context, erased: Erased, replacement: Replacement) ->
         kept = [n for n in range(len(ids)) if n not in erased.tokens]
         if kept:
             # The last remaining token predicts the next one; a masked token keeps its place among the others.
-            return keep_item_tokens(item, kept), None if at is None else (
-                len(kept) - 1 if at in erased.tokens else kept.index(at)
-            )
+            if at is not None:
+                at = len(kept) - 1 if at in erased.tokens else kept.index(at)
+            return keep_item_tokens(item, kept), at
         gone = [0]  # an input cannot be empty: keep one neutral token
         item, at = keep_item_tokens(item, [0]), None if at is None else 0
         ids = item.tensors["input_ids"]
@@ -160,6 +153,5 @@ def _classifier_padding_id(lens: Analyzer) -> int | None:
 
 def _can_keep_last_logits(lens: Analyzer) -> bool:
     """Whether the model can compute the logits of the last token alone."""
-    return (
-        lens.loaded.stacks[0].side == "decoder" and "logits_to_keep" in inspect.signature(lens.model.forward).parameters
-    )
+    causal = lens.loaded.stacks[0].side == "decoder"
+    return causal and "logits_to_keep" in inspect.signature(lens.model.forward).parameters

@@ -95,21 +95,20 @@ def share_indices(shares: Sequence[float]) -> list[int]:
 
 def comprehensiveness(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
     """(contexts,): AOPC of removing the top of the ranking."""
-    return _mean_drop(one, one.after[erasure, "without"], shares)
+    return _mean_drop(one, erasure, "without", shares)
 
 
 def sufficiency(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
     """(contexts,): AOPC of keeping only the top of the ranking."""
-    return _mean_drop(one, one.after[erasure, "only"], shares)
+    return _mean_drop(one, erasure, "only", shares)
 
 
 AOPC = (comprehensiveness, sufficiency)
 
 
-def _mean_drop(one: MethodResult, after: Values, shares: Sequence[float]) -> Values:
-    return faithfulness.aopc(
-        faithfulness.faithfulness_probability_drop(one.probability, after[:, share_indices(shares)])
-    )
+def _mean_drop(one: MethodResult, erasure: str, kind: str, shares: Sequence[float]) -> Values:
+    after = one.after[erasure, kind][:, share_indices(shares)]
+    return faithfulness.aopc(faithfulness.faithfulness_probability_drop(one.probability, after))
 
 
 def probability_curve_area(one: MethodResult, erasure: str, kind: str) -> Values:
@@ -130,8 +129,7 @@ def mean_over_entries(one: MethodResult, values: Values) -> Interval:
 
 def comprehensiveness_lead(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
     """Difference in comprehensiveness between two methods over their common contexts, paired by entry."""
-    theirs_at = {context: n for n, context in enumerate(other.contexts)}
-    both = [(n, theirs_at[context]) for n, context in enumerate(one.contexts) if context in theirs_at]
+    both = _common_contexts(one, other)
     mine, theirs = comprehensiveness(one, erasure), comprehensiveness(other, erasure)
     apart = np.array([mine[n] - theirs[m] for n, m in both], dtype=np.float64)
     return faithfulness_interval(faithfulness_mean_by_entry(apart, [one.entries[n] for n, _ in both]))
@@ -140,14 +138,16 @@ def comprehensiveness_lead(one: MethodResult, other: MethodResult, erasure: str)
 def score_correlations(one: MethodResult, other: MethodResult, kendall: bool = False) -> Values:
     """(contexts,): rank correlation of two methods' token scores in each context; NaN where one has no scores."""
     measure = kendall_of_lists if kendall else spearman_of_lists
+    found = np.full(len(one.contexts), np.nan)
+    for n, m in _common_contexts(one, other):
+        found[n] = measure(one.scores[n], other.scores[m])
+    return found
+
+
+def _common_contexts(one: MethodResult, other: MethodResult) -> list[tuple[int, int]]:
+    """The indices of each common context in both results."""
     theirs_at = {context: n for n, context in enumerate(other.contexts)}
-    return np.array(
-        [
-            measure(one.scores[n], other.scores[theirs_at[context]]) if context in theirs_at else np.nan
-            for n, context in enumerate(one.contexts)
-        ],
-        dtype=np.float64,
-    )
+    return [(n, theirs_at[context]) for n, context in enumerate(one.contexts) if context in theirs_at]
 
 
 def methods_best_first(results: Results, erasure: str) -> list[str]:

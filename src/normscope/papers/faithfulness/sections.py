@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from normscope.measures.faithfulness import Interval
 from normscope.papers.faithfulness import results
 from normscope.papers.faithfulness.measures import SHARES
-from normscope.papers.faithfulness.results import DECOMPX, MethodResult, Results
+from normscope.papers.faithfulness.results import DECOMPX, ERASER, MethodResult, Results, mean_over_entries
 from normscope.papers.faithfulness.scores import GRADIENT, LEAVE_ONE_OUT, RANDOM
 from normscope.reports import charts
 from normscope.reports.report import Cell, Picture, Section, Table
@@ -18,6 +19,7 @@ SHOWN = 4  # methods in a chart of curves, in addition to the references
 NAMES = {"mask": "masking", "delete": "deletion"}
 REFERENCES = {GRADIENT: "gradient", LEAVE_ONE_OUT: "leave-one-out", RANDOM: "random"}
 TAKEN = "share of tokens removed, highest scores first"
+PRESENT = "share of tokens present, highest scores first"
 AOPC = (
     "Tokens are ranked by a method's scores for the target. Comprehensiveness is the drop in the target's probability "
     "when the top of the ranking is removed; higher is better. Sufficiency is the drop when only the top of the "
@@ -52,14 +54,11 @@ def aopc_section(found: Results, erasures: Sequence[str]) -> Section:
         rows: list[tuple[Cell, ...]] = []
         for name in order:
             one = found.methods[name]
-            comp, suff = (results.mean_over_entries(one, measure(one, erasure)) for measure in results.AOPC)
-            eraser = [
-                results.mean_over_entries(one, measure(one, erasure, results.ERASER)).mean for measure in results.AOPC
-            ]
+            comp, suff = (mean_over_entries(one, measure(one, erasure)) for measure in results.AOPC)
+            eraser = [mean_over_entries(one, measure(one, erasure, ERASER)).mean for measure in results.AOPC]
             lead = results.comprehensiveness_lead(one, found.methods[RANDOM], erasure)
-            beyond = (None, None, None, None) if name == RANDOM else (lead.mean, lead.low, lead.high, lead.p)
-            sides = (comp.mean, comp.low, comp.high, suff.mean, suff.low, suff.high)
-            rows.append((name, *sides, *eraser, *beyond, len(one.contexts)))
+            beyond = (None, None, None, None) if name == RANDOM else (*_mean_and_ends(lead), lead.p)
+            rows.append((name, *_mean_and_ends(comp, suff), *eraser, *beyond, len(one.contexts)))
             numbers[f"comprehensiveness.{erasure}.{name}"] = comp.mean
             numbers[f"sufficiency.{erasure}.{name}"] = suff.mean
             bars.setdefault(NAMES[erasure], []).append(comp.mean)
@@ -87,9 +86,9 @@ def choice_accuracy_section(found: Results, erasures: Sequence[str]) -> Section:
             for name in results.methods_best_first(found, erasure):
                 one = found.methods[name]
                 values = results.choices_kept(one, erasure, one.choice if kind == "kept" else one.given)
-                each = [results.mean_over_entries(one, values[:, k]).mean for k in range(len(DECOMPX))]
-                whole = results.mean_over_entries(one, values.mean(1))
-                rows.append((name, *each, whole.mean, whole.low, whole.high))
+                each = [mean_over_entries(one, values[:, k]).mean for k in range(len(DECOMPX))]
+                whole = mean_over_entries(one, values.mean(1))
+                rows.append((name, *each, *_mean_and_ends(whole)))
                 numbers[f"{kind}.{erasure}.{name}"] = whole.mean
             title = f"{title} without the top tokens, by {NAMES[erasure]}"
             parts.append(_method_table(f"{kind}-{erasure}", title, columns, rows))
@@ -111,18 +110,14 @@ def probability_curves_section(found: Results, erasures: Sequence[str]) -> Secti
         rows: list[tuple[Cell, ...]] = []
         for name in results.methods_best_first(found, erasure):
             one = found.methods[name]
-            low, high = (
-                results.mean_over_entries(one, results.probability_curve_area(one, erasure, kind))
-                for kind in ("without", "only")
-            )
-            rows.append((name, low.mean, low.low, low.high, high.mean, high.low, high.high))
-            numbers[f"deletion.{erasure}.{name}"], numbers[f"insertion.{erasure}.{name}"] = low.mean, high.mean
+            areas = [results.probability_curve_area(one, erasure, kind) for kind in ("without", "only")]
+            deletion, insertion = (mean_over_entries(one, area) for area in areas)
+            rows.append((name, *_mean_and_ends(deletion, insertion)))
+            numbers[f"deletion.{erasure}.{name}"] = deletion.mean
+            numbers[f"insertion.{erasure}.{name}"] = insertion.mean
         columns = ("deletion", "del. from", "del. to", "insertion", "ins. from", "ins. to")
         parts.append(_method_table(f"areas-{erasure}", f"Areas under the curves, by {NAMES[erasure]}", columns, rows))
-        for kind, title, xlabel in (
-            ("without", "Deletion", TAKEN),
-            ("only", "Insertion", "share of tokens present, highest scores first"),
-        ):
+        for kind, title, xlabel in (("without", "Deletion", TAKEN), ("only", "Insertion", PRESENT)):
             series = _best_curves(found, erasure, lambda one, key=(erasure, kind): np.mean(one.after[key], axis=0))
             chart = charts.line_chart(series, x=SHARES, xlabel=xlabel, ylabel="probability of the target")
             parts.append(Picture(f"{title.lower()}-{erasure}", f"{title} curves, by {NAMES[erasure]}", chart))
@@ -142,9 +137,11 @@ def score_agreement_section(found: Results) -> Section | None:
             if name == other:
                 cells += [None] * 4
                 continue
-            rho = results.mean_over_entries(one, results.score_correlations(one, found.methods[other]))
-            tau = results.mean_over_entries(one, results.score_correlations(one, found.methods[other], kendall=True))
-            cells += [rho.mean, rho.low, rho.high, tau.mean]
+            rho, tau = (
+                mean_over_entries(one, results.score_correlations(one, found.methods[other], kendall))
+                for kendall in (False, True)
+            )
+            cells += [*_mean_and_ends(rho), tau.mean]
             numbers[f"spearman.{other}.{name}"] = rho.mean
         rows.append((name, *cells))
     columns = [f"{REFERENCES[other]}: {what}" for other in others for what in ("Spearman", "from", "to", "Kendall")]
@@ -160,6 +157,11 @@ def _method_table(
 ) -> Table:
     """A table with a row per method and numbers with three decimals."""
     return Table.of(name, title, {"method": "", **dict.fromkeys(columns, ".3f"), **(more or {})}, rows)
+
+
+def _mean_and_ends(*intervals: Interval) -> list[float]:
+    """The cells of a mean with its interval: mean, from, to."""
+    return [cell for one in intervals for cell in (one.mean, one.low, one.high)]
 
 
 def _best_curves(found: Results, erasure: str, curve: Any) -> dict[str, list[float]]:

@@ -19,7 +19,6 @@ def _missing_middle_map(setting: Setting) -> str | None:
 
 SHAPLEY = plan_run(RUN, "shapley", scopes=("attention-block", "ff", "layer"))
 
-
 PAPER = Paper(
     name="shapley",
     title="Shapley values against integrated gradients in the feed-forward",

@@ -432,4 +432,4 @@ def test_names_of_papers() -> None:
 
 def test_the_default_model_is_called_by_its_name() -> None:
     lens: Any = SimpleNamespace(model_name=str(default_model.find()))
-    assert facts.facts_model_name(lens) == default_model.NAME
+    assert facts.fact_model_name(lens) == default_model.NAME

@@ -179,7 +179,7 @@ def reproduce(
     source = model if engine.get("engine") == "ray" else lens
     runs = _run_plans(setting, plans, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
     sections = _compute_sections(setting, able, runs, progress)
-    lengths = facts.facts_sequence_lengths(next(iter(runs.values()))) if runs else []
+    lengths = facts.sequence_lengths(next(iter(runs.values()))) if runs else []
     numbers = {name: value for section in sections for name, value in section.numbers.items()}
     figures = published.published_numbers(paper.name, key, published.published_corpus_key(lengths, key))
     report = Report(
@@ -212,9 +212,9 @@ def report_command(
 ) -> str:
     """The command that makes this report."""
     options: list[tuple[str, Any]] = [
-        *facts.facts_model_arguments(model, setting.lens),
+        *facts.model_arguments(model, setting.lens),
         ("--format", setting.format),
-        *facts.facts_reader_arguments(setting.reader),
+        *facts.reader_arguments(setting.reader),
         *(("--experiment", entry) for entry in experiments or ()),
         *(("--reading", entry) for entry in readings),
         ("--frequencies", setting.frequencies),
@@ -223,7 +223,7 @@ def report_command(
         ("--batch-size", None if batch_size == 16 else batch_size),
         ("--out", out),
     ]
-    return facts.facts_shell_command(("paper", paper, *([setting.data] if setting.data else [])), options)
+    return facts.shell_command(("paper", paper, *([setting.data] if setting.data else [])), options)
 
 
 def _published_key_of_model(paper: Paper, lens: Analyzer, required: bool) -> str | None:
@@ -324,7 +324,7 @@ def _setting_facts(
 ) -> tuple[tuple[str, str], ...]:
     lens = setting.lens
     found = [
-        ("model", facts.facts_model_name(lens)),
+        ("model", facts.fact_model_name(lens)),
         ("layers", facts.layer_facts(lens)),
         ("precision", str(lens.dtype).split(".")[-1]),
     ]

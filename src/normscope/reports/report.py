@@ -135,7 +135,7 @@ def cell_to_python(cell: Any) -> Cell:
     return value
 
 
-def format_report_cell(cell: Any, spec: str = "") -> str:
+def format_cell(cell: Any, spec: str = "") -> str:
     """A cell for display: thousands separators, four digits without a format, a dash for missing values."""
     value = cell_to_python(cell)
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -156,17 +156,17 @@ def none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def report_numeric_columns(table: Table) -> tuple[bool, ...]:
+def numeric_columns(table: Table) -> tuple[bool, ...]:
     """Whether each column contains numbers, which are right-aligned."""
-    return tuple(_are_report_numbers([cell_to_python(row[k]) for row in table.rows]) for k in range(len(table.columns)))
+    return tuple(_are_numbers([cell_to_python(row[k]) for row in table.rows]) for k in range(len(table.columns)))
 
 
-def _are_report_numbers(cells: Sequence[Cell]) -> bool:
+def _are_numbers(cells: Sequence[Cell]) -> bool:
     given = [cell for cell in cells if cell is not None]
     return bool(given) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in given)
 
 
-def tally_report_claims(claims: Sequence[Claim]) -> str:
+def tally_claims(claims: Sequence[Claim]) -> str:
     """ "3 of 6 claims hold, 1 does not, 2 are undecided." """
     holds, fails, open_ = (sum(claim.holds is state for claim in claims) for state in (True, False, None))
     parts = [f"{holds} of {len(claims)} claims {'holds' if holds == 1 else 'hold'}"]
@@ -177,11 +177,11 @@ def tally_report_claims(claims: Sequence[Claim]) -> str:
     return ", ".join(parts) + "."
 
 
-def count_report_failures(checks: Sequence[Check]) -> int:
+def count_failures(checks: Sequence[Check]) -> int:
     """The number of failed checks."""
     return sum(check.passed is False for check in checks)
 
 
-def split_report_paragraphs(given: str) -> list[str]:
+def split_paragraphs(given: str) -> list[str]:
     """Split a text into paragraphs at blank lines."""
     return [paragraph for paragraph in re.split(r"\n\s*\n", given.strip()) if paragraph.strip()]

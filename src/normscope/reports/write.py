@@ -36,7 +36,7 @@ def write_report(report: Report, folder: str | Path) -> Path:
         "numbers.csv": csv_text(("section", "key", "ours", "published", "tolerance", "passed"), _number_rows(report)),
         "claims.csv": csv_text(("section", "claim", "holds", "ours", "published"), _claim_rows(report)),
         "report.md": markdown.markdown_page(report),
-        "report.html": html.report_html_page(report, figures),
+        "report.html": html.html_report_page(report, figures),
     }
     contents = {name: text.encode("utf-8", "backslashreplace") for name, text in files.items()}
     contents |= {f"figures/{picture.name}.pdf": charts.chart_to_pdf(picture.figure) for picture in pictures}

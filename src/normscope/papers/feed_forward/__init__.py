@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from normscope.papers.common import masked_plan
 from normscope.papers.feed_forward.amplification import PLAIN, amplification_section
-from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, ff_measure_removal_name
-from normscope.papers.feed_forward.norms import bypass_norms_section, ff_norms_low_gain_section
+from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, removal_measure_name
+from normscope.papers.feed_forward.norms import bypass_norms_section, low_gain_section
 from normscope.papers.feed_forward.pairs import entity_pairs_section, word_pairs_section
 from normscope.papers.feed_forward.shared import (
     NAME,
-    ff_shared_layout,
-    ff_shared_missing_entities,
-    ff_shared_missing_layout,
-    ff_shared_missing_norm,
-    ff_shared_missing_tokenizer,
+    ff_layout,
+    missing_entities,
+    missing_ff_layout,
+    missing_last_norm,
+    missing_tokenizer,
 )
 from normscope.papers.feed_forward.similarity import similarity_section
 from normscope.papers.readings import reading, reading_choice
@@ -71,27 +71,36 @@ class FeedForwardReadings:
     gamma_layer: int = reading(0, "layer of Fig. 11, from 1; 0: the layer whose feed-forward changes the map most")
 
 
-def _feed_forward_paper_masked_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+def _masked_layout_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+    """The masked run with all scopes of the layer."""
+
     def plan(setting: Setting) -> tuple[RunPlan, ...]:
-        scopes = ff_shared_layout(setting.lens)
-        return (masked_plan(setting, measures, () if scopes is None else scopes.chain),)
+        layout = ff_layout(setting.lens)
+        return (masked_plan(setting, measures, layout.chain if layout else ()),)
 
     return plan
 
 
-def _feed_forward_paper_gain_plan(setting: Setting) -> tuple[RunPlan, ...]:
-    removal = ff_measure_removal_name(setting.readings.gamma_share, setting.readings.gamma_rounding)
-    return _feed_forward_paper_masked_plan("ff_magnitudes", removal)(setting)
+def _low_gain_plan(setting: Setting) -> tuple[RunPlan, ...]:
+    removal = removal_measure_name(setting.readings.gamma_share, setting.readings.gamma_rounding)
+    return _masked_layout_plan("ff_magnitudes", removal)(setting)
 
 
-def _feed_forward_paper_pairs_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+def _stored_maps_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+    """The unmasked run, which stores the maps that amplification is computed from."""
+
     def plan(setting: Setting) -> tuple[RunPlan, ...]:
-        scopes = ff_shared_layout(setting.lens)
-        maps = () if scopes is None else tuple(dict.fromkeys((scopes.input, scopes.ff, scopes.residual, scopes.layer)))
+        layout = ff_layout(setting.lens)
+        maps = tuple(dict.fromkeys((layout.input, layout.ff, layout.residual, layout.layer))) if layout else ()
         return (RunPlan(PLAIN, measures, maps, maps),)
 
     return plan
 
+
+SIMILARITIES = _masked_layout_plan("similarity", "similarity_normalised")
+MAGNITUDES = _masked_layout_plan("ff_magnitudes")
+PAIRS = _stored_maps_plan("token_words")
+ENTITIES = _stored_maps_plan("token_words", "entity_spans")
 
 PAPER = Paper(
     name=NAME,
@@ -103,47 +112,27 @@ PAPER = Paper(
     readings=FeedForwardReadings,
     experiments=(
         Experiment(
-            "similarity",
-            "Similarity of the maps within a layer",
-            similarity_section,
-            _feed_forward_paper_masked_plan("similarity", "similarity_normalised"),
-            ff_shared_missing_layout,
+            "similarity", "Similarity of the maps within a layer", similarity_section, SIMILARITIES, missing_ff_layout
         ),
-        Experiment(
-            "amplification",
-            "Amplified pairs of subwords",
-            amplification_section,
-            _feed_forward_paper_pairs_plan("token_words"),
-            ff_shared_missing_tokenizer,
-        ),
-        Experiment(
-            "word_split",
-            "Pairs of subwords of one word",
-            word_pairs_section,
-            _feed_forward_paper_pairs_plan("token_words"),
-            ff_shared_missing_tokenizer,
-        ),
+        Experiment("amplification", "Amplified pairs of subwords", amplification_section, PAIRS, missing_tokenizer),
+        Experiment("word_split", "Pairs of subwords of one word", word_pairs_section, PAIRS, missing_tokenizer),
         Experiment(
             "entities",
             "Pairs of subwords of one named entity",
             entity_pairs_section,
-            _feed_forward_paper_pairs_plan("token_words", "entity_spans"),
-            ff_shared_missing_entities,
+            ENTITIES,
+            missing_entities,
             needs="sentences with named entities",
         ),
         Experiment(
             "norms",
             "Norms of the feed-forward output and of the bypass",
             bypass_norms_section,
-            _feed_forward_paper_masked_plan("ff_magnitudes"),
-            ff_shared_missing_layout,
+            MAGNITUDES,
+            missing_ff_layout,
         ),
         Experiment(
-            "gamma",
-            "Dimensions that the last norm scales down",
-            ff_norms_low_gain_section,
-            _feed_forward_paper_gain_plan,
-            ff_shared_missing_norm,
+            "gamma", "Dimensions that the last norm scales down", low_gain_section, _low_gain_plan, missing_last_norm
         ),
     ),
 )

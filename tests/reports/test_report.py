@@ -144,7 +144,7 @@ def test_the_page_has_everything(folder: Path) -> None:
     for text in (
         "Attention is Not Only a Weight",
         "Kobayashi et al. 2020",
-        "1 of 3 claims holds, 1 does not, 1 is undecided.",
+        "1 of 3 claims holds, 1 does not, 1 cannot be decided.",
         "How choices that the paper leaves open were made",
         "mask_seed = 0the seed (default 0)",
         "1 of 2 numbers are within tolerance.",
@@ -271,7 +271,9 @@ def test_tally() -> None:
         return [Claim("", state, "") for state in states]
 
     assert tally_claims(claims(True, True)) == "2 of 2 claims hold."
-    assert tally_claims(claims(False, False, None)) == "0 of 3 claims hold, 2 do not, 1 is undecided."
+    own = [Claim("", True, "", own=True), Claim("", None, "", own=True)]
+    assert tally_claims(own) == "2 questions of our own: 1 answered yes, 0 no, 1 open."
+    assert tally_claims(claims(False, False, None)) == "0 of 3 claims hold, 2 do not, 1 cannot be decided."
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from normscope.reports.report import (
     tally_claims,
 )
 
-STATES = {True: ("yes", "holds"), False: ("no", "does not hold"), None: ("open", "undecided")}
+STATES = {True: "yes", False: "no", None: "open"}  # classes of the style sheet
 ENLARGED = 1.4  # largest magnification of a figure, relative to its printed size
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 FOLDED_CHECKS = 30  # longer lists of checks are collapsed
@@ -126,13 +126,17 @@ def _html_claims(claims: Iterable[tuple[Claim, str]]) -> str:
     """A list of claims with verdicts, linked to the anchors that are not empty."""
     entries = []
     for claim, anchor in claims:
-        state, verdict = STATES[claim.holds]
         link = f'<a href="{anchor}">{escape_html(claim.text)}</a>' if anchor else escape_html(claim.text)
-        beside = f"<div><dt>published</dt><dd>{html_sentence(claim.published)}</dd></div>" if claim.published else ""
-        entries.append(
-            f'<li><span class="state {state}">{verdict}</span><p>{link}</p>'
-            f"<dl><div><dt>ours</dt><dd>{html_sentence(claim.ours)}</dd></div>{beside}</dl></li>"
-        )
+        own = ' <span class="own">own question</span>' if claim.own else ""
+        rows = {
+            "ours": claim.ours,
+            "evidence": claim.evidence,
+            "other readings": "; ".join(claim.readings),
+            "published": claim.published,
+        }
+        facts = "".join(f"<div><dt>{k}</dt><dd>{html_sentence(v)}</dd></div>" for k, v in rows.items() if v)
+        state = f'<span class="state {STATES[claim.holds]}">{claim.verdict}</span>'
+        entries.append(f"<li>{state}<p>{link}{own}</p><dl>{facts}</dl></li>")
     return '<ul class="claims">\n' + "\n".join(entries) + "\n</ul>"
 
 

@@ -20,7 +20,7 @@ from normscope.reports.report import (
 )
 
 FOLDED = 20  # rows shown of a long table
-STATES = {True: "holds", False: "does **not** hold", None: "undecided"}
+STATES = {True: "holds", False: "does **not** hold", None: "cannot be said"}
 
 
 def markdown_page(report: Report) -> str:
@@ -55,10 +55,16 @@ def markdown_page(report: Report) -> str:
 def markdown_claims(claims: Sequence[Claim]) -> str:
     """A table with one claim per row."""
     rows = [
-        (escape_markdown(one.text), STATES[one.holds], escape_markdown(one.ours), escape_markdown(one.published))
+        (
+            escape_markdown(one.text) + (" *(own question)*" if one.own else ""),
+            STATES[one.holds],
+            escape_markdown(one.ours),
+            escape_markdown("; ".join((one.evidence, *one.readings)).strip("; ")),
+            escape_markdown(one.published),
+        )
         for one in claims
     ]
-    return _markdown_table(("claim", "here", "ours", "published"), rows)
+    return _markdown_table(("claim", "here", "ours", "evidence, other readings", "published"), rows)
 
 
 def escape_markdown(given: str) -> str:

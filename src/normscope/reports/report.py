@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Cell = str | int | float | bool | None
+VERDICTS = {True: "holds", False: "does not hold", None: "cannot be said"}
 READINGS = "How choices that the paper leaves open were made."
 
 
@@ -69,9 +70,17 @@ class Claim:
     """A claim, and whether it holds in this report."""
 
     text: str  # "Attention-weight mixing is far above norm-based mixing with residual and norm"
-    holds: bool | None  # None: undecided
+    holds: bool | None  # None: the data do not decide
     ours: str  # "96.1 % against 17.8 %", or why the claim is undecided
     published: str = ""
+    evidence: str = ""  # the interval or test that decides: "95 % interval 3.1 to 8.2, bootstrap over 872 sequences"
+    readings: tuple[str, ...] = ()  # the verdict under other readings: "axis=input: does not hold"
+    own: bool = False  # a question of our own, not a claim of the paper
+
+    @property
+    def verdict(self) -> str:
+        """ "holds", "does not hold" or "cannot be said"."""
+        return VERDICTS[self.holds]
 
 
 @dataclass(frozen=True)
@@ -167,14 +176,22 @@ def _are_numbers(cells: Sequence[Cell]) -> bool:
 
 
 def tally_claims(claims: Sequence[Claim]) -> str:
-    """ "3 of 6 claims hold, 1 does not, 2 are undecided." """
-    holds, fails, open_ = (sum(claim.holds is state for claim in claims) for state in (True, False, None))
-    parts = [f"{holds} of {len(claims)} claims {'holds' if holds == 1 else 'hold'}"]
-    if fails:
-        parts.append(f"{fails} {'does' if fails == 1 else 'do'} not")
-    if open_:
-        parts.append(f"{open_} {'is' if open_ == 1 else 'are'} undecided")
-    return ", ".join(parts) + "."
+    """ "3 of 6 claims hold, 1 does not, 2 cannot be decided. Of 2 questions of our own, 1 is answered yes." """
+    paper, own = ([claim for claim in claims if claim.own is mine] for mine in (False, True))
+    sentences = []
+    if paper:
+        holds, fails, open_ = (sum(claim.holds is state for claim in paper) for state in (True, False, None))
+        parts = [f"{holds} of {len(paper)} claims {'holds' if holds == 1 else 'hold'}"]
+        if fails:
+            parts.append(f"{fails} {'does' if fails == 1 else 'do'} not")
+        if open_:
+            parts.append(f"{open_} cannot be decided")
+        sentences.append(", ".join(parts) + ".")
+    if own:
+        yes, no = (sum(claim.holds is state for claim in own) for state in (True, False))
+        count = f"{len(own)} question{'' if len(own) == 1 else 's'} of our own"
+        sentences.append(f"{count}: {yes} answered yes, {no} no, {len(own) - yes - no} open.")
+    return " ".join(sentences)
 
 
 def count_failures(checks: Sequence[Check]) -> int:

@@ -142,12 +142,12 @@ def test_a_command_line_that_is_refused_to_resume(folder: str, tmp_path: Path) -
 
 
 def test_the_command_of_a_report(folder: str) -> None:
-    from normscope.reports.facts import facts_model_arguments
+    from normscope.reports.facts import model_arguments
 
     lens: Any = None
-    assert facts_model_arguments(ModelSource("a/b", "cuda", "float64", "v1"), lens) == [
+    assert model_arguments(ModelSource("a/b", "cuda", "float64", "v1"), lens) == [
         ("--model", "a/b"),
         ("--dtype", "float64"),
         ("--revision", "v1"),
     ]
-    assert facts_model_arguments("a/b", lens) == [("--model", "a/b"), ("--dtype", None), ("--revision", None)]
+    assert model_arguments("a/b", lens) == [("--model", "a/b"), ("--dtype", None), ("--revision", None)]

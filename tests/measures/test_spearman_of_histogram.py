@@ -11,7 +11,7 @@ from normscope import Analyzer, default_model
 from normscope.corpus import strict
 from normscope.corpus.readers.formats import read
 from normscope.measures.correlation import OCTAVES, log_bins, rank_resolution, spearman_of_histogram
-from normscope.papers.emnlp2020.measures import NORM_BINS, WEIGHT_BINS, emnlp2020_measures_token_kind
+from normscope.papers.emnlp2020.measures import NORM_BINS, WEIGHT_BINS, token_kind
 from tests.helpers.files import real_file
 
 
@@ -55,7 +55,7 @@ def test_the_error_on_real_weights_and_norms_is_small() -> None:
     found: dict[str, list[np.ndarray]] = {}
     for entry in strict(islice(read(path, "pairs", tokenizer=lens.tokenizer), 2)):
         result = lens.analyze(entry.given, scopes=["attention"], heads=True)
-        kinds = np.array([emnlp2020_measures_token_kind(token) for token in result.tokens])
+        kinds = np.array([token_kind(token) for token in result.tokens])
         assert result.value_norms is not None
         both = np.stack(np.broadcast_arrays(result.heads["weights"], result.value_norms[:, :, None]))
         for name in np.unique(kinds):

@@ -13,7 +13,7 @@ from scipy.stats import entropy, spearmanr
 
 from normscope import Analyzer
 from normscope.papers.across_layers import PAPER
-from normscope.papers.across_layers.measures import across_layers_measure_of_spread
+from normscope.papers.across_layers.measures import effective_inputs
 from normscope.papers.study import reproduce
 from normscope.reports.report import Report
 from tests.helpers.toys import speaker, toy_lens, translator
@@ -86,6 +86,6 @@ def test_an_encoder_decoder_has_a_source(tmp_path: Path) -> None:
 
 def test_effective_number() -> None:
     even = torch.full((3, 8), 1 / 8)
-    torch.testing.assert_close(across_layers_measure_of_spread(even), torch.full((3,), 8.0, dtype=torch.float64))
+    torch.testing.assert_close(effective_inputs(even), torch.full((3,), 8.0, dtype=torch.float64))
     alone = torch.tensor([[1.0, 0.0, 0.0]])
-    assert float(across_layers_measure_of_spread(alone)) == pytest.approx(1.0)
+    assert float(effective_inputs(alone)) == pytest.approx(1.0)

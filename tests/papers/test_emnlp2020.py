@@ -24,9 +24,9 @@ from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import Entry, strict
 from normscope.corpus.readers.formats import read
 from normscope.papers.emnlp2020 import PAPER
-from normscope.papers.emnlp2020.alignment import emnlp2020_alignment_examples
-from normscope.papers.emnlp2020.measures import KINDS, emnlp2020_measures_token_kind, measure_emnlp2020_weight_norms
-from normscope.papers.emnlp2020.shared import shared_emnlp2020_norm_moments
+from normscope.papers.emnlp2020.alignment import alignment_examples
+from normscope.papers.emnlp2020.measures import KINDS, measure_weight_norm_counts, token_kind
+from normscope.papers.emnlp2020.shared import corpus_norm_moments
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Picture, Report, Section, Table
 from tests.helpers.tiny import tiny
@@ -286,14 +286,14 @@ def test_kinds_of_tokens() -> None:
     }
     expected |= {"!": "symbol", "\u2581--": "symbol", "##)": "symbol", "\u00bb": "symbol", "$": "other", "the": "other"}
     expected |= {"\u2581": "other", "[MASK]": "mask", "[UNK]": "other"}
-    assert {token: emnlp2020_measures_token_kind(token) for token in expected} == expected
+    assert {token: token_kind(token) for token in expected} == expected
     assert set(expected.values()) == set(KINDS)
 
 
 def test_pairs_that_a_causal_model_masks_do_not_count() -> None:
     model = tiny("gpt2")
     result = Analyzer(model).analyze({"input_ids": [5, 6, 7, 8, 9]}, heads=True)
-    found = measure_emnlp2020_weight_norms(result)
+    found = measure_weight_norm_counts(result)
     assert found["count"].sum() == 2 * 4 * 15
     assert found["weight_bin"].min() > -1000
 
@@ -318,7 +318,7 @@ def test_an_encoder_decoder_is_read_on_its_encoder(translator: Analyzer, pairs_f
         for entry in entries(pairs_file)[:4]
     ]
     norms = np.concatenate([one.value_norms.numpy() for one in alone], axis=-1)
-    found = shared_emnlp2020_norm_moments(setting_of(translator, pairs_file, READER), run, "layer", "head")
+    found = corpus_norm_moments(setting_of(translator, pairs_file, READER), run, "layer", "head")
     assert {place: one.mean for place, one in found.items()} == pytest.approx(
         {place: norms[place].mean() for place in np.ndindex(2, 4)}
     )
@@ -484,7 +484,7 @@ def test_drawn_alignments(aligned: Report, translator: Analyzer, pairs_file: Pat
     assert {"alignment-awo", "alignment-awi"} <= set(pictures)
     setting = replace(setting_of(translator, pairs_file, READER), example="pairs.jsonl:9")
     layers = {(way, method): 1 for way in ("AWO", "AWI") for method in ("weight", "norm")}
-    picture = list(emnlp2020_alignment_examples(setting, layers))[1]
+    picture = list(alignment_examples(setting, layers))[1]
     assert (picture.name, picture.note[:14]) == ("alignment-awi", "pairs.jsonl:9.")
     entry = entries(pairs_file)[8]
     for axes in picture.figure.axes[:2]:

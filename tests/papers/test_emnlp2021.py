@@ -23,10 +23,10 @@ from normscope.papers import emnlp2021, published
 from normscope.papers.common import rank_correlation
 from normscope.papers.emnlp2021 import PAPER, MixingReadings
 from normscope.papers.emnlp2021.example_maps import LONGEST, example_maps_encoding, example_maps_own_shares
-from normscope.papers.emnlp2021.frequency import emnlp2021_frequency_means_by_rank
-from normscope.papers.emnlp2021.mixing import emnlp2021_mixing_middle_layers
-from normscope.papers.emnlp2021.ratios import mean_emnlp2021_ratios_by_layer, mixing_scopes, summarise_emnlp2021_ratios
-from normscope.papers.emnlp2021.shared import shared_emnlp2021_layer_claim
+from normscope.papers.emnlp2021.frequency import means_by_frequency_rank
+from normscope.papers.emnlp2021.mixing import middle_layers
+from normscope.papers.emnlp2021.ratios import attention_block_scopes, mean_mixing_by_layer, summarise_mixing
+from normscope.papers.emnlp2021.shared import layer_correlation_claim
 from normscope.papers.readings import describe_readings, parse_readings
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Picture, Section, Table
@@ -110,7 +110,9 @@ def percents(one: Case, run: str, scope: str) -> list[np.ndarray]:
     """entry -> (layers, tokens), in percent, by analyze()."""
     if run not in one.analyses:
         lens = one.setting.lens
-        one.analyses[run] = [lens.analyze({"input_ids": ids}, scopes=mixing_scopes(lens)) for ids in one.inputs(run)]
+        one.analyses[run] = [
+            lens.analyze({"input_ids": ids}, scopes=attention_block_scopes(lens)) for ids in one.inputs(run)
+        ]
     return [100 * analysis.mixing_ratio(scope).numpy() for analysis in one.analyses[run]]
 
 
@@ -194,18 +196,14 @@ def test_macro_and_micro_on_a_small_table() -> None:
             "percent": [10.0, 20.0, 60.0, 30.0, 100.0],
         }
     )
-    assert mean_emnlp2021_ratios_by_layer(frame, "micro") == {
-        "S": {(1, "first"): 20.0, (1, "other"): 60.0, (1, "overall"): 44.0}
-    }
-    assert mean_emnlp2021_ratios_by_layer(frame, "macro") == {
-        "S": {(1, "first"): 20.0, (1, "other"): 70.0, (1, "overall"): 47.5}
-    }
-    assert summarise_emnlp2021_ratios(frame, "micro") == {"S": {"mean": 44.0, "max": 100.0, "min": 10.0}}
-    assert summarise_emnlp2021_ratios(frame, "macro") == {"S": {"mean": 47.5, "max": 100.0, "min": 10.0}}
+    assert mean_mixing_by_layer(frame, "micro") == {"S": {(1, "first"): 20.0, (1, "other"): 60.0, (1, "overall"): 44.0}}
+    assert mean_mixing_by_layer(frame, "macro") == {"S": {(1, "first"): 20.0, (1, "other"): 70.0, (1, "overall"): 47.5}}
+    assert summarise_mixing(frame, "micro") == {"S": {"mean": 44.0, "max": 100.0, "min": 10.0}}
+    assert summarise_mixing(frame, "macro") == {"S": {"mean": 47.5, "max": 100.0, "min": 10.0}}
 
 
 def test_middle_layers() -> None:
-    assert [emnlp2021_mixing_middle_layers(depth) for depth in (1, 2, 4, 6, 12)] == [
+    assert [middle_layers(depth) for depth in (1, 2, 4, 6, 12)] == [
         [1],
         [1],
         [2, 3],
@@ -228,15 +226,15 @@ def test_depth(bert: Case) -> None:
 
 def test_a_claim_over_layers(bert: Case) -> None:
     rising = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
-    assert shared_emnlp2021_layer_claim(bert.setting, "", rising, range(6), 1, "").holds is True
-    assert shared_emnlp2021_layer_claim(bert.setting, "", rising, range(6), -1, "").holds is False
-    weak = shared_emnlp2021_layer_claim(
+    assert layer_correlation_claim(bert.setting, "", rising, range(6), 1, "").holds is True
+    assert layer_correlation_claim(bert.setting, "", rising, range(6), -1, "").holds is False
+    weak = layer_correlation_claim(
         bert.setting, "", [1.0, 2.0, 3.0, 6.0, 5.0, 4.0], [2.0, 1.0, 3.0, 5.0, 4.0, 6.0], 1, ""
     )
     assert weak.holds is None
     assert "over 6 layers (p = 0." in weak.ours
-    assert "variation" in shared_emnlp2021_layer_claim(bert.setting, "", rising, [1.0] * 6, 1, "").ours
-    assert "few" in shared_emnlp2021_layer_claim(bert.setting, "", rising[:2], [1.0, 2.0], 1, "").ours
+    assert "variation" in layer_correlation_claim(bert.setting, "", rising, [1.0] * 6, 1, "").ours
+    assert "few" in layer_correlation_claim(bert.setting, "", rising[:2], [1.0, 2.0], 1, "").ours
 
 
 def test_published_depth_is_that_of_the_last_method() -> None:
@@ -287,9 +285,7 @@ def test_frequency_from_a_file(bert: Case, tmp_path: Path) -> None:
 
 
 def test_means_by_rank() -> None:
-    x, means = emnlp2021_frequency_means_by_rank(
-        np.array([1, 3, 4, 30, 5000]), {"S": np.array([2.0, 4.0, 1.0, 7.0, 9.0])}
-    )
+    x, means = means_by_frequency_rank(np.array([1, 3, 4, 30, 5000]), {"S": np.array([2.0, 4.0, 1.0, 7.0, 9.0])})
     assert x == [0.25, 0.75, 1.25, 3.75]  # 3 < sqrt(10) < 4; 10 < 30 < 10^1.5; 10^3.5 < 5000 < 10^4
     assert means == {"S": [3.0, 1.0, 7.0, 9.0]}
 
@@ -451,7 +447,7 @@ def test_uniform_attention_of_a_causal_model(llama: Case) -> None:
 
 def test_a_pre_ln_model_has_its_own_names(llama: Case) -> None:
     names = ("ATTN-W", "LNATTN-N", "LNATTNRES-W", "LNATTNRES-N")
-    assert mixing_scopes(llama.setting.lens) == names
+    assert attention_block_scopes(llama.setting.lens) == names
     section = llama.section("mixing")
     for scope in names:
         joined = np.concatenate([one.ravel() for one in percents(llama, "plain", scope)])
@@ -472,7 +468,7 @@ def test_a_pre_ln_model_has_its_own_names(llama: Case) -> None:
 
 def test_methods_of_other_architectures() -> None:
     def names(family: str, head: str | None = None) -> tuple[str, ...]:
-        return mixing_scopes(Analyzer(tiny(family, head)))
+        return attention_block_scopes(Analyzer(tiny(family, head)))
 
     assert names("gpt_neox") == ("ATTN-W", "LNATTN-N", "LNATTNFFRES-N")
     assert names("gemma2") == ("ATTN-W", "LNATTN-N", "LNATTNLN-N", "LNATTNLNRES-W", "LNATTNLNRES-N")
@@ -489,7 +485,7 @@ def test_a_parallel_layer_and_an_encoder_decoder(family: str, tmp_path: Path) ->
         section = one.section(experiment.name)
         assert section.parts
         assert all(np.isfinite(value) for value in section.numbers.values())
-    scope = mixing_scopes(one.setting.lens)[-1]
+    scope = attention_block_scopes(one.setting.lens)[-1]
     expected = []
     for text in sentences(4):
         result = one.setting.lens.analyze(text)

@@ -27,15 +27,15 @@ from normscope.papers.common import paper_layers_text
 from normscope.papers.feed_forward import PAPER, FeedForwardReadings
 from normscope.papers.feed_forward import groups as feed_forward_groups
 from normscope.papers.feed_forward import maps as feed_forward_maps
-from normscope.papers.feed_forward import top as feed_forward_top
+from normscope.papers.feed_forward.amplification import amplified_pairs
 from normscope.papers.feed_forward.measures import (
     ROUNDINGS,
     SHARES,
-    ff_measure_removal_count,
-    ff_measure_removal_name,
-    ff_measure_split_by_gain,
+    removal_measure_name,
+    removed_dimension_count,
+    split_by_gain,
 )
-from normscope.papers.feed_forward.shared import FeedForwardLayout, ff_shared_layout
+from normscope.papers.feed_forward.shared import FeedForwardLayout, ff_layout
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Report, Section
 from tests.helpers.tiny import tiny
@@ -123,7 +123,7 @@ def analyses(lens: Analyzer, run: corpus.Run) -> Iterator[Any]:
 
 
 def scopes_of(lens: Analyzer) -> FeedForwardLayout:
-    found = ff_shared_layout(lens)
+    found = ff_layout(lens)
     assert found is not None
     return found
 
@@ -221,18 +221,18 @@ def test_removed_dimensions(lens: Analyzer, made: tuple[Report, Path]) -> None:
     [(768, 0.01, (7, 8, 8)), (384, 0.01, (3, 4, 4)), (24, 0.01, (1, 1, 1)), (100, 0.05, (5, 5, 5))],
 )
 def test_how_many_dimensions(width: int, share: float, counts: tuple[int, ...]) -> None:
-    assert tuple(ff_measure_removal_count(width, share, rounding) for rounding in ROUNDINGS) == counts
+    assert tuple(removed_dimension_count(width, share, rounding) for rounding in ROUNDINGS) == counts
 
 
 def test_lowest_gains_are_signed() -> None:
-    removed, rest = ff_measure_split_by_gain(torch.tensor([0.5, -2.0, 0.1, -0.3]), 2)
+    removed, rest = split_by_gain(torch.tensor([0.5, -2.0, 0.1, -0.3]), 2)
     assert (removed.tolist(), rest.tolist()) == ([1, 3], [0, 2])
 
 
 def test_all_the_measures_of_gains_are_known() -> None:
     for share in SHARES:
         for rounding in ROUNDINGS:
-            assert ff_measure_removal_name(share, rounding) in corpus.measures()
+            assert removal_measure_name(share, rounding) in corpus.measures()
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -241,9 +241,9 @@ def test_amplified_pairs(kind: str, axis: Any, request: pytest.FixtureRequest) -
     lens = request.getfixturevalue("lens" if kind == "bert" else "causal")
     _, out = request.getfixturevalue("made" if kind == "bert" else "made_causal")
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
-    texts = feed_forward_maps.read_ff_maps_texts(run, scopes)
+    texts = feed_forward_maps.read_run_texts(run, scopes)
     readings = FeedForwardReadings(axis=axis, min_sequences=2, min_occurrences=3)
-    found = feed_forward_top.ff_top_amplified_pairs(run, scopes, texts, readings)
+    found = amplified_pairs(run, scopes, texts, readings)
     sums: dict[tuple[str, str], Any] = defaultdict(lambda: np.zeros((2, 2)))
     counts: Counter[tuple[str, str]] = Counter()
     inside: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -288,18 +288,18 @@ def test_pairs_of_one_word(kind: str, distance: str, request: pytest.FixtureRequ
     lens = request.getfixturevalue("lens" if kind == "bert" else "causal")
     _, out = request.getfixturevalue("made" if kind == "bert" else "made_causal")
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
-    texts = feed_forward_maps.read_ff_maps_texts(run, scopes)
+    texts = feed_forward_maps.read_run_texts(run, scopes)
     units, readings = (
-        feed_forward_groups.ff_groups_of_split_words(texts),
+        feed_forward_groups.split_word_units(texts),
         FeedForwardReadings(distance=distance, seed=1),
     )
-    groups = feed_forward_groups.ff_groups_matched_by_distance(texts, units, kind == "gpt2", readings)
+    groups = feed_forward_groups.matched_pair_groups(texts, units, kind == "gpt2", readings)
     found = list(analyses(lens, run))
     plurals = sum(one.tokens.count("##s") for one in found)
     assert groups.found == plurals * (1 if kind == "gpt2" else 2)
     assert groups.dropped == groups.found - len(groups.targets)
     assert Counter(groups.targets.distances.tolist()) == Counter(groups.others.distances.tolist())
-    values = feed_forward_groups.ff_groups_amplification(run, scopes, texts, groups)
+    values = feed_forward_groups.group_amplification(run, scopes, texts, groups)
     for cells, got in ((groups.targets, values.targets), (groups.others, values.others)):
         for n in range(0, len(cells), 7):
             one = found[cells.entries[n]]
@@ -320,13 +320,13 @@ def test_tests_of_words(lens: Analyzer, made: tuple[Report, Path]) -> None:
     """Types are means of their instances, sequences are drawn whole; p-values are those of the report."""
     report, out = made
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
-    texts = feed_forward_maps.read_ff_maps_texts(run, scopes)
+    texts = feed_forward_maps.read_run_texts(run, scopes)
     readings = FeedForwardReadings(resamples=300)
-    groups = feed_forward_groups.ff_groups_matched_by_distance(
-        texts, feed_forward_groups.ff_groups_of_split_words(texts), False, readings
+    groups = feed_forward_groups.matched_pair_groups(
+        texts, feed_forward_groups.split_word_units(texts), False, readings
     )
-    values = feed_forward_groups.ff_groups_amplification(run, scopes, texts, groups)
-    tested = feed_forward_groups.ff_groups_bootstrap_tests(texts, groups, values, readings)
+    values = feed_forward_groups.group_amplification(run, scopes, texts, groups)
+    tested = feed_forward_groups.bootstrap_layer_tests(texts, groups, values, readings)
     rows = table(report, "word-split-layers")
     other = table(report, "word-split-readings")
     for layer, one in enumerate(tested):
@@ -336,7 +336,7 @@ def test_tests_of_words(lens: Analyzer, made: tuple[Report, Path]) -> None:
         means = []
         for cells, given in zip((groups.targets, groups.others), both, strict=True):
             types: dict[int, list[float]] = defaultdict(list)
-            for key, value in zip(feed_forward_groups.ff_groups_pair_type_keys(texts, cells), given, strict=True):
+            for key, value in zip(feed_forward_groups.pair_type_keys(texts, cells), given, strict=True):
                 types[int(key)].append(value)
             means.append(np.mean([np.mean(some) for some in types.values()]))
         assert one.types.difference == pytest.approx(means[0] - means[1])
@@ -349,8 +349,8 @@ def test_tests_of_words(lens: Analyzer, made: tuple[Report, Path]) -> None:
 def test_entities(lens: Analyzer, made: tuple[Report, Path]) -> None:
     report, out = made
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
-    texts = feed_forward_maps.read_ff_maps_texts(run, scopes)
-    units = feed_forward_groups.ff_groups_of_entity_tokens(texts, run, scopes)
+    texts = feed_forward_maps.read_run_texts(run, scopes)
+    units = feed_forward_groups.entity_units(texts, run, scopes)
     spans = run.scan("entity_spans").collect()
     assert set(spans["label"]) == {"ORG"}
     for number, (words, tags) in enumerate(sentences()):
@@ -364,7 +364,7 @@ def test_entities(lens: Analyzer, made: tuple[Report, Path]) -> None:
                 expected[-1] += pieces
             place += len(pieces)
         assert [unit.tolist() for unit in units(number)] == expected
-    groups = feed_forward_groups.ff_groups_matched_by_distance(texts, units, False, FeedForwardReadings())
+    groups = feed_forward_groups.matched_pair_groups(texts, units, False, FeedForwardReadings())
     assert groups.found == sum(len(unit) * (len(unit) - 1) for n in range(len(texts)) for unit in units(n))
     assert Counter(groups.targets.distances.tolist()) == Counter(groups.others.distances.tolist())
     assert {f"entity.L{layer}.p" for layer in (1, 2)} <= set(report.numbers)
@@ -424,7 +424,7 @@ def test_nothing_to_compare(lens: Analyzer, tmp_path: Path) -> None:
 
 def test_what_cannot_run(data: Path, tmp_path: Path) -> None:
     parallel = Analyzer(tiny("gpt_neox"), toy_tokenizer())
-    assert ff_shared_layout(parallel) is None
+    assert ff_layout(parallel) is None
     with pytest.raises(NormscopeError, match="in parallel with attention"):
         run_paper(parallel, data, tmp_path / "out")
     setting = Setting(parallel, "", None, {}, FeedForwardReadings(), None, None, (), None)

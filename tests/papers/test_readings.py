@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from normscope import NormscopeError
-from normscope.papers.readings import describe_readings, parse_readings, reading_field
+from normscope.papers.readings import describe_readings, parse_readings, reading
 
 
 @dataclass(frozen=True)
 class Readings:
-    mask_seed: int = reading_field(0, "seed of the draw")
-    distance: str = reading_field("absolute", "how far apart", choices=("absolute", "signed"))
-    share: float = reading_field(0.01, "share of the dimensions")
-    special: bool = reading_field(True, "whether special tokens count")
-    draws: int = reading_field(1, "draws", choices=(1, 5))
+    mask_seed: int = reading(0, "seed of the draw")
+    distance: str = reading("absolute", "how far apart", choices=("absolute", "signed"))
+    share: float = reading(0.01, "share of the dimensions")
+    special: bool = reading(True, "whether special tokens count")
+    draws: int = reading(1, "draws", choices=(1, 5))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from normscope.cli import Commands, progress
 from normscope.cli.paper import paper_command
 from normscope.corpus import Run
 from normscope.papers import published, runs, study
-from normscope.papers.readings import reading_field
-from normscope.papers.runs import RunPlan, StoppedError, merge_papers_run_plans
+from normscope.papers.readings import reading
+from normscope.papers.runs import RunPlan, StoppedError, merge_run_plans
 from normscope.papers.study import PAPERS, Experiment, Paper, Setting, find_paper, reproduce
 from normscope.reports import facts
 from normscope.reports.report import Claim, Report, Section, Table
@@ -35,8 +35,8 @@ WORDS = [word for word in VOCABULARY if word.isalpha()]
 
 @dataclass(frozen=True)
 class Readings:
-    mask_seed: int = reading_field(0, "seed of the draw")
-    percent: bool = reading_field(True, "whether ratios are percents")
+    mask_seed: int = reading(0, "seed of the draw")
+    percent: bool = reading(True, "whether ratios are percents")
 
 
 def mixing(setting: Setting, runs: Mapping[str, Run]) -> Section:
@@ -308,24 +308,24 @@ def test_verify_wants_a_model_of_the_paper(data: Path, folder: Path, tmp_path: P
 class TestMerge:
     def test_scopes_of_measures_are_added(self) -> None:
         plans = [RunPlan("a", ("value_norms",)), RunPlan("a", ("similarity",), ("ff",), ("layer",))]
-        assert merge_papers_run_plans(plans) == [
+        assert merge_run_plans(plans) == [
             RunPlan("a", ("value_norms", "similarity"), ("attention", "ff", "layer"), ("layer",))
         ]
 
     def test_all_scopes_win(self) -> None:
-        assert merge_papers_run_plans([RunPlan("a", ("mixing",), ("ff",)), RunPlan("a", ("mixing",))])[0].scopes is None
+        assert merge_run_plans([RunPlan("a", ("mixing",), ("ff",)), RunPlan("a", ("mixing",))])[0].scopes is None
 
     def test_runs_of_other_names_stay(self) -> None:
         plans = [RunPlan("a", ("mixing",)), RunPlan("b", ("mixing",), masked=True)]
-        assert merge_papers_run_plans(plans) == plans
+        assert merge_run_plans(plans) == plans
 
     def test_masking_must_agree(self) -> None:
         with pytest.raises(NormscopeError, match="disagree on whether the run 'a' masks"):
-            merge_papers_run_plans([RunPlan("a", ("mixing",)), RunPlan("a", ("mixing",), masked=True)])
+            merge_run_plans([RunPlan("a", ("mixing",)), RunPlan("a", ("mixing",), masked=True)])
 
     def test_unknown_measures(self) -> None:
         with pytest.raises(NormscopeError, match="Unknown measure"):
-            merge_papers_run_plans([RunPlan("a", ("mixin",))])
+            merge_run_plans([RunPlan("a", ("mixin",))])
 
 
 def test_the_command_of_a_report(folder: Path) -> None:
@@ -340,7 +340,7 @@ def test_the_command_of_a_report(folder: Path) -> None:
         (),
         7,
     )
-    line = study.study_command("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
+    line = study.report_command("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
     assert line == (
         "normscope paper ff 'my data.txt' --model some/model --format pairs --reader header=true "
         "--reader text=a --experiment mixing --reading mask_seed=1 --frequencies ranks.txt --limit 7 --batch-size 4 "
@@ -432,4 +432,4 @@ def test_names_of_papers() -> None:
 
 def test_the_default_model_is_called_by_its_name() -> None:
     lens: Any = SimpleNamespace(model_name=str(default_model.find()))
-    assert facts.facts_model_name(lens) == default_model.NAME
+    assert facts.fact_model_name(lens) == default_model.NAME

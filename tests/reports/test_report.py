@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 from normscope import NormscopeError
 from normscope.papers.verify import verify_numbers
 from normscope.reports import charts, html, map_charts, markdown
-from normscope.reports.report import Claim, Picture, Report, Section, Table, format_report_cell, tally_report_claims
+from normscope.reports.report import Claim, Picture, Report, Section, Table, format_cell, tally_claims
 from normscope.reports.write import write_report
 
 NASTY = "<script>alert('1')</script> & \"q\" | `c` *b* _i_ $m$ [a](b) \x00\ud800"
@@ -144,7 +144,7 @@ def test_the_page_has_everything(folder: Path) -> None:
     for text in (
         "Attention is Not Only a Weight",
         "Kobayashi et al. 2020",
-        "1 of 3 claims holds, 1 does not, 1 is undecided.",
+        "1 of 3 claims holds, 1 does not, 1 cannot be decided.",
         "How choices that the paper leaves open were made",
         "mask_seed = 0the seed (default 0)",
         "1 of 2 numbers are within tolerance.",
@@ -263,15 +263,17 @@ def test_markdown_text(given: str, written: str) -> None:
     ],
 )
 def test_cells(cell: Any, spec: str, text: str) -> None:
-    assert format_report_cell(cell, spec) == text
+    assert format_cell(cell, spec) == text
 
 
 def test_tally() -> None:
     def claims(*states: bool | None) -> list[Claim]:
         return [Claim("", state, "") for state in states]
 
-    assert tally_report_claims(claims(True, True)) == "2 of 2 claims hold."
-    assert tally_report_claims(claims(False, False, None)) == "0 of 3 claims hold, 2 do not, 1 is undecided."
+    assert tally_claims(claims(True, True)) == "2 of 2 claims hold."
+    own = [Claim("", True, "", own=True), Claim("", None, "", own=True)]
+    assert tally_claims(own) == "2 questions of our own: 1 answered yes, 0 no, 1 open."
+    assert tally_claims(claims(False, False, None)) == "0 of 3 claims hold, 2 do not, 1 cannot be decided."
 
 
 @pytest.mark.parametrize(
@@ -308,7 +310,7 @@ def test_an_empty_report_is_a_page(tmp_path: Path) -> None:
 
 
 def test_figures_are_as_wide_as_there_is_room() -> None:
-    source = html.report_html_svg(charts.chart_to_svg(chart(), "a"), "a", "A <map>")
+    source = html.embedded_svg(charts.chart_to_svg(chart(), "a"), "a", "A <map>")
     (root,) = [attributes for tag, attributes in Page(source).tags if tag == "svg"]
     assert "width" not in root
     assert root["aria-label"] == "A <map>"

@@ -162,9 +162,9 @@ def print_experiments(name: str) -> None:
 
 def print_report_path(report: Report, path: Path) -> None:
     """Print the path of the report, and how many claims hold."""
-    from normscope.reports.report import tally_report_claims
+    from normscope.reports.report import tally_claims
 
-    claims = f" {tally_report_claims(report.claims)}" if report.claims else ""
+    claims = f" {tally_claims(report.claims)}" if report.claims else ""
     typer.echo(f"{path}: {len(report.sections)} experiments.{claims}")
     for title, why in report.skipped:
         typer.echo(f"not run: {title}: {why}", err=True)
@@ -172,7 +172,7 @@ def print_report_path(report: Report, path: Path) -> None:
 
 def print_paper_checks(checks: tuple[Check, ...]) -> bool:
     """Print the published numbers beside ours; True if all are within tolerance."""
-    from normscope.reports.report import count_report_failures, format_report_cell
+    from normscope.reports.report import count_failures, format_cell
 
     table = Table(title="published numbers and ours", title_justify="left")
     for column in ("number", "published", "ours", "tolerance", ""):
@@ -180,14 +180,14 @@ def print_paper_checks(checks: tuple[Check, ...]) -> bool:
     styles = {True: "green", False: "bold red", None: ""}
     for check in checks:
         numbers = (
-            format_report_cell(check.published),
-            format_report_cell(check.ours),
-            format_report_cell(check.tolerance),
+            format_cell(check.published),
+            format_cell(check.ours),
+            format_cell(check.tolerance),
         )
         table.add_row(Text(check.key), *numbers, Text(check.verdict, style=styles[check.passed]))
     console = Console(highlight=False)
     console.print(table)
-    failed, counted = count_report_failures(checks), sum(check.passed is not None for check in checks)
+    failed, counted = count_failures(checks), sum(check.passed is not None for check in checks)
     console.print(f"{counted - failed} of {counted} within tolerance, {len(checks) - counted} more are not counted.")
     return failed == 0
 

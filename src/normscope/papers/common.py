@@ -18,7 +18,7 @@ from normscope.papers import published
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Setting
 from normscope.reports import charts
-from normscope.reports.report import Claim, Picture, none_if_nan
+from normscope.reports.report import Claim, Picture, Table, none_if_nan
 
 CLEAR = 0.1  # absolute correlation below which no claim about the sign is supported
 
@@ -44,10 +44,8 @@ def masked_plan(setting: Setting, measures: tuple[str, ...], scopes: tuple[str, 
 
 def layer_numbers(key: str, values: Iterable[float], layers: Iterable[int] | None = None) -> dict[str, float]:
     """Numbers `key.L1`, `key.L2`, ... from the values of the layers."""
-    values = list(values)
-    return {
-        f"{key}.L{n}": v for n, v in zip(range(1, len(values) + 1) if layers is None else layers, values, strict=True)
-    }
+    numbered = enumerate(values, 1) if layers is None else zip(layers, values, strict=True)
+    return {f"{key}.L{layer}": value for layer, value in numbered}
 
 
 def finite_numbers(numbers: Mapping[str, float | None]) -> dict[str, float]:
@@ -71,10 +69,20 @@ def paper_table_columns(types: Mapping[str, Any], rows: Sequence[Sequence[Any]])
 
 
 def claim_with_published(
-    text: str, holds: bool | None, template: str, ours: Sequence[float], reference: Mapping[str, float], *keys: str
+    text: str,
+    holds: bool | None,
+    template: str,
+    ours: Sequence[float],
+    reference: Mapping[str, float],
+    *keys: str,
+    undefined: str = "",
 ) -> Claim:
-    """A claim whose template is filled with our numbers and with the published ones."""
-    return Claim(text, holds, template.format(*ours), published.quote_published(reference, template, *keys))
+    """A claim whose template is filled with our numbers and with the published ones. With `undefined`, the reason, it
+    is undecided if one of our numbers is NaN."""
+    theirs = published.quote_published(reference, template, *keys)
+    if undefined and any(map(math.isnan, ours)):
+        return Claim(text, None, undefined, theirs)
+    return Claim(text, holds, template.format(*ours), theirs)
 
 
 def published_curves(reference: Mapping[str, float], keys: Mapping[str, str], depth: int) -> dict[str, list[float]]:
@@ -97,6 +105,20 @@ def layer_picture(
 ) -> Picture:
     """A figure with one line per series over layers; `options` are those of `charts.line_chart`."""
     return Picture(name, title, charts.line_chart(series, x=layers, ylabel=ylabel, **options), note)
+
+
+def layer_table(
+    name: str,
+    title: str,
+    columns: Mapping[str, Sequence[Any]],
+    layers: Sequence[int],
+    spec: str,
+    note: str = "",
+    folded: bool = False,
+) -> Table:
+    """A table with one row per layer and one column of numbers, displayed as `spec`, for each series."""
+    rows = zip(layers, *columns.values(), strict=True)
+    return Table.of(name, title, {"layer": "", **dict.fromkeys(columns, spec)}, rows, note, folded)
 
 
 def scan_paper_side(run: Run, table: str, side: str) -> pl.LazyFrame:

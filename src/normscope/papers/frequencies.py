@@ -7,9 +7,11 @@ A file has the authors' format (three columns of integers, `rank count id`, sepa
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +61,13 @@ class CountFit:
 
 def count_token_frequencies(ids: Iterable[int]) -> Frequencies:
     """Frequencies of token ids, in order of first occurrence."""
-    found: dict[int, int] = {}
-    for id in ids:
-        found[id] = found.get(id, 0) + 1
-    return Frequencies(found, "the corpus itself")
+    return Frequencies(Counter(ids), "the corpus itself")
 
 
 def read_frequencies(path: str | Path, tokenizer: Any, vocabulary: int) -> Frequencies:
     """Read a file of frequencies; ids outside the vocabulary and duplicate ids are errors."""
     file = Path(path)
-    suffix = file.suffix.lower()
-    delimiter = {".csv": ",", ".tsv": "\t"}.get(suffix)
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(file.suffix.lower())
     rows = _frequencies_by_id(file) if delimiter is None else _frequencies_by_token(file, delimiter, tokenizer)
     found: dict[int, int] = {}
     for number, id, count in rows:
@@ -125,7 +123,7 @@ def fit_of_counts(file: Frequencies, own: Frequencies, special: Iterable[int] = 
     total = sum(here.values())
     if not total:
         return CountFit(0, 0.0, 0.0, 0, float("nan"))
-    frequent = _frequencies_top_half(there)
+    frequent = _types_of_half_the_counts(there)
     both = sorted(here.keys() & there.keys())
     return CountFit(
         tokens=total,
@@ -150,17 +148,12 @@ def refuse_unfit_frequencies(file: Frequencies, own: Frequencies, special: Itera
     return found
 
 
-def _frequencies_top_half(counts: Mapping[int, int]) -> set[int]:
+def _types_of_half_the_counts(counts: Mapping[int, int]) -> set[int]:
     """The most frequent types, which together make up half of the counts."""
-    wanted = sum(counts.values()) / 2
-    chosen: set[int] = set()
-    reached = 0
-    for id, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])):
-        if reached >= wanted:
-            break
-        chosen.add(id)
-        reached += count
-    return chosen
+    half = sum(counts.values()) / 2
+    by_count = sorted(counts, key=lambda id: (-counts[id], id))
+    before = accumulate((counts[id] for id in by_count), initial=0)  # counts of all more frequent types
+    return {id for id, reached in zip(by_count, before, strict=False) if reached < half}
 
 
 def _lines_of_frequencies(path: Path) -> Iterator[tuple[int, str]]:

@@ -91,9 +91,8 @@ def published_model_key(lens: Analyzer) -> str | None:
     """Key of the paper's model with this name and shape; None for other models."""
     config = lens.loaded.base.config
     shape = (config.model_type, getattr(config, "num_hidden_layers", None), getattr(config, "hidden_size", None))
-    parts = set(
-        lens.model_name.replace("\\", "/").replace("--", "/").split("/")
-    )  # the cache folder is models--org--name
+    # The cache folder is models--org--name.
+    parts = set(lens.model_name.replace("\\", "/").replace("--", "/").split("/"))
     for key, (wanted, names) in MODELS.items():
         if shape == wanted and parts & set(names):
             return key
@@ -122,7 +121,6 @@ def _published_entries(paper: str) -> list[dict[str, Any]]:
 
 @cache
 def _load_published() -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = json.loads(
-        files("normscope.papers").joinpath("published.json").read_text()
-    )
+    text = files("normscope.papers").joinpath("published.json").read_text()
+    found: dict[str, list[dict[str, Any]]] = json.loads(text)
     return found

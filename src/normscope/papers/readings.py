@@ -3,7 +3,7 @@
 @dataclass(frozen=True)
 class Readings:
     mask_seed: int = reading(0, "seed of the draw of masked tokens")
-    distance: str = choice("how far apart two subwords are", "absolute", "signed")
+    distance: str = reading_choice("how far apart two subwords are", "absolute", "signed")
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Readings = TypeVar("Readings")
 TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def reading_field(default: Any, help: str, choices: Sequence[Any] | None = None) -> Any:
+def reading(default: Any, help: str, choices: Sequence[Any] | None = None) -> Any:
     """A field of a readings dataclass: a str, int, float or bool, limited to `choices` if given."""
     return field(default=default, metadata={"help": help, "choices": None if choices is None else tuple(choices)})
 
 
-def reading_choice_field(help: str, *options: str) -> Any:
+def reading_choice(help: str, *options: str) -> Any:
     """A field of a readings dataclass with fixed options; the first is the default."""
-    return reading_field(options[0], help, options)
+    return reading(options[0], help, options)
 
 
 def parse_readings(cls: type[Readings], given: Sequence[str]) -> Readings:

@@ -33,7 +33,7 @@ class EngineOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A corpus run that an experiment reads. Plans with the same name are merged (see `merge_papers_run_plans`)."""
+    """A corpus run that an experiment reads. Plans with the same name are merged (see `merge_run_plans`)."""
 
     name: str  # its folder under DIR/runs
     measures: tuple[str, ...]
@@ -42,7 +42,7 @@ class RunPlan:
     masked: bool = False  # 12 % masked if the model has a mask token (readings.mask_seed)
 
 
-def load_papers_run_analyzer(model: str | Path | ModelSource | Analyzer, engine: EngineOptions) -> Analyzer:
+def load_run_analyzer(model: str | Path | ModelSource | Analyzer, engine: EngineOptions) -> Analyzer:
     """The Analyzer, loaded if given by name or path; the engine "ray" requires a name or path."""
     where = engine.get("engine", "local")
     if where == "ray" and isinstance(model, Analyzer):
@@ -52,7 +52,7 @@ def load_papers_run_analyzer(model: str | Path | ModelSource | Analyzer, engine:
     return as_analyzer(model, where)
 
 
-def complete_papers_run(
+def complete_run(
     data: str, model: str | Path | ModelSource | Analyzer, folder: Path, name: str = "", **options: Any
 ) -> Run:
     """Run a corpus to the end. An interrupted run, or one without any result, is an error."""
@@ -67,11 +67,11 @@ def complete_papers_run(
     return run
 
 
-def merge_papers_run_plans(plans: Iterable[RunPlan]) -> list[RunPlan]:
+def merge_run_plans(plans: Iterable[RunPlan]) -> list[RunPlan]:
     """One plan per name with the union of measures, scopes and maps; plans of one name must agree on masking."""
     merged: dict[str, RunPlan] = {}
     for plan in plans:
-        scopes = _papers_run_scopes(plan)
+        scopes = _scopes_of_plan(plan)
         before = merged.get(plan.name)
         if before is None:
             merged[plan.name] = replace(plan, scopes=scopes)
@@ -80,15 +80,15 @@ def merge_papers_run_plans(plans: Iterable[RunPlan]) -> list[RunPlan]:
             raise NormscopeError(f"Two experiments disagree on whether the run {plan.name!r} masks tokens.")
         merged[plan.name] = RunPlan(
             plan.name,
-            _papers_runs_union(before.measures, plan.measures),
-            None if before.scopes is None or scopes is None else _papers_runs_union(before.scopes, scopes),
-            _papers_runs_union(before.maps, plan.maps),
+            _ordered_union(before.measures, plan.measures),
+            None if before.scopes is None or scopes is None else _ordered_union(before.scopes, scopes),
+            _ordered_union(before.maps, plan.maps),
             plan.masked,
         )
     return list(merged.values())
 
 
-def find_papers_run(plan: RunPlan, runs: Path) -> tuple[RunPlan, Path]:
+def find_covering_run(plan: RunPlan, runs: Path) -> tuple[RunPlan, Path]:
     """An existing run that covers the plan, with the options it was made with; otherwise a new folder, called NAME, or
     NAME-2 and so on after earlier runs that cover fewer experiments."""
     for number in count(1):
@@ -104,15 +104,14 @@ def find_papers_run(plan: RunPlan, runs: Path) -> tuple[RunPlan, Path]:
     raise AssertionError("unreachable")
 
 
-def _papers_run_scopes(plan: RunPlan) -> tuple[str, ...] | None:
+def _scopes_of_plan(plan: RunPlan) -> tuple[str, ...] | None:
     """The scopes that a plan computes: those it names and those of its measures, or None for all."""
     measures = find_registered_measures(plan.measures)
     if plan.scopes is None and any(measure.scopes is None for measure in measures):
         return None
-    return _papers_runs_union(
-        plan.scopes or (), (scope for measure in measures for scope in measure.scopes or ()), plan.maps
-    )
+    of_measures = (scope for measure in measures for scope in measure.scopes or ())
+    return _ordered_union(plan.scopes or (), of_measures, plan.maps)
 
 
-def _papers_runs_union(*some: Iterable[str]) -> tuple[str, ...]:
+def _ordered_union(*some: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chain(*some)))

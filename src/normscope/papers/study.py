@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -22,10 +22,10 @@ from normscope.papers.readings import describe_readings, parse_readings
 from normscope.papers.runs import (
     EngineOptions,
     RunPlan,
-    complete_papers_run,
-    find_papers_run,
-    load_papers_run_analyzer,
-    merge_papers_run_plans,
+    complete_run,
+    find_covering_run,
+    load_run_analyzer,
+    merge_run_plans,
 )
 from normscope.papers.verify import verify_numbers
 from normscope.reports import facts
@@ -104,16 +104,6 @@ class Setting:
         return islice(read(self.data, self.format, **options), self.limit)
 
 
-def nothing_missing(setting: Setting) -> str | None:
-    """`missing` of an experiment that can always run."""
-    return None
-
-
-def no_runs(setting: Setting) -> tuple[RunPlan, ...]:
-    """`runs` of an experiment without corpus runs."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Experiment:
     """One experiment of a paper."""
@@ -121,8 +111,8 @@ class Experiment:
     name: str  # as on the command line: "dispersion"
     title: str
     section: Callable[[Setting, Runs], Section]
-    runs: Callable[[Setting], tuple[RunPlan, ...]] = no_runs  # the corpus runs that it reads
-    missing: Callable[[Setting], str | None] = nothing_missing  # why it cannot run here, or None
+    runs: Callable[[Setting], tuple[RunPlan, ...]] = lambda setting: ()  # the corpus runs that it reads
+    missing: Callable[[Setting], str | None] = lambda setting: None  # why it cannot run here, or None
     needs: str = "a corpus"  # shown by `--list`, such as "sentences with named entities"
 
 
@@ -133,7 +123,7 @@ class Paper:
     name: str  # as on the command line: "emnlp2020"
     title: str
     citation: str
-    readings: type[Any]  # a frozen dataclass of `reading_field`s, including `mask_seed` if runs are masked
+    readings: type[Any]  # a frozen dataclass of `reading`s, including `mask_seed` if runs are masked
     experiments: tuple[Experiment, ...]
 
 
@@ -146,7 +136,7 @@ def find_paper(name: str) -> Paper:
     """A paper by its name on the command line."""
     if name not in PAPERS:
         raise NormscopeError(f"Unknown paper {name!r}. Known: {', '.join(PAPERS)}.")
-    _require_study_packages()
+    _require_report_packages()
     found: Paper = import_module(f"normscope.papers.{PAPERS[name]}").PAPER
     return found
 
@@ -176,31 +166,31 @@ def reproduce(
     may be None if no experiment needs a corpus. With `verify` the model must be one of the paper's models. `engine`,
     `workers`, `threads` and `address` are those of `normscope.corpus.run`.
     """
-    _require_study_packages()
-    chosen = _study_experiments(paper, experiments)
+    _require_report_packages()
+    chosen = _chosen_experiments(paper, experiments)
     parsed = parse_readings(paper.readings, readings)
-    lens = load_papers_run_analyzer(model, engine)
-    key = _study_model_key(paper, lens, required=verify)
+    lens = load_run_analyzer(model, engine)
+    key = _published_key_of_model(paper, lens, required=verify)
     file = None if frequencies is None else Path(frequencies)
-    setting = _study_with_first_entries(
-        Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit)
-    )
-    able, skipped = _split_study_experiments(paper, chosen, setting, strict=experiments is not None)
+    setting = Setting(lens, str(data or ""), format, dict(reader or {}), parsed, file, example, (), limit)
+    setting = replace(setting, entries=_first_entries(setting))
+    able, skipped = _split_by_ability(paper, chosen, setting, strict=experiments is not None)
+    plans = merge_run_plans(plan for experiment in able for plan in experiment.runs(setting))
     source = model if engine.get("engine") == "ray" else lens
-    runs = _run_study_plans(setting, able, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
-    sections = _study_sections(setting, able, runs, progress)
-    lengths = facts.facts_sequence_lengths(next(iter(runs.values()))) if runs else []
+    runs = _run_plans(setting, plans, source, Path(out) / "runs", progress, batch_size=batch_size, **engine)
+    sections = _compute_sections(setting, able, runs, progress)
+    lengths = facts.sequence_lengths(next(iter(runs.values()))) if runs else []
     numbers = {name: value for section in sections for name, value in section.numbers.items()}
     figures = published.published_numbers(paper.name, key, published.published_corpus_key(lengths, key))
     report = Report(
         paper.name,
         paper.title,
         paper.citation,
-        _study_facts(setting, able, runs, lengths),
+        _setting_facts(setting, plans, runs, lengths),
         describe_readings(parsed),
         sections,
         tuple(skipped),
-        study_command(paper.name, model, setting, out, readings, experiments, batch_size),
+        report_command(paper.name, model, setting, out, readings, experiments, batch_size),
         verify_numbers(numbers, figures),
         bool(published.published_models(paper.name)),
     )
@@ -211,7 +201,7 @@ def reproduce(
     return report, path
 
 
-def study_command(
+def report_command(
     paper: str,
     model: str | Path | ModelSource | Analyzer,
     setting: Setting,
@@ -222,9 +212,9 @@ def study_command(
 ) -> str:
     """The command that makes this report."""
     options: list[tuple[str, Any]] = [
-        *facts.facts_model_arguments(model, setting.lens),
+        *facts.model_arguments(model, setting.lens),
         ("--format", setting.format),
-        *facts.facts_reader_arguments(setting.reader),
+        *facts.reader_arguments(setting.reader),
         *(("--experiment", entry) for entry in experiments or ()),
         *(("--reading", entry) for entry in readings),
         ("--frequencies", setting.frequencies),
@@ -233,10 +223,10 @@ def study_command(
         ("--batch-size", None if batch_size == 16 else batch_size),
         ("--out", out),
     ]
-    return facts.facts_shell_command(("paper", paper, *([setting.data] if setting.data else [])), options)
+    return facts.shell_command(("paper", paper, *([setting.data] if setting.data else [])), options)
 
 
-def _study_model_key(paper: Paper, lens: Analyzer, required: bool) -> str | None:
+def _published_key_of_model(paper: Paper, lens: Analyzer, required: bool) -> str | None:
     """The key of a model with published numbers, or None; with `required`, other models are an error."""
     key = published.published_model_key(lens)
     known = published.published_models(paper.name)
@@ -247,13 +237,13 @@ def _study_model_key(paper: Paper, lens: Analyzer, required: bool) -> str | None
     return key
 
 
-def _require_study_packages() -> None:
+def _require_report_packages() -> None:
     for package, extra in (("matplotlib", "plot"), ("polars", "corpus")):
         if find_spec(package) is None:
             raise NormscopeError(f"Reports need {package}: pip install 'normscope[{extra}]'.")
 
 
-def _study_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
+def _chosen_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experiment]:
     """The experiments with these names, or all."""
     known = {experiment.name: experiment for experiment in paper.experiments}
     for name in names or ():
@@ -262,7 +252,7 @@ def _study_experiments(paper: Paper, names: Sequence[str] | None) -> list[Experi
     return [experiment for experiment in paper.experiments if names is None or experiment.name in names]
 
 
-def _split_study_experiments(
+def _split_by_ability(
     paper: Paper, chosen: Sequence[Experiment], setting: Setting, strict: bool
 ) -> tuple[list[Experiment], list[tuple[str, str]]]:
     """The experiments that can run, and the titles of the others with the reason; with `strict` all must run."""
@@ -281,31 +271,25 @@ def _split_study_experiments(
     return able, skipped
 
 
-def _study_with_first_entries(setting: Setting) -> Setting:
-    """The setting with the first readable entries of its data filled in."""
-    if not setting.data:
-        return setting
-    entries = (entry for entry in setting.read() if isinstance(entry, Entry))
-    return replace(setting, entries=tuple(islice(entries, PEEK)))
+def _first_entries(setting: Setting) -> tuple[Entry, ...]:
+    """The first readable entries of the data, at most PEEK; empty without data."""
+    entries = (entry for entry in setting.read() if isinstance(entry, Entry)) if setting.data else ()
+    return tuple(islice(entries, PEEK))
 
 
-def _merged_study_plans(setting: Setting, experiments: Iterable[Experiment]) -> list[RunPlan]:
-    return merge_papers_run_plans(plan for experiment in experiments for plan in experiment.runs(setting))
-
-
-def _run_study_plans(
+def _run_plans(
     setting: Setting,
-    experiments: Iterable[Experiment],
+    plans: Sequence[RunPlan],
     model: str | Path | ModelSource | Analyzer,
     root: Path,
     progress: Progress | None,
     **options: Any,
 ) -> dict[str, Run]:
-    """The corpus runs of all experiments, by name."""
+    """The corpus runs by name."""
     runs = {}
-    for plan in _merged_study_plans(setting, experiments):
-        known, folder = find_papers_run(plan, root)
-        runs[plan.name] = complete_papers_run(
+    for plan in plans:
+        known, folder = find_covering_run(plan, root)
+        runs[plan.name] = complete_run(
             setting.data,
             model,
             folder,
@@ -323,7 +307,7 @@ def _run_study_plans(
     return runs
 
 
-def _study_sections(
+def _compute_sections(
     setting: Setting, experiments: Sequence[Experiment], runs: Runs, progress: Progress | None
 ) -> tuple[Section, ...]:
     sections = []
@@ -335,12 +319,12 @@ def _study_sections(
     return tuple(sections)
 
 
-def _study_facts(
-    setting: Setting, experiments: Iterable[Experiment], runs: Runs, lengths: Sequence[int]
+def _setting_facts(
+    setting: Setting, plans: Sequence[RunPlan], runs: Runs, lengths: Sequence[int]
 ) -> tuple[tuple[str, str], ...]:
     lens = setting.lens
     found = [
-        ("model", facts.facts_model_name(lens)),
+        ("model", facts.fact_model_name(lens)),
         ("layers", facts.layer_facts(lens)),
         ("precision", str(lens.dtype).split(".")[-1]),
     ]
@@ -352,7 +336,7 @@ def _study_facts(
         found.append(("sequences", facts.sequence_facts(lengths, setting.limit)))
     if setting.frequencies is not None:
         found.append(("word frequencies", str(setting.frequencies)))
-    for plan in _merged_study_plans(setting, experiments):
+    for plan in plans:
         masked = "no tokens masked"
         if plan.masked and setting.mask_seed is None:
             masked += " (the model has no mask token)"

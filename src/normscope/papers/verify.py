@@ -10,7 +10,7 @@ from typing import NamedTuple
 from normscope.reports.report import Check
 
 
-class ToleranceRule(NamedTuple):
+class Tolerance(NamedTuple):
     """The tolerance of a number, with the reason. `below`: it passes if it is less than the published number."""
 
     pattern: str  # matches the whole key
@@ -23,40 +23,36 @@ class ToleranceRule(NamedTuple):
 # The first match applies. The default is half a unit of the last printed digit, plus a fifth of that to allow for other
 # library versions.
 RULES = (
-    ToleranceRule(r"data\..*|pairs\..*", 0, "a count: exact"),
-    ToleranceRule(r"dispersion\..*|spearman\..*", 0.006, "two digits are printed"),
-    ToleranceRule(r"share\.weight\..*", 0.015, "read off Fig. 3 to 0.01"),
-    ToleranceRule(r"share\.norm\..*", 0.055, "read off Fig. 3 to 0.05"),
-    ToleranceRule(r"alignment\..*\.(rho|r)", 0.2, "the mean of five trained models", counts=False),
-    ToleranceRule(r"alignment\..*", 5, "the mean of five trained models", counts=False),
-    ToleranceRule(r"frequency\..*", 0.006, "two digits are printed"),
-    ToleranceRule(
-        r"mixing\..*\.(max|min)", 3, "an extreme of a million values, with other masked tokens", counts=False
-    ),
-    ToleranceRule(r"mixing\..*\.mean", 0.16, "one digit is printed, and means vary by 0.1 with the masked tokens"),
-    ToleranceRule(r"mixing\..*\.L\d+\.mask", 2, "few tokens, which differ with the masked tokens"),
-    ToleranceRule(r"mixing\..*\.L\d+\.(first|separator)", 1.1, "integers are printed; one or two tokens per sequence"),
-    ToleranceRule(r"mixing\..*\.L\d+\..*", 0.7, "integers are printed, and means vary by 0.1 with the masked tokens"),
-    ToleranceRule(r"depth\..*", 0.03, "a rank correlation of a dozen values: near ties swap with the masked tokens"),
-    ToleranceRule(r"expansion\.code\.L\d+", 0.0006, "three digits are printed"),
-    ToleranceRule(r"expansion\..*", 0.006, "two digits are printed"),
-    ToleranceRule(
+    Tolerance(r"data\..*|pairs\..*", 0, "a count: exact"),
+    Tolerance(r"dispersion\..*|spearman\..*", 0.006, "two digits are printed"),
+    Tolerance(r"share\.weight\..*", 0.015, "read off Fig. 3 to 0.01"),
+    Tolerance(r"share\.norm\..*", 0.055, "read off Fig. 3 to 0.05"),
+    Tolerance(r"alignment\..*\.(rho|r)", 0.2, "the mean of five trained models", counts=False),
+    Tolerance(r"alignment\..*", 5, "the mean of five trained models", counts=False),
+    Tolerance(r"frequency\..*", 0.006, "two digits are printed"),
+    Tolerance(r"mixing\..*\.(max|min)", 3, "an extreme of a million values, with other masked tokens", counts=False),
+    Tolerance(r"mixing\..*\.mean", 0.16, "one digit is printed, and means vary by 0.1 with the masked tokens"),
+    Tolerance(r"mixing\..*\.L\d+\.mask", 2, "few tokens, which differ with the masked tokens"),
+    Tolerance(r"mixing\..*\.L\d+\.(first|separator)", 1.1, "integers are printed; one or two tokens per sequence"),
+    Tolerance(r"mixing\..*\.L\d+\..*", 0.7, "integers are printed, and means vary by 0.1 with the masked tokens"),
+    Tolerance(r"depth\..*", 0.03, "a rank correlation of a dozen values: near ties swap with the masked tokens"),
+    Tolerance(r"expansion\.code\.L\d+", 0.0006, "three digits are printed"),
+    Tolerance(r"expansion\..*", 0.006, "two digits are printed"),
+    Tolerance(
         r"similarity\.(ATTN|ATTNRES)-N",
         0.02,
         "not reachable with the maps as defined: ATTN-N and ATTNRES-N differ only on the diagonal",
         counts=False,
     ),
-    ToleranceRule(
+    Tolerance(
         r"similarity\..*\.(L\d+|min|max)", 0.025, "two digits are printed; a single layer, with other masked tokens"
     ),
-    ToleranceRule(
-        r"(similarity|before|pair)\..*", 0.015, "two digits are printed, and means vary with the masked tokens"
-    ),
-    ToleranceRule(r"removed\..*", 0.03, "two digits are printed; 7 or 8 of 768 dimensions are removed"),
-    ToleranceRule(
+    Tolerance(r"(similarity|before|pair)\..*", 0.015, "two digits are printed, and means vary with the masked tokens"),
+    Tolerance(r"removed\..*", 0.03, "two digits are printed; 7 or 8 of 768 dimensions are removed"),
+    Tolerance(
         r"(wordsplit|entity)\..*\.p", 0, "published as significant at this level: ours must be below it", below=True
     ),
-    ToleranceRule(r".*", 0.006, "two digits are printed"),
+    Tolerance(r".*", 0.006, "two digits are printed"),
 )
 
 
@@ -65,13 +61,13 @@ def verify_numbers(numbers: Mapping[str, float], figures: Mapping[str, float]) -
     return tuple(_verify_number(key, value, float(numbers[key])) for key, value in figures.items() if key in numbers)
 
 
-def verify_tolerance_rule(key: str) -> ToleranceRule:
+def tolerance_rule(key: str) -> Tolerance:
     """The rule that applies to a key."""
     return next(rule for rule in RULES if re.fullmatch(rule.pattern, key))
 
 
 def _verify_number(key: str, published: float, ours: float) -> Check:
-    rule = verify_tolerance_rule(key)
+    rule = tolerance_rule(key)
     slack = 1e-9 * max(1.0, abs(published))  # decimal fractions are not exact in binary
     near = ours < published if rule.below else abs(ours - published) <= rule.tolerance + slack
     passed = (near and math.isfinite(ours)) if rule.counts else None

@@ -27,6 +27,8 @@ HEIGHT = 2.7
 HORIZONTAL = 3  # labels up to this length are drawn horizontally
 VECTOR_POINTS = 3_000  # more points are rasterised
 PUBLISHED = "published"
+LINE: dict[str, Any] = {"markersize": 3.2, "linewidth": 1.3, "markeredgewidth": 0}
+DASHED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "alpha": 0.75}
 
 Values = NDArray[np.float64]
 
@@ -44,22 +46,22 @@ def line_chart(
 
     Layers are numbered from 1: x=range(1, layers + 1). A reference whose length differs from x starts at x[0].
     """
-    _check_chart_series(series, x)
+    _check_series(series, x)
     given = dict(reference or {})
     with figure_style():
         figure, axes = _chart_axes(WIDTH, HEIGHT)
         for n, (name, values) in enumerate(series.items()):
-            axes.plot(list(x), to_floats(values), label=name, **_chart_line_style(n))
+            axes.plot(list(x), to_floats(values), label=name, **_series_look(n), **LINE)
         for n, (name, values) in enumerate(given.items()):
             at = list(x) if len(values) == len(x) else [x[0] + k for k in range(len(values))]
             place = list(series).index(name) if name in series else len(series) + n
             label = None if name in series else f"{name} ({PUBLISHED})"
-            axes.plot(at, to_floats(values), label=label, color=_chart_series_colour(place), **DASHED)
+            axes.plot(at, to_floats(values), label=label, color=_series_colour(place), **DASHED)
         if any(name in series for name in given):
             axes.plot([], [], color=GREY, label=PUBLISHED, **DASHED)
         if ylim is not None:
             axes.set_ylim(*ylim)
-        _set_chart_integer_ticks(axes, x, given)
+        _set_integer_ticks(axes, x, given)
         _finish_chart(figure, axes, xlabel, ylabel)
         return figure
 
@@ -77,7 +79,7 @@ def bar_chart(
 
     `errors`: half-length of the error bars by group. `marks`: a text above each x, such as "*" for significance.
     """
-    _check_chart_series(groups, x)
+    _check_series(groups, x)
     with figure_style():
         figure, axes = _chart_axes(WIDTH, HEIGHT)
         places, width = np.arange(len(x)), 0.8 / max(len(groups), 1)
@@ -85,13 +87,13 @@ def bar_chart(
             at = places + (n - (len(groups) - 1) / 2) * width
             spread = None if errors is None or name not in errors else to_floats(errors[name])
             axes.bar(
-                at, to_floats(values), width * 0.92, label=name, color=_chart_series_colour(n), yerr=spread,
+                at, to_floats(values), width * 0.92, label=name, color=_series_colour(n), yerr=spread,
                 error_kw={"elinewidth": 0.7, "capsize": 1.5, "capthick": 0.7, "ecolor": "#333333"},
             )  # fmt: skip
         axes.axhline(0, color="#333333", linewidth=0.5)
         if marks is not None:
-            _write_bar_chart_marks(axes, groups, errors or {}, marks)
-        set_chart_label_ticks(axes.xaxis, x, 7.5, WIDTH - 0.6)
+            _write_bar_marks(axes, groups, errors or {}, marks)
+        set_label_ticks(axes.xaxis, x, 7.5, WIDTH - 0.6)
         axes.set_xlim(-0.6, len(x) - 0.4)
         _finish_chart(figure, axes, xlabel, ylabel)
         return figure
@@ -111,11 +113,11 @@ def histogram_chart(
     """
     with figure_style():
         figure, axes = _chart_axes(WIDTH, HEIGHT)
-        sides, counts = _bin_histogram_chart(groups, bins, limits)
+        sides, counts = _bin_counts(groups, bins, limits)
         for n, (name, found) in enumerate(counts.items()):
             shares = found / max(float(found.sum()), 1.0)
-            axes.stairs(shares, sides, fill=True, color=_chart_series_colour(n), alpha=0.28)
-            axes.stairs(shares, sides, color=_chart_series_colour(n), linewidth=1.1, label=name)
+            axes.stairs(shares, sides, fill=True, color=_series_colour(n), alpha=0.28)
+            axes.stairs(shares, sides, color=_series_colour(n), linewidth=1.1, label=name)
         axes.set_ylim(bottom=0)
         axes.margins(x=0.01)
         _finish_chart(figure, axes, xlabel, ylabel)
@@ -142,19 +144,9 @@ def scatter_chart(
     with figure_style():
         figure, axes = _chart_axes(WIDTH * 0.8, HEIGHT * 1.15)
         for n, kind in enumerate(kinds):
-            axes.scatter(
-                across[of == n], up[of == n], color=_chart_series_colour(n), marker=_chart_series_marker(n), **look
-            )
+            axes.scatter(across[of == n], up[of == n], **_series_look(n), **look)
             if kind:
-                axes.scatter(
-                    [],
-                    [],
-                    s=16,
-                    color=_chart_series_colour(n),
-                    marker=_chart_series_marker(n),
-                    linewidths=0,
-                    label=kind,
-                )  # for the legend
+                axes.scatter([], [], s=16, linewidths=0, label=kind, **_series_look(n))  # for the legend
         for a, b, text in zip(across, up, labels or (), strict=False):
             if text and math.isfinite(a) and math.isfinite(b):
                 axes.annotate(
@@ -182,25 +174,13 @@ def chart_to_pdf(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-DASHED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "alpha": 0.75}
-
-
-def _chart_line_style(n: int) -> dict[str, Any]:
-    return {
-        "color": _chart_series_colour(n),
-        "marker": _chart_series_marker(n),
-        "markersize": 3.2,
-        "linewidth": 1.3,
-        "markeredgewidth": 0,
-    }
-
-
-def _chart_series_colour(n: int) -> str:
+def _series_colour(n: int) -> str:
     return COLOURS[n % len(COLOURS)]
 
 
-def _chart_series_marker(n: int) -> str:
-    return MARKS[(n + n // len(COLOURS)) % len(MARKS)]  # repeated colours get another marker
+def _series_look(n: int) -> dict[str, Any]:
+    """Colour and marker; repeated colours get another marker."""
+    return {"color": _series_colour(n), "marker": MARKS[(n + n // len(COLOURS)) % len(MARKS)]}
 
 
 def to_floats(values: ArrayLike) -> Values:
@@ -209,7 +189,7 @@ def to_floats(values: ArrayLike) -> Values:
     return found
 
 
-def _check_chart_series(series: Mapping[str, Sequence[float]], x: Sequence[Any]) -> None:
+def _check_series(series: Mapping[str, Sequence[float]], x: Sequence[Any]) -> None:
     if not series or not len(x):
         raise NormscopeError("A chart needs at least one series of at least one value.")
     for name, values in series.items():
@@ -240,10 +220,9 @@ def _finish_chart(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
     axes.set_ylabel(ylabel, fontsize=8)
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
-        columns = _chart_legend_columns(names, figure.get_figwidth())
-        by_row = [
-            n for first in range(columns) for n in range(first, len(names), columns)
-        ]  # legends are filled by columns
+        columns = _legend_columns(names, figure.get_figwidth())
+        # Legends are filled by columns.
+        by_row = [n for first in range(columns) for n in range(first, len(names), columns)]
         figure.legend(
             [handles[n] for n in by_row],
             [names[n] for n in by_row],
@@ -255,10 +234,10 @@ def _finish_chart(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
             columnspacing=1.4,
             borderaxespad=0.1,
         )
-    freeze_chart_layout(figure)
+    freeze_layout(figure)
 
 
-def _chart_legend_columns(names: Sequence[str], width: float) -> int:
+def _legend_columns(names: Sequence[str], width: float) -> int:
     """The number of columns that gives few, evenly filled rows."""
     room = width * 14.5  # characters per line at the legend's font size
     if sum(len(name) + 5 for name in names) <= room:
@@ -267,13 +246,13 @@ def _chart_legend_columns(names: Sequence[str], width: float) -> int:
     return math.ceil(len(names) / math.ceil(len(names) / most))
 
 
-def freeze_chart_layout(figure: Figure) -> None:
+def freeze_layout(figure: Figure) -> None:
     """Draw the tick labels in the current style and freeze the layout, so that saving does not recompute it."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
-def _set_chart_integer_ticks(axes: Axes, x: Sequence[float], reference: Mapping[str, Sequence[float]]) -> None:
+def _set_integer_ticks(axes: Axes, x: Sequence[float], reference: Mapping[str, Sequence[float]]) -> None:
     """Put ticks at integers if all x are integers, as for layers."""
     if not all(float(place).is_integer() for place in x):
         return
@@ -282,7 +261,7 @@ def _set_chart_integer_ticks(axes: Axes, x: Sequence[float], reference: Mapping[
     axes.set_xticks(np.arange(x[0], last + 1, step))
 
 
-def _write_bar_chart_marks(
+def _write_bar_marks(
     axes: Axes, groups: Mapping[str, Sequence[float]], errors: Mapping[str, Sequence[float]], marks: Sequence[str]
 ) -> None:
     for n, mark in enumerate(marks):
@@ -294,7 +273,7 @@ def _write_bar_chart_marks(
     axes.margins(y=0.12)
 
 
-def _bin_histogram_chart(
+def _bin_counts(
     groups: Mapping[str, ArrayLike], bins: int, limits: tuple[float, float] | None
 ) -> tuple[Values, dict[str, Values]]:
     found = {name: to_floats(values) for name, values in groups.items()}
@@ -308,16 +287,14 @@ def _bin_histogram_chart(
     return sides, {name: np.histogram(np.clip(values, *limits), sides)[0] * 1.0 for name, values in found.items()}
 
 
-def set_chart_label_ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
+def set_label_ticks(axis: Any, labels: Sequence[Any], size: float, room: float) -> None:
     """Label each position, or every second, fifth, tenth, ... if `room` (in inches) is too small."""
     texts = [shorten_label(visible_label_text(str(label)), 20) if str(label) else "" for label in labels]
     longest = max(map(len, texts), default=0)
     across = axis.axis_name == "x"
     horizontal = not across or longest <= HORIZONTAL
     each = (longest * 0.62 + 1 if across and horizontal else 1.05) * size / 72
-    step = next(
-        step for step in _chart_tick_steps() if step * room >= each * len(labels) or step >= max(len(labels), 1)
-    )
+    step = next(step for step in _tick_steps() if step * room >= each * len(labels) or step >= max(len(labels), 1))
     places = range(0, len(labels), step)
     axis.set_ticks(places, [texts[k] for k in places], fontsize=size)
     if not horizontal:
@@ -326,5 +303,5 @@ def set_chart_label_ticks(axis: Any, labels: Sequence[Any], size: float, room: f
             label.set(rotation=90, rotation_mode="anchor", ha="right", va="center")
 
 
-def _chart_tick_steps() -> Iterator[int]:
+def _tick_steps() -> Iterator[int]:
     return (factor * 10**power for power in count() for factor in (1, 2, 5))

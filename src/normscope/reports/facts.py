@@ -17,7 +17,7 @@ from normscope.corpus.store import Run
 from normscope.models.source import ModelSource
 
 
-def facts_sequence_lengths(run: Run) -> list[int]:
+def sequence_lengths(run: Run) -> list[int]:
     """The number of tokens of each analysed sequence, on the encoder side if there are two."""
     items = run.scan("items").select("side", "length").collect()
     first = items["side"][0]
@@ -44,7 +44,7 @@ def package_version_facts() -> str:
     return f"normscope {__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
 
 
-def facts_model_name(lens: Analyzer) -> str:
+def fact_model_name(lens: Analyzer) -> str:
     """The name of a model; for the default model, its name instead of its folder."""
     return default_model.NAME if default_model.is_in(lens.model_name) else lens.model_name
 
@@ -59,25 +59,25 @@ def layer_facts(lens: Analyzer) -> str:
     return f"{lens.family.name}: {', '.join(sides)}{f', width {width}' if width else ''}"
 
 
-def facts_shell_command(command: Sequence[str], options: Iterable[tuple[str, Any]]) -> str:
+def shell_command(command: Sequence[str], options: Iterable[tuple[str, Any]]) -> str:
     """A normscope command as a shell line, without options whose value is None."""
     parts = [part for option, value in options if value is not None for part in (option, str(value))]
     return shlex.join(["normscope", *command, *parts])
 
 
-def facts_model_arguments(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
+def model_arguments(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
     """The command-line options that select a model, with those that affect its numbers."""
     source = ModelSource(lens.model_name) if isinstance(model, Analyzer) else ModelSource.of(model)
     name = "default" if default_model.is_in(source.name) else source.name
     return [("--model", name), ("--dtype", source.dtype), ("--revision", source.revision)]
 
 
-def facts_reader_arguments(reader: Mapping[str, Any]) -> list[tuple[str, str]]:
+def reader_arguments(reader: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Reader options as command-line arguments."""
-    return [("--reader", f"{key}={_facts_argument_text(value)}") for key, value in reader.items()]
+    return [("--reader", f"{key}={_argument_text(value)}") for key, value in reader.items()]
 
 
-def _facts_argument_text(value: Any) -> str:
+def _argument_text(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return ",".join(map(_facts_argument_text, value))
+        return ",".join(map(_argument_text, value))
     return str(value).lower() if isinstance(value, bool | None) else str(value)

@@ -18,31 +18,31 @@ from normscope.reports.report import (
     Report,
     Section,
     Table,
-    count_report_failures,
-    split_report_paragraphs,
-    tally_report_claims,
+    count_failures,
+    split_paragraphs,
+    tally_claims,
 )
 
-STATES = {True: ("yes", "holds"), False: ("no", "does not hold"), None: ("open", "undecided")}
+STATES = {True: "yes", False: "no", None: "open"}  # classes of the style sheet
 ENLARGED = 1.4  # largest magnification of a figure, relative to its printed size
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 FOLDED_CHECKS = 30  # longer lists of checks are collapsed
 
 
-def report_html_page(report: Report, figures: Mapping[str, str]) -> str:
+def html_report_page(report: Report, figures: Mapping[str, str]) -> str:
     """The source of report.html, given its figures as SVG by name."""
     parts: list[tuple[str, str, str]] = []  # anchor, title, content
     if report.claims:
-        parts.append(("claims", "Claims", _report_html_all_claims(report)))
-    parts.append(("run", "This run", _report_html_facts(report)))
+        parts.append(("claims", "Claims", _html_all_claims(report)))
+    parts.append(("run", "This run", _html_facts(report)))
     if report.readings:
-        parts.append(("readings", "Readings", _report_html_readings(report)))
+        parts.append(("readings", "Readings", _html_readings(report)))
     if report.checks:
-        parts.append(("published", "Comparison with published numbers", _report_html_checks(report.checks)))
+        parts.append(("published", "Comparison with published numbers", _html_checks(report.checks)))
     for section in report.sections:
-        parts.append((f"section-{section.name}", section.title, _report_html_section(section, figures)))
+        parts.append((f"section-{section.name}", section.title, _html_section(section, figures)))
     if report.skipped:
-        parts.append(("skipped", "Experiments not run", _report_html_skipped(report)))
+        parts.append(("skipped", "Experiments not run", _html_skipped(report)))
     links = "\n".join(f'<li><a href="#{anchor}">{escape_html(title)}</a></li>' for anchor, title, _ in parts)
     body = "\n".join(
         f'<section id="{anchor}">\n<h2>{escape_html(title)}</h2>\n{content}\n</section>'
@@ -87,12 +87,12 @@ def escape_html(given: str) -> str:
     return html.escape("".join(char if char in "\n\t " else visible_label_text(char) for char in given))
 
 
-def report_html_sentence(given: str) -> str:
+def html_sentence(given: str) -> str:
     """A sentence as HTML, with typographic minus signs before numbers."""
     return re.sub(r"(^|(?<=[\s(=,]))-(?=\d)", "\u2212", escape_html(given))
 
 
-def report_html_svg(source: str, name: str, title: str) -> str:
+def embedded_svg(source: str, name: str, title: str) -> str:
     """An SVG file for embedding in a page, scaled to the available width and with unique ids.
 
     Only tags are edited, so text such as `id="x"` inside a figure is left unchanged.
@@ -117,37 +117,38 @@ def report_html_svg(source: str, name: str, title: str) -> str:
     )
 
 
-def _report_html_all_claims(report: Report) -> str:
+def _html_all_claims(report: Report) -> str:
     anchors = [(claim, f"#section-{section.name}") for section in report.sections for claim in section.claims]
-    return f"<p>{escape_html(tally_report_claims(report.claims))}</p>\n{_report_html_claims(anchors)}"
+    return f"<p>{escape_html(tally_claims(report.claims))}</p>\n{_html_claims(anchors)}"
 
 
-def _report_html_claims(claims: Iterable[tuple[Claim, str]]) -> str:
+def _html_claims(claims: Iterable[tuple[Claim, str]]) -> str:
     """A list of claims with verdicts, linked to the anchors that are not empty."""
     entries = []
     for claim, anchor in claims:
-        state, verdict = STATES[claim.holds]
         link = f'<a href="{anchor}">{escape_html(claim.text)}</a>' if anchor else escape_html(claim.text)
-        beside = (
-            f"<div><dt>published</dt><dd>{report_html_sentence(claim.published)}</dd></div>" if claim.published else ""
-        )
-        entries.append(
-            f'<li><span class="state {state}">{verdict}</span><p>{link}</p>'
-            f"<dl><div><dt>ours</dt><dd>{report_html_sentence(claim.ours)}</dd></div>{beside}</dl></li>"
-        )
+        own = ' <span class="own">own question</span>' if claim.own else ""
+        rows = {
+            "ours": claim.ours,
+            "evidence": claim.evidence,
+            "other readings": "; ".join(claim.readings),
+            "published": claim.published,
+        }
+        facts = "".join(f"<div><dt>{k}</dt><dd>{html_sentence(v)}</dd></div>" for k, v in rows.items() if v)
+        state = f'<span class="state {STATES[claim.holds]}">{claim.verdict}</span>'
+        entries.append(f"<li>{state}<p>{link}{own}</p><dl>{facts}</dl></li>")
     return '<ul class="claims">\n' + "\n".join(entries) + "\n</ul>"
 
 
-def _report_html_facts(report: Report) -> str:
-    rows = "\n".join(
-        f'<tr><th scope="row">{escape_html(a)}</th><td>{escape_html(b)}</td></tr>' for a, b in report.facts
-    )
+def _html_facts(report: Report) -> str:
+    lines = (f'<tr><th scope="row">{escape_html(a)}</th><td>{escape_html(b)}</td></tr>' for a, b in report.facts)
+    rows = "\n".join(lines)
     whole = re.sub(r"(?<= )--[a-z-]+", r"<span>\g<0></span>", escape_html(report.command))  # keeps options on one line
     command = f"\n<pre><code>{whole}</code></pre>" if whole else ""
     return f'<table class="facts"><tbody>\n{rows}\n</tbody></table>{command}'
 
 
-def _report_html_readings(report: Report) -> str:
+def _html_readings(report: Report) -> str:
     rows = "\n".join(
         f'<div><dt><code>{escape_html(name)}</code> <span>=</span> <code class="value">{escape_html(value)}</code></dt>'
         f"<dd>{escape_html(meaning)}</dd></div>"
@@ -156,8 +157,8 @@ def _report_html_readings(report: Report) -> str:
     return f'<p>{READINGS}</p>\n<dl class="readings">\n{rows}\n</dl>'
 
 
-def _report_html_checks(checks: Sequence[Check]) -> str:
-    failed, counted = count_report_failures(checks), sum(check.passed is not None for check in checks)
+def _html_checks(checks: Sequence[Check]) -> str:
+    failed, counted = count_failures(checks), sum(check.passed is not None for check in checks)
     summary = f"{counted - failed} of {counted} numbers are within tolerance"
     summary += f"; {len(checks) - counted} more are shown but not counted." if counted < len(checks) else "."
     table = Table(
@@ -167,31 +168,28 @@ def _report_html_checks(checks: Sequence[Check]) -> str:
         tuple((c.key, c.published, c.ours, c.tolerance, c.verdict, c.why) for c in checks),
         folded=len(checks) > FOLDED_CHECKS,
     )
-    return f"<p>{escape_html(summary)}</p>\n{_report_html_table(table)}"
+    return f"<p>{escape_html(summary)}</p>\n{_html_table(table)}"
 
 
-def _report_html_section(section: Section, figures: Mapping[str, str]) -> str:
-    blocks = [f"<p>{report_html_sentence(paragraph)}</p>" for paragraph in split_report_paragraphs(section.text)]
+def _html_section(section: Section, figures: Mapping[str, str]) -> str:
+    blocks = [f"<p>{html_sentence(paragraph)}</p>" for paragraph in split_paragraphs(section.text)]
     if section.claims:
-        blocks.append(_report_html_claims((claim, "") for claim in section.claims))
-    blocks += [
-        _report_html_picture(p, figures[p.name]) if isinstance(p, Picture) else _report_html_table(p)
-        for p in section.parts
-    ]
+        blocks.append(_html_claims((claim, "") for claim in section.claims))
+    blocks += [_html_picture(p, figures[p.name]) if isinstance(p, Picture) else _html_table(p) for p in section.parts]
     return "\n".join(blocks)
 
 
-def _report_html_picture(picture: Picture, source: str) -> str:
-    note = f"<p>{report_html_sentence(picture.note)}</p>" if picture.note else ""
+def _html_picture(picture: Picture, source: str) -> str:
+    note = f"<p>{html_sentence(picture.note)}</p>" if picture.note else ""
     return (
         f'<figure id="{picture.name}">\n<div class="card" tabindex="0">'
-        f"{report_html_svg(source, picture.name, picture.title)}</div>\n"
+        f"{embedded_svg(source, picture.name, picture.title)}</div>\n"
         f"<figcaption><strong>{escape_html(picture.title)}</strong>{note}</figcaption>\n</figure>"
     )
 
 
-def _report_html_table(table: Table) -> str:
-    right = (False, *cells.report_numeric_columns(table)[1:])  # the first column labels the row
+def _html_table(table: Table) -> str:
+    right = (False, *cells.numeric_columns(table)[1:])  # the first column labels the row
     formats = [table.formats.get(column, "") for column in table.columns]
 
     def line(tag: str, row: Iterable[str]) -> str:
@@ -199,12 +197,12 @@ def _report_html_table(table: Table) -> str:
         return f"<tr>{''.join(marked)}</tr>"
 
     head = line("th", map(escape_html, table.columns))
-    rows = [line("td", map(_report_html_cell, row, formats)) for row in table.rows]
+    rows = [line("td", map(_html_cell, row, formats)) for row in table.rows]
     body = "\n".join(rows)
     grid = f'<div class="wide" tabindex="0"><table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
     if table.folded:
         grid = f"<details><summary>{len(rows):,} rows</summary>{grid}</details>"
-    note = f"<p>{report_html_sentence(table.note)}</p>" if table.note else ""
+    note = f"<p>{html_sentence(table.note)}</p>" if table.note else ""
     return (
         f'<figure class="table" id="{table.name}">\n'
         f"<figcaption><strong>{escape_html(table.title)}</strong></figcaption>\n"
@@ -212,17 +210,15 @@ def _report_html_table(table: Table) -> str:
     )
 
 
-def _report_html_cell(cell: object, spec: str) -> str:
+def _html_cell(cell: object, spec: str) -> str:
     value = cells.cell_to_python(cell)
-    written = cells.format_report_cell(value, spec)
+    written = cells.format_cell(value, spec)
     if isinstance(value, int | float) and written.startswith("-"):
         written = "\u2212" + written[1:]
     state = {"PASS": "yes", "FAIL": "no"}.get(written) if isinstance(value, str) else None
     return f'<span class="state {state}">{written}</span>' if state else escape_html(written)
 
 
-def _report_html_skipped(report: Report) -> str:
-    rows = "\n".join(
-        f"<div><dt>{escape_html(title)}</dt><dd>{escape_html(why)}</dd></div>" for title, why in report.skipped
-    )
-    return f'<dl class="skipped">\n{rows}\n</dl>'
+def _html_skipped(report: Report) -> str:
+    rows = (f"<div><dt>{escape_html(title)}</dt><dd>{escape_html(why)}</dd></div>" for title, why in report.skipped)
+    return '<dl class="skipped">\n' + "\n".join(rows) + "\n</dl>"

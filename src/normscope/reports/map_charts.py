@@ -12,15 +12,7 @@ from numpy.typing import ArrayLike
 from normscope.errors import NormscopeError
 from normscope.figure_style import GREY, figure_style
 from normscope.labels import visible_label_text
-from normscope.reports.charts import (
-    HORIZONTAL,
-    WIDTH,
-    Values,
-    blank_chart,
-    freeze_chart_layout,
-    set_chart_label_ticks,
-    to_floats,
-)
+from normscope.reports.charts import HORIZONTAL, WIDTH, Values, blank_chart, freeze_layout, set_label_ticks, to_floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,12 +53,12 @@ def heat_map_charts(
     across = min(len(maps), 3 if len(maps) != 4 else 2)
     down = math.ceil(len(maps) / across)
     own = not shared and len(maps) > 1
-    wide, high = _map_chart_size(len(rows), len(columns), across, annotate)
+    wide, high = _map_size(len(rows), len(columns), across, annotate)
     size = min(max(min(wide / len(columns), high / len(rows)) * 72 * 0.8, 4.5), 7.0)
     with figure_style():
         left, under = (
-            _map_chart_label_room(rows, size),
-            _map_chart_label_room(columns, size, horizontal=all(len(str(c)) <= HORIZONTAL for c in columns)),
+            _label_room(rows, size),
+            _label_room(columns, size, horizontal=all(len(str(c)) <= HORIZONTAL for c in columns)),
         )
         figure = blank_chart(
             left + across * (wide + (0.55 if own else 0.12)) + (0 if own else 0.75) + 0.2,
@@ -74,32 +66,30 @@ def heat_map_charts(
             "compressed",  # makes colour bars as high as the maps
         )
         grid = figure.subplots(down, across, squeeze=False)
-        every = _map_chart_colour_limits(list(maps.values()), diverging)
+        every = _colour_limits(list(maps.values()), diverging)
         for n, (axes, (title, values)) in enumerate(zip(grid.flat, maps.items(), strict=False)):
-            scale = _map_chart_colour_limits([values], diverging) if own else every
-            image = _paint_map_chart(
-                axes, values, scale, diverging, wide / len(columns) / (high / len(rows)), len(maps)
-            )
+            scale = _colour_limits([values], diverging) if own else every
+            image = _paint_map(axes, values, scale, diverging, wide / len(columns) / (high / len(rows)), len(maps))
             axes.set_title(title, fontsize=7.5, pad=3)
-            set_chart_label_ticks(axes.yaxis, rows if n % across == 0 else [], size, high)
-            set_chart_label_ticks(axes.xaxis, columns if n + across >= len(maps) else [], size, wide)
+            set_label_ticks(axes.yaxis, rows if n % across == 0 else [], size, high)
+            set_label_ticks(axes.xaxis, columns if n + across >= len(maps) else [], size, wide)
             if n % across == 0:
                 axes.set_ylabel(ylabel)
             if n + across >= len(maps):
                 axes.set_xlabel(xlabel)
             if annotate:
-                _write_map_chart_values(axes, values, image, decimals, size)
+                _write_map_values(axes, values, image, decimals, size)
             if own:
-                _add_map_chart_colour_bar(figure, image, axes, "" if n % across < across - 1 else label)
+                _add_colour_bar(figure, image, axes, "" if n % across < across - 1 else label)
         for axes in grid.flat[len(maps) :]:
             axes.set_axis_off()
         if not own:
-            _add_map_chart_colour_bar(figure, image, grid, label)
-        freeze_chart_layout(figure)
+            _add_colour_bar(figure, image, grid, label)
+        freeze_layout(figure)
         return figure
 
 
-def _map_chart_size(rows: int, columns: int, across: int, annotate: bool) -> tuple[float, float]:
+def _map_size(rows: int, columns: int, across: int, annotate: bool) -> tuple[float, float]:
     """Width and height of one map in inches: square cells, unless one side is much longer."""
     wide = (WIDTH - 1.3) / across
     cell = min(0.36 if annotate else 0.24, wide / columns, 7 / rows)
@@ -108,13 +98,13 @@ def _map_chart_size(rows: int, columns: int, across: int, annotate: bool) -> tup
     return max(cell * columns, 0.5), max(cell * rows, 0.3)
 
 
-def _map_chart_label_room(labels: Sequence[Any], size: float, horizontal: bool = False) -> float:
+def _label_room(labels: Sequence[Any], size: float, horizontal: bool = False) -> float:
     """The space in inches that labels need next to a map."""
     longest = 1 if horizontal else min(max((len(visible_label_text(str(label))) for label in labels), default=1), 20)
     return 0.25 + longest * size / 72 * 0.6
 
 
-def _map_chart_colour_limits(maps: Sequence[Values], diverging: bool) -> tuple[float, float]:
+def _colour_limits(maps: Sequence[Values], diverging: bool) -> tuple[float, float]:
     values = np.concatenate([values[np.isfinite(values)] for values in maps])
     if not values.size:
         return (0.0, 1.0)
@@ -125,7 +115,7 @@ def _map_chart_colour_limits(maps: Sequence[Values], diverging: bool) -> tuple[f
     return (low, high) if high > low else (low, low + 1.0)
 
 
-def _paint_map_chart(
+def _paint_map(
     axes: Axes, values: Values, scale: tuple[float, float], diverging: bool, aspect: float, maps: int
 ) -> ScalarMappable:
     from matplotlib import colormaps
@@ -151,7 +141,7 @@ def _paint_map_chart(
     return image
 
 
-def _write_map_chart_values(axes: Axes, values: Values, image: ScalarMappable, decimals: int, size: float) -> None:
+def _write_map_values(axes: Axes, values: Values, image: ScalarMappable, decimals: int, size: float) -> None:
     for (i, j), value in np.ndenumerate(values):
         if not math.isfinite(value):
             continue
@@ -160,7 +150,7 @@ def _write_map_chart_values(axes: Axes, values: Values, image: ScalarMappable, d
         axes.text(j, i, f"{value:.{decimals}f}", ha="center", va="center", color=ink, fontsize=min(size * 0.9, 6.5))
 
 
-def _add_map_chart_colour_bar(figure: Figure, image: ScalarMappable, axes: Any, label: str) -> None:
+def _add_colour_bar(figure: Figure, image: ScalarMappable, axes: Any, label: str) -> None:
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=26)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=6, length=1.5, width=0.3, pad=1.5, color=GREY)

@@ -14,20 +14,20 @@ from normscope.reports.report import (
     Report,
     Section,
     Table,
-    format_report_cell,
-    split_report_paragraphs,
-    tally_report_claims,
+    format_cell,
+    split_paragraphs,
+    tally_claims,
 )
 
 FOLDED = 20  # rows shown of a long table
-STATES = {True: "holds", False: "does **not** hold", None: "undecided"}
+STATES = {True: "holds", False: "does **not** hold", None: "cannot be said"}
 
 
 def markdown_page(report: Report) -> str:
     """The source of report.md."""
     blocks = [f"# {escape_markdown(report.title)}", escape_markdown(report.citation)]
     if report.claims:
-        blocks += ["## Claims", tally_report_claims(report.claims), markdown_claims(report.claims)]
+        blocks += ["## Claims", tally_claims(report.claims), markdown_claims(report.claims)]
     blocks += [
         "## This run",
         _markdown_table(("", ""), [(escape_markdown(a), escape_markdown(b)) for a, b in report.facts]),
@@ -56,14 +56,15 @@ def markdown_claims(claims: Sequence[Claim]) -> str:
     """A table with one claim per row."""
     rows = [
         (
-            escape_markdown(claim.text),
-            STATES[claim.holds],
-            escape_markdown(claim.ours),
-            escape_markdown(claim.published),
+            escape_markdown(one.text) + (" *(own question)*" if one.own else ""),
+            STATES[one.holds],
+            escape_markdown(one.ours),
+            escape_markdown("; ".join((one.evidence, *one.readings)).strip("; ")),
+            escape_markdown(one.published),
         )
-        for claim in claims
+        for one in claims
     ]
-    return _markdown_table(("claim", "here", "ours", "published"), rows)
+    return _markdown_table(("claim", "here", "ours", "evidence, other readings", "published"), rows)
 
 
 def escape_markdown(given: str) -> str:
@@ -88,7 +89,7 @@ def _visible_in_markdown(char: str) -> str:
 
 def _markdown_section(section: Section) -> list[str]:
     blocks = [f"## {escape_markdown(section.title)}"]
-    blocks += map(escape_markdown, split_report_paragraphs(section.text))
+    blocks += map(escape_markdown, split_paragraphs(section.text))
     if section.claims:
         blocks.append(markdown_claims(section.claims))
     for part in section.parts:
@@ -107,11 +108,10 @@ def _markdown_report_table(table: Table) -> str:
     rows = table.rows[:FOLDED] if table.folded else table.rows
     formats = [table.formats.get(column, "") for column in table.columns]
     written = [
-        [escape_markdown(format_report_cell(cell, spec)) for cell, spec in zip(row, formats, strict=True)]
-        for row in rows
+        [escape_markdown(format_cell(cell, spec)) for cell, spec in zip(row, formats, strict=True)] for row in rows
     ]
     found = _markdown_table(
-        [escape_markdown(column) for column in table.columns], written, cells.report_numeric_columns(table)
+        [escape_markdown(column) for column in table.columns], written, cells.numeric_columns(table)
     )
     left = len(table.rows) - len(rows)
     more = f"{left:,} more rows are in " if left else "In full: "
@@ -121,14 +121,12 @@ def _markdown_report_table(table: Table) -> str:
 def _markdown_checks(report: Report) -> str:
     rows = [
         (
-            markdown_code(c.key),
-            format_report_cell(c.published),
-            format_report_cell(c.ours),
-            format_report_cell(c.tolerance),
-            c.verdict,
-            escape_markdown(c.why),
+            markdown_code(check.key),
+            *map(format_cell, (check.published, check.ours, check.tolerance)),
+            check.verdict,
+            escape_markdown(check.why),
         )
-        for c in report.checks
+        for check in report.checks
     ]
     right = (False, True, True, True, False, False)
     return _markdown_table(("number", "published", "ours", "tolerance", "", "reason for the tolerance"), rows, right)

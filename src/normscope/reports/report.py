@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Cell = str | int | float | bool | None
+VERDICTS = {True: "holds", False: "does not hold", None: "cannot be said"}
 READINGS = "How choices that the paper leaves open were made."
 
 
@@ -69,9 +70,17 @@ class Claim:
     """A claim, and whether it holds in this report."""
 
     text: str  # "Attention-weight mixing is far above norm-based mixing with residual and norm"
-    holds: bool | None  # None: undecided
+    holds: bool | None  # None: the data do not decide
     ours: str  # "96.1 % against 17.8 %", or why the claim is undecided
     published: str = ""
+    evidence: str = ""  # the interval or test that decides: "95 % interval 3.1 to 8.2, bootstrap over 872 sequences"
+    readings: tuple[str, ...] = ()  # the verdict under other readings: "axis=input: does not hold"
+    own: bool = False  # a question of our own, not a claim of the paper
+
+    @property
+    def verdict(self) -> str:
+        """ "holds", "does not hold" or "cannot be said"."""
+        return VERDICTS[self.holds]
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,7 @@ def cell_to_python(cell: Any) -> Cell:
     return value
 
 
-def format_report_cell(cell: Any, spec: str = "") -> str:
+def format_cell(cell: Any, spec: str = "") -> str:
     """A cell for display: thousands separators, four digits without a format, a dash for missing values."""
     value = cell_to_python(cell)
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -156,32 +165,40 @@ def none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def report_numeric_columns(table: Table) -> tuple[bool, ...]:
+def numeric_columns(table: Table) -> tuple[bool, ...]:
     """Whether each column contains numbers, which are right-aligned."""
-    return tuple(_are_report_numbers([cell_to_python(row[k]) for row in table.rows]) for k in range(len(table.columns)))
+    return tuple(_are_numbers([cell_to_python(row[k]) for row in table.rows]) for k in range(len(table.columns)))
 
 
-def _are_report_numbers(cells: Sequence[Cell]) -> bool:
+def _are_numbers(cells: Sequence[Cell]) -> bool:
     given = [cell for cell in cells if cell is not None]
     return bool(given) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in given)
 
 
-def tally_report_claims(claims: Sequence[Claim]) -> str:
-    """ "3 of 6 claims hold, 1 does not, 2 are undecided." """
-    holds, fails, open_ = (sum(claim.holds is state for claim in claims) for state in (True, False, None))
-    parts = [f"{holds} of {len(claims)} claims {'holds' if holds == 1 else 'hold'}"]
-    if fails:
-        parts.append(f"{fails} {'does' if fails == 1 else 'do'} not")
-    if open_:
-        parts.append(f"{open_} {'is' if open_ == 1 else 'are'} undecided")
-    return ", ".join(parts) + "."
+def tally_claims(claims: Sequence[Claim]) -> str:
+    """ "3 of 6 claims hold, 1 does not, 2 cannot be decided. Of 2 questions of our own, 1 is answered yes." """
+    paper, own = ([claim for claim in claims if claim.own is mine] for mine in (False, True))
+    sentences = []
+    if paper:
+        holds, fails, open_ = (sum(claim.holds is state for claim in paper) for state in (True, False, None))
+        parts = [f"{holds} of {len(paper)} claims {'holds' if holds == 1 else 'hold'}"]
+        if fails:
+            parts.append(f"{fails} {'does' if fails == 1 else 'do'} not")
+        if open_:
+            parts.append(f"{open_} cannot be decided")
+        sentences.append(", ".join(parts) + ".")
+    if own:
+        yes, no = (sum(claim.holds is state for claim in own) for state in (True, False))
+        count = f"{len(own)} question{'' if len(own) == 1 else 's'} of our own"
+        sentences.append(f"{count}: {yes} answered yes, {no} no, {len(own) - yes - no} open.")
+    return " ".join(sentences)
 
 
-def count_report_failures(checks: Sequence[Check]) -> int:
+def count_failures(checks: Sequence[Check]) -> int:
     """The number of failed checks."""
     return sum(check.passed is False for check in checks)
 
 
-def split_report_paragraphs(given: str) -> list[str]:
+def split_paragraphs(given: str) -> list[str]:
     """Split a text into paragraphs at blank lines."""
     return [paragraph for paragraph in re.split(r"\n\s*\n", given.strip()) if paragraph.strip()]

@@ -22,6 +22,8 @@ from normscope.files import write_atomically
 from normscope.reports import charts, html, markdown
 from normscope.reports.report import Cell, Picture, Report, Table, cell_to_python
 
+CLAIM_COLUMNS = ("section", "claim", "holds", "ours", "published", "evidence", "other readings", "own")
+
 
 def write_report(report: Report, folder: str | Path) -> Path:
     """Write all files of a report, each atomically; returns the path of report.html."""
@@ -34,9 +36,9 @@ def write_report(report: Report, folder: str | Path) -> Path:
     files |= {f"figures/{name}.svg": text for name, text in figures.items()}
     files |= {
         "numbers.csv": csv_text(("section", "key", "ours", "published", "tolerance", "passed"), _number_rows(report)),
-        "claims.csv": csv_text(("section", "claim", "holds", "ours", "published"), _claim_rows(report)),
+        "claims.csv": csv_text(CLAIM_COLUMNS, _claim_rows(report)),
         "report.md": markdown.markdown_page(report),
-        "report.html": html.report_html_page(report, figures),
+        "report.html": html.html_report_page(report, figures),
     }
     contents = {name: text.encode("utf-8", "backslashreplace") for name, text in files.items()}
     contents |= {f"figures/{picture.name}.pdf": charts.chart_to_pdf(picture.figure) for picture in pictures}
@@ -73,7 +75,10 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def _claim_rows(report: Report) -> list[tuple[Cell, ...]]:
     return [
-        (section.name, claim.text, claim.holds, claim.ours, claim.published)
+        (
+            *(section.name, claim.text, claim.holds, claim.ours, claim.published),
+            *(claim.evidence, "; ".join(claim.readings), claim.own),
+        )
         for section in report.sections
         for claim in section.claims
     ]

@@ -10,11 +10,11 @@ from normscope import Analyzer, NormscopeError
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.papers.faithfulness.contexts import (
-    context_named_generator,
-    faithfulness_context_task,
-    faithfulness_contexts,
+    named_generator,
+    prediction_contexts,
+    prediction_task,
 )
-from normscope.papers.faithfulness.settings import Settings, faithfulness_settings_from_plain
+from normscope.papers.faithfulness.settings import Settings, settings_from_plain
 from tests.helpers.tiny import tiny
 from tests.helpers.toys import causal, classifier, masked, toy_tokenizer
 
@@ -27,7 +27,7 @@ def item(lens: Analyzer, text: str = TEXT) -> Item:
 
 
 def test_tasks() -> None:
-    assert [faithfulness_context_task(lens) for lens in (classifier(), causal(), masked())] == [
+    assert [prediction_task(lens) for lens in (classifier(), causal(), masked())] == [
         "class",
         "next",
         "masked",
@@ -44,44 +44,44 @@ def test_models_that_predict_nothing_are_refused() -> None:
         (Analyzer(tiny("vit", "ImageClassification")), "reads text"),
     ):
         with pytest.raises(NormscopeError, match=reason):
-            faithfulness_context_task(lens)
+            prediction_task(lens)
 
 
 def test_a_class() -> None:
-    (found,) = faithfulness_contexts(classifier(), item(classifier()), "LABEL_2", "a", Settings())
+    (found,) = prediction_contexts(classifier(), item(classifier()), "LABEL_2", "a", Settings())
     assert found.position is None
     assert found.removable == tuple(range(1, 10))  # not [CLS] and [SEP]
     assert found.given == 2
     for label, given in (("1", 1), ("label_0", 0), ("7", None), ("nonsense", None), (None, None)):
-        assert faithfulness_contexts(classifier(), item(classifier()), label, "a", Settings())[0].given == given
+        assert prediction_contexts(classifier(), item(classifier()), label, "a", Settings())[0].given == given
     with pytest.raises(NormscopeError, match="has no label that the model knows"):
-        faithfulness_contexts(classifier(), item(classifier()), None, "a", Settings(target="given"))
+        prediction_contexts(classifier(), item(classifier()), None, "a", Settings(target="given"))
 
 
 def test_the_next_token() -> None:
     lens = causal()
     ids = item(lens).tensors["input_ids"].tolist()
-    (found,) = faithfulness_contexts(lens, item(lens), None, "a", Settings())
+    (found,) = prediction_contexts(lens, item(lens), None, "a", Settings())
     assert found.position == 9  # the last word: after it comes [SEP]
     assert found.item.tensors["input_ids"].tolist() == ids[:10]
     assert found.item.sides["decoder"].names[-1] == "mat"
     assert found.removable == tuple(range(1, 10))
     assert found.given == ids[10]
-    several = faithfulness_contexts(lens, item(lens), None, "a", Settings(positions=4))
+    several = prediction_contexts(lens, item(lens), None, "a", Settings(positions=4))
     assert len({one.position for one in several}) == 4
     for one in several:
         assert one.position is not None
         assert len(one.item.tensors["input_ids"]) == one.position + 1
         assert one.given == ids[one.position + 1]
         assert len(one.removable) >= 3
-    all_of_them = faithfulness_contexts(lens, item(lens), None, "a", Settings(positions=99))
+    all_of_them = prediction_contexts(lens, item(lens), None, "a", Settings(positions=99))
     assert [one.position for one in all_of_them] == [3, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_masked_token() -> None:
     lens = masked()
     ids = item(lens).tensors["input_ids"].tolist()
-    for one in faithfulness_contexts(lens, item(lens), None, "a", Settings(positions=3)):
+    for one in prediction_contexts(lens, item(lens), None, "a", Settings(positions=3)):
         assert one.position is not None
         assert one.item.tensors["input_ids"][one.position] == 4  # [MASK]
         assert one.item.sides["encoder"].names[one.position] == "[MASK]"
@@ -94,16 +94,16 @@ def test_positions_depend_on_the_entry_and_the_seed_alone() -> None:
     def drawn(id: str, seed: int) -> list[int | None]:
         return [
             one.position
-            for one in faithfulness_contexts(causal(), item(causal()), None, id, Settings(positions=3, seed=seed))
+            for one in prediction_contexts(causal(), item(causal()), None, id, Settings(positions=3, seed=seed))
         ]
 
     assert drawn("a", 0) == drawn("a", 0)
     assert len({tuple(drawn(id, seed)) for id in "abcdef" for seed in (0, 1)}) > 4
-    assert context_named_generator(0, "a", "x").random() != context_named_generator(0, "a", "y").random()
+    assert named_generator(0, "a", "x").random() != named_generator(0, "a", "y").random()
 
 
 def test_an_unknown_word_is_text() -> None:
-    (found,) = faithfulness_contexts(classifier(), item(classifier(), "the zebra sat"), None, "a", Settings())
+    (found,) = prediction_contexts(classifier(), item(classifier(), "the zebra sat"), None, "a", Settings())
     assert found.item.sides["encoder"].names[2] == "[UNK]"
     assert found.removable == (1, 2, 3)
 
@@ -111,14 +111,14 @@ def test_an_unknown_word_is_text() -> None:
 def test_short_texts_are_refused() -> None:
     for lens in (classifier(), causal(), masked()):
         with pytest.raises(NormscopeError, match="too short"):
-            faithfulness_contexts(lens, item(lens, "the cat"), None, "a", Settings())
+            prediction_contexts(lens, item(lens, "the cat"), None, "a", Settings())
 
 
 def test_settings() -> None:
     given = Settings(methods=("exact", "random"), positions=3, erasures=("delete",))
-    assert faithfulness_settings_from_plain(given.to_plain()) == given
-    assert faithfulness_settings_from_plain(given.to_plain() | {"head": "x"}) == given
-    assert faithfulness_settings_from_plain({}) == Settings()
+    assert settings_from_plain(given.to_plain()) == given
+    assert settings_from_plain(given.to_plain() | {"head": "x"}) == given
+    assert settings_from_plain({}) == Settings()
     for wrong, reason in (
         ({"target": "nope"}, "one of top, given"),
         ({"erasures": ["burn"]}, "mask or delete"),
@@ -127,7 +127,7 @@ def test_settings() -> None:
         ({"nonsense": 1}, "settings: nonsense"),
     ):
         with pytest.raises(NormscopeError, match=reason):
-            faithfulness_settings_from_plain(wrong)
+            settings_from_plain(wrong)
 
 
 def test_heads_are_what_the_tests_say() -> None:

@@ -15,7 +15,7 @@ from normscope import Analyzer, corpus
 from normscope.errors import NormscopeError
 from normscope.flow import methods as flow_methods
 from normscope.papers.faithfulness.measures import SHARES
-from normscope.papers.faithfulness.scores import methods_of_faithfulness_scores
+from normscope.papers.faithfulness.scores import compared_methods
 from normscope.papers.faithfulness.settings import Settings
 from tests.helpers.files import labelled_file, labelled_texts
 from tests.helpers.toys import causal, classifier, masked
@@ -109,16 +109,16 @@ def test_a_method_that_is_not_for_the_model_says_why(tmp_path: Path) -> None:
 
 
 def test_methods_that_appear_later_are_included(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = methods_of_faithfulness_scores(classifier())
+    before = compared_methods(classifier())
     assert {"exact", "decompx", "rollout", "alti", "gradient_x_input", "leave_one_out", "random"} <= set(before)
     assert {"rollout:ATTN-W", "rollout:ATTNRESLN-N", "rollout:ATTNRESLNFFRESLN-N"} <= set(before)
     assert "rollout-raw" not in before  # needs a scope
     assert "rollout:ATTNRES-W" not in before  # is rollout itself
     monkeypatch.setitem(flow_methods.METHODS, "mine", flow_methods.METHODS["exact"])
-    assert set(methods_of_faithfulness_scores(classifier())) - set(before) == {"mine"}
-    assert methods_of_faithfulness_scores(classifier(), ["rollout-raw:layer"]) == ("rollout-raw:layer", "random")
+    assert set(compared_methods(classifier())) - set(before) == {"mine"}
+    assert compared_methods(classifier(), ["rollout-raw:layer"]) == ("rollout-raw:layer", "random")
     with pytest.raises(NormscopeError, match="Unknown method 'nope'"):
-        methods_of_faithfulness_scores(classifier(), ["nope"])
+        compared_methods(classifier(), ["nope"])
 
 
 def test_random_scores_are_fixed_by_seed_and_entry(tmp_path: Path) -> None:

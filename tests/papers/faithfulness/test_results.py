@@ -39,41 +39,41 @@ def whole(*methods: MethodResult) -> Results:
 
 def test_aopc() -> None:
     one = result("x", [0.2] * 13, [0.5] * 13)
-    np.testing.assert_allclose(results.comprehensiveness_of_results(one, "mask"), [0.6, 0.6, 0.3])
-    np.testing.assert_allclose(results.sufficiency_of_results(one, "mask"), [0.3, 0.3, 0.0])
-    assert results.faithfulness_results_entry_mean(
-        one, results.comprehensiveness_of_results(one, "mask")
-    ).mean == pytest.approx(0.45)  # by entry
+    np.testing.assert_allclose(results.comprehensiveness(one, "mask"), [0.6, 0.6, 0.3])
+    np.testing.assert_allclose(results.sufficiency(one, "mask"), [0.3, 0.3, 0.0])
+    assert results.mean_over_entries(one, results.comprehensiveness(one, "mask")).mean == pytest.approx(
+        0.45
+    )  # by entry
     line = 0.8 - 0.8 * np.array(SHARES)
     two = result("x", line, line)
-    np.testing.assert_allclose(results.comprehensiveness_of_results(two, "mask")[0], 0.8 * 0.5)  # shares 0.1 ... 0.9
+    np.testing.assert_allclose(results.comprehensiveness(two, "mask")[0], 0.8 * 0.5)  # shares 0.1 ... 0.9
     np.testing.assert_allclose(
-        results.comprehensiveness_of_results(two, "mask", results.ERASER)[0], 0.8 * (0.01 + 0.05 + 0.1 + 0.2 + 0.5) / 5
+        results.comprehensiveness(two, "mask", results.ERASER)[0], 0.8 * (0.01 + 0.05 + 0.1 + 0.2 + 0.5) / 5
     )
 
 
 def test_areas() -> None:
     line = 1 - np.array(SHARES)
     one = result("x", line, 2 * line)
-    np.testing.assert_allclose(results.faithfulness_results_curve_area(one, "mask", "without"), [0.5] * 3)
-    np.testing.assert_allclose(results.faithfulness_results_curve_area(one, "mask", "only"), [1.0] * 3)
+    np.testing.assert_allclose(results.probability_curve_area(one, "mask", "without"), [0.5] * 3)
+    np.testing.assert_allclose(results.probability_curve_area(one, "mask", "only"), [1.0] * 3)
 
 
 def test_choices_that_stay() -> None:
     choices = np.zeros((3, 13), dtype=int)
-    choices[2, results.faithfulness_results_share_indices([0.1, 0.2, 0.3])] = 1
+    choices[2, results.share_indices([0.1, 0.2, 0.3])] = 1
     one = result("x", [0] * 13, [0] * 13, choices=choices)
-    kept = results.faithfulness_results_choices_kept(one, "mask", one.choice)
+    kept = results.choices_kept(one, "mask", one.choice)
     np.testing.assert_array_equal(kept[:2], np.ones((2, 9)))
     np.testing.assert_array_equal(kept[2], [1, 1, 1, 0, 0, 0, 0, 0, 0])
-    assert results.faithfulness_results_entry_mean(one, kept.mean(1)).mean == pytest.approx((1 + 1 / 3) / 2)
-    right = results.faithfulness_results_choices_kept(one, "mask", one.given)
+    assert results.mean_over_entries(one, kept.mean(1)).mean == pytest.approx((1 + 1 / 3) / 2)
+    right = results.choices_kept(one, "mask", one.given)
     assert right[1].sum() == 0
 
 
 def test_leads_are_paired() -> None:
     one, other = result("x", [0.1] * 13, [0] * 13), result("random", [0.3] * 13, [0] * 13)
-    lead = results.comprehensiveness_lead_of_results(one, other, "mask")
+    lead = results.comprehensiveness_lead(one, other, "mask")
     assert (lead.mean, lead.low, lead.high) == pytest.approx((0.2, 0.2, 0.2))
     fewer = MethodResult(
         "y",
@@ -85,18 +85,16 @@ def test_leads_are_paired() -> None:
         {pair: values[2:] for pair, values in one.choices.items()},
         one.scores[2:],
     )
-    assert results.comprehensiveness_lead_of_results(fewer, other, "mask").mean == pytest.approx(0.2)
-    assert results.comprehensiveness_lead_of_results(one, fewer, "mask").mean == pytest.approx(0)
+    assert results.comprehensiveness_lead(fewer, other, "mask").mean == pytest.approx(0.2)
+    assert results.comprehensiveness_lead(one, fewer, "mask").mean == pytest.approx(0)
 
 
 def test_agreement() -> None:
     one = result("x", [0] * 13, [0] * 13, [(3, 2, 1), (1, 2, 3), (1, 1, 1)])
     other = result("y", [0] * 13, [0] * 13, [(30, 20, 10), (3, 2, 1), (1, 2, 3)])
-    np.testing.assert_allclose(results.faithfulness_results_correlations(one, other), [1, -1, nan])
-    np.testing.assert_allclose(results.faithfulness_results_correlations(one, other, kendall=True), [1, -1, nan])
-    assert results.faithfulness_results_entry_mean(
-        one, results.faithfulness_results_correlations(one, other)
-    ).mean == pytest.approx(0)
+    np.testing.assert_allclose(results.score_correlations(one, other), [1, -1, nan])
+    np.testing.assert_allclose(results.score_correlations(one, other, kendall=True), [1, -1, nan])
+    assert results.mean_over_entries(one, results.score_correlations(one, other)).mean == pytest.approx(0)
 
 
 def test_tables() -> None:
@@ -104,7 +102,7 @@ def test_tables() -> None:
     chance = result("random", [0.4] * 13, [0.4] * 13, [(1, 2, 3)] * 3)
     gradient = result("gradient_x_input", [0.3] * 13, [0.5] * 13, [(3, 1, 2)] * 3)
     found = whole(chance, good, gradient)
-    section = sections.faithfulness_aopc_section(found, ["mask"])
+    section = sections.aopc_section(found, ["mask"])
     (table,) = (part for part in section.parts if isinstance(part, Table))
     assert [row[0] for row in table.rows] == ["exact", "gradient_x_input", "random"]
     cells = dict(zip(table.columns, table.rows[0], strict=True))
@@ -114,14 +112,12 @@ def test_tables() -> None:
     assert cells["contexts"] == 3
     assert table.rows[-1][table.columns.index("above random")] is None
     assert section.numbers["comprehensiveness.mask.exact"] == cells["comp."]
-    kept, right = (
-        part for part in sections.faithfulness_accuracy_section(found, ["mask"]).parts if isinstance(part, Table)
-    )
+    kept, right = (part for part in sections.choice_accuracy_section(found, ["mask"]).parts if isinstance(part, Table))
     assert kept.rows[0][1:11] == pytest.approx([0.5] * 10)  # always choice 0: right for entry a, wrong for b
     assert right.rows[0][1:11] == pytest.approx([0.25] * 10)
-    (areas,) = (part for part in sections.faithfulness_curves_section(found, ["mask"]).parts if isinstance(part, Table))
+    (areas,) = (part for part in sections.probability_curves_section(found, ["mask"]).parts if isinstance(part, Table))
     assert areas.rows[0][1] == pytest.approx(0.1)
-    agreement = sections.faithfulness_agreement_section(found)
+    agreement = sections.score_agreement_section(found)
     assert agreement is not None
     (table,) = agreement.parts
     assert isinstance(table, Table)
@@ -129,4 +125,4 @@ def test_tables() -> None:
     assert by_method["gradient_x_input"] == (None,) * 4
     assert by_method["exact"][0] == pytest.approx(0.5)
     assert by_method["exact"][3] == pytest.approx(1 / 3)
-    assert sections.faithfulness_agreement_section(whole(good, chance)) is None
+    assert sections.score_agreement_section(whole(good, chance)) is None

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from normscope.papers.across_layers.sections import (
-    RUN,
-    across_layers_agreement_section,
-    across_layers_first_token_section,
-    across_layers_source_share_section,
-    across_layers_spread_section,
-)
+from normscope.papers.across_layers import sections
 from normscope.papers.common import plan_run
 from normscope.papers.study import Experiment, NoReadings, Paper, Setting
 
 
-def _across_layers_paper_missing_side(setting: Setting) -> str | None:
+def _missing_second_side(setting: Setting) -> str | None:
     return None if setting.lens.two_sided else "This experiment needs an encoder-decoder."
 
 
-FLOW = plan_run(RUN, "flow", scopes=("layer",))
-FLOW_AGREEMENT = plan_run(RUN, "flow_agreement", scopes=("layer",))
-
+FLOW = plan_run(sections.RUN, "flow", scopes=("layer",))
+FLOW_AGREEMENT = plan_run(sections.RUN, "flow_agreement", scopes=("layer",))
 
 PAPER = Paper(
     name="layers",
@@ -27,20 +20,20 @@ PAPER = Paper(
     citation="A normscope study, based on the exact decomposition of the whole model.",
     readings=NoReadings,
     experiments=(
-        Experiment("spread", "How inputs spread", across_layers_spread_section, FLOW),
-        Experiment("first", "The first token", across_layers_first_token_section, FLOW),
+        Experiment("spread", "How inputs spread", sections.input_spread_section, FLOW),
+        Experiment("first", "The first token", sections.first_token_section, FLOW),
         Experiment(
             "sides",
             "Source and target",
-            across_layers_source_share_section,
+            sections.source_share_section,
             FLOW,
-            _across_layers_paper_missing_side,
+            _missing_second_side,
             "a translation model and parallel text",
         ),
         Experiment(
             "agreement",
             "Comparison of other methods with the exact flow",
-            across_layers_agreement_section,
+            sections.flow_agreement_section,
             FLOW_AGREEMENT,
         ),
     ),

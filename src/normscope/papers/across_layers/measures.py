@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,30 +21,28 @@ KEYS = ("own", "first", "even", "other_side", "inputs", "own_in_layer", "inputs_
 
 
 @register_measure("flow", scopes=("layer",), whole=True)
-def across_layers_measure_flow(sample: Sample) -> Columns:
+def measure_exact_flow(sample: Sample) -> Columns:
     """layer, position, token, category -> shares of the input tokens in a state by the exact flow, by norm: of the own
     token, of the first, an even share, of the other side; the effective number of inputs; the same in one layer"""
-    found = _across_layers_measure_exact_flow(sample)
+    found = _exact_flow(sample)
     if found is None:
         return dict.fromkeys(("layer", "position", "token", "category", *KEYS, "completeness"), ())
     layers, rows = len(found.layers), len(found.rows)
     assert found.completeness is not None
-    shares = _across_layers_measure_norm_shares(found.maps)
-    alone = _across_layers_measure_norm_shares(sample.analysis["layer"])
-    own = _across_layers_measure_own_columns(found.rows, found.columns)
+    shares = _norm_shares(found.maps)
+    alone = _norm_shares(sample.analysis["layer"])
+    own = _own_columns(found.rows, found.columns)
     elsewhere = torch.tensor([label.side != found.rows[0].side for label in found.columns])
     first = shares[..., 0].clone()
     first[:, own == 0] = torch.nan  # its own state does not count
     values = {
-        "own": _across_layers_measure_shares_at(shares, own),
+        "own": _shares_at(shares, own),
         "first": first,
         "even": 1 / (shares > 0).sum(-1),
         "other_side": shares[..., elsewhere].sum(-1),
-        "inputs": across_layers_measure_of_spread(shares),
-        "own_in_layer": _across_layers_measure_shares_at(
-            alone, _across_layers_measure_own_columns(sample.analysis.rows, sample.analysis.columns)
-        ),
-        "inputs_in_layer": across_layers_measure_of_spread(alone),
+        "inputs": effective_inputs(shares),
+        "own_in_layer": _shares_at(alone, _own_columns(sample.analysis.rows, sample.analysis.columns)),
+        "inputs_in_layer": effective_inputs(alone),
     }
     tokens = [label.token for label in found.rows]
     return {
@@ -58,9 +56,9 @@ def across_layers_measure_flow(sample: Sample) -> Columns:
 
 
 @register_measure("flow_agreement", scopes=("layer",), whole=True)
-def across_layers_measure_agreement(sample: Sample) -> Columns:
+def measure_flow_agreement(sample: Sample) -> Columns:
     """method, layer -> Spearman's correlation of the method's map from the input with that of the exact flow"""
-    exact = _across_layers_measure_exact_flow(sample)
+    exact = _exact_flow(sample)
     if exact is None:
         return {"method": (), "layer": (), "spearman": ()}
     cells = corpus_measure_reachable_cells(sample.analysis)
@@ -81,32 +79,28 @@ def across_layers_measure_agreement(sample: Sample) -> Columns:
     }
 
 
-def across_layers_measure_of_spread(shares: Tensor) -> Tensor:
+def effective_inputs(shares: Tensor) -> Tensor:
     """(...,): ``exp(-sum_k p_k log p_k)`` of shares (..., columns): how many equal inputs would spread as much."""
     found: Tensor = torch.special.entr(shares.double()).sum(-1).exp()
     return found
 
 
-def _across_layers_measure_exact_flow(sample: Sample) -> Flow | None:
+def _exact_flow(sample: Sample) -> Flow | None:
     """The exact flow of a sample; None for the encoder of an encoder-decoder, which is a part of its decoder's."""
     if sample.analysis.info["side"] != sample.lens.loaded.stacks[-1].side:
         return None
     return run_flow(sample.lens.loaded, sample.item, "exact", None, None, "ig", sample.lens.workspace)
 
 
-def _across_layers_measure_norm_shares(maps: Tensor) -> Tensor:
+def _norm_shares(maps: Tensor) -> Tensor:
     return maps.double() / maps.double().sum(-1, keepdim=True).clamp_min(1e-300)
 
 
-def _across_layers_measure_own_columns(rows: Any, columns: Any) -> Tensor:
+def _own_columns(rows: Sequence[Label], columns: Sequence[Label]) -> Tensor:
     """(rows,): the column of each row's own token."""
-    place = {_across_layers_measure_label_key(label): n for n, label in enumerate(columns)}
-    return torch.tensor([place[_across_layers_measure_label_key(label)] for label in rows])
+    place = {(label.side, label.position): n for n, label in enumerate(columns)}
+    return torch.tensor([place[label.side, label.position] for label in rows])
 
 
-def _across_layers_measure_label_key(label: Label) -> tuple[str, int]:
-    return label.side, label.position
-
-
-def _across_layers_measure_shares_at(shares: Tensor, columns: Tensor) -> Tensor:
+def _shares_at(shares: Tensor, columns: Tensor) -> Tensor:
     return shares.gather(2, columns[None, :, None].expand(len(shares), -1, 1))[..., 0]

@@ -34,9 +34,9 @@ ENOUGH = 20  # decoder states a position needs to be drawn
 SPEARMAN = "Spearman's correlation"
 
 
-def across_layers_spread_section(setting: Setting, runs: Runs) -> Section:
+def input_spread_section(setting: Setting, runs: Runs) -> Section:
     """A token's own share and the effective number of inputs, from the input and within one layer."""
-    layers, means = _across_layers_section_means(runs, pl.lit(True), "own", "inputs", "own_in_layer", "inputs_in_layer")
+    layers, means = _flow_means(runs, pl.lit(True), "own", "inputs", "own_in_layer", "inputs_in_layer")
     own, inputs, *_ = means.values()
     columns = {"own share": ".3f", "inputs": ".2f", "own share in the layer": ".3f", "inputs in the layer": ".2f"}
     table = Table.of(
@@ -74,9 +74,9 @@ def across_layers_spread_section(setting: Setting, runs: Runs) -> Section:
     return Section("spread", "How inputs spread", text, (table, *pictures), claims, numbers)
 
 
-def across_layers_first_token_section(setting: Setting, runs: Runs) -> Section:
+def first_token_section(setting: Setting, runs: Runs) -> Section:
     """The share of the first token, an attention sink in many models."""
-    layers, means = _across_layers_section_means(runs, pl.col("first").is_not_nan(), "first", "even")
+    layers, means = _flow_means(runs, pl.col("first").is_not_nan(), "first", "even")
     values, even = means["first"], means["even"][-1]
     claim = Claim(
         "The first token has more than its even share in the states of the last layer",
@@ -90,9 +90,9 @@ def across_layers_first_token_section(setting: Setting, runs: Runs) -> Section:
     return Section("first", "The first token", FIRST, (table, picture), (claim,), numbers)
 
 
-def across_layers_source_share_section(setting: Setting, runs: Runs) -> Section:
+def source_share_section(setting: Setting, runs: Runs) -> Section:
     """The share of the source in the decoder states of an encoder-decoder."""
-    layers, means = _across_layers_section_means(runs, pl.lit(True), "other_side")
+    layers, means = _flow_means(runs, pl.lit(True), "other_side")
     values = means["other_side"]
     last = runs[RUN].scan("flow").filter(pl.col("layer") == max(layers) - 1).group_by("position")
     by_position = last.agg(pl.col("other_side").mean(), pl.len().alias("count")).sort("position").collect()
@@ -116,7 +116,7 @@ def across_layers_source_share_section(setting: Setting, runs: Runs) -> Section:
     return Section("sides", "Source and target", SIDES, tuple(parts), (claim,), numbers)
 
 
-def across_layers_agreement_section(setting: Setting, runs: Runs) -> Section:
+def flow_agreement_section(setting: Setting, runs: Runs) -> Section:
     """How closely other methods agree with the exact flow."""
     groups = runs[RUN].scan("flow_agreement").group_by("method", "layer")
     series: dict[str, list[float]] = {}
@@ -154,7 +154,7 @@ def across_layers_agreement_section(setting: Setting, runs: Runs) -> Section:
     return Section("agreement", "Comparison of other methods with the exact flow", METHODS, parts, claims, numbers)
 
 
-def _across_layers_section_means(runs: Runs, where: Any, *keys: str) -> tuple[list[int], dict[str, list[float]]]:
+def _flow_means(runs: Runs, where: Any, *keys: str) -> tuple[list[int], dict[str, list[float]]]:
     """The layers, from 1, and for each key its means by layer over the selected rows."""
     groups = runs[RUN].scan("flow").filter(where).group_by("layer")
     found = groups.agg(*(pl.col(key).cast(pl.Float64).mean() for key in keys)).sort("layer").collect()

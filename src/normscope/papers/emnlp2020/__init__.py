@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normscope.papers.common import plan_run
-from normscope.papers.emnlp2020.alignment import emnlp2020_alignment_section
-from normscope.papers.emnlp2020.correlation import emnlp2020_correlation_section
-from normscope.papers.emnlp2020.dispersion import emnlp2020_dispersion_section
-from normscope.papers.emnlp2020.frequency import emnlp2020_frequency_section
+from normscope.papers.emnlp2020.alignment import alignment_section
+from normscope.papers.emnlp2020.correlation import correlation_section
+from normscope.papers.emnlp2020.dispersion import dispersion_section
+from normscope.papers.emnlp2020.frequency import norm_frequency_section
 from normscope.papers.emnlp2020.shared import NAME, PARALLEL, PLAIN
-from normscope.papers.emnlp2020.shares import emnlp2020_shares_section
+from normscope.papers.emnlp2020.shares import shares_section
 from normscope.papers.frequencies import missing_frequencies
-from normscope.papers.readings import reading_choice_field, reading_field
+from normscope.papers.readings import reading, reading_choice
 from normscope.papers.study import Experiment, Paper, Setting
 
 
@@ -20,39 +20,39 @@ from normscope.papers.study import Experiment, Paper, Setting
 class NormReadings:
     """Choices that the paper and its code leave open."""
 
-    sd: str = reading_choice_field(
+    sd: str = reading_choice(
         "SD of Table 1: of the population (divided by n) or of a sample (n - 1)", "population", "sample"
     )
-    punctuation: str = reading_choice_field(
+    punctuation: str = reading_choice(
         "what counts as punctuation: comma and period, or every mark", "comma-period", "all"
     )
-    share_norm: str = reading_choice_field(
+    share_norm: str = reading_choice(
         "norms of Fig. 3: the sum of ||alpha f|| per head, averaged over heads, or the sum of the layer's ||sum over "
         "heads of alpha f||",
         *("heads", "layer"),
     )
-    large_weight: float = reading_field(
+    large_weight: float = reading(
         2.0, "what counts as a large alpha in the list of cancelling layers: this multiple of uniform attention"
     )
-    small_norm: float = reading_field(
+    small_norm: float = reading(
         0.5, "what counts as a small ||f|| in that list: at most this fraction of the layer's mean"
     )
-    frequency_tokens: str = reading_choice_field(
+    frequency_tokens: str = reading_choice(
         "tokens to correlate with frequency: all, or words only (no special tokens)", "all", "words"
     )
-    unseen: str = reading_choice_field(
+    unseen: str = reading_choice(
         "tokens missing from the frequency file: ranked one below the last, or left out", "rank", "leave"
     )
-    average_norm: str = reading_choice_field(
+    average_norm: str = reading_choice(
         "mean norm of a cross-attention head: over all cells of all sentences, or over the sentence means",
         *("cells", "sentences"),
     )
-    aer_correlation: str = reading_choice_field(
+    aer_correlation: str = reading_choice(
         "which error rates of heads are correlated with their norm: those by norms or by weights", "norm", "weight"
     )
 
 
-def _emnlp2020_missing_requirement(setting: Setting) -> str | None:
+def _missing_sentence_pairs(setting: Setting) -> str | None:
     lens, hint = setting.lens, "(use --format alignments)."
     if not lens.two_sided:
         return f"{lens.family.name} has no cross-attention; this experiment needs an encoder-decoder for translation."
@@ -75,36 +75,26 @@ PAPER = Paper(
     readings=NormReadings,
     experiments=(
         Experiment(
-            "dispersion",
-            "Dispersion of ||f(x)|| (Table 1)",
-            emnlp2020_dispersion_section,
-            plan_run(PLAIN, "norm_moments"),
+            "dispersion", "Dispersion of ||f(x)|| (Table 1)", dispersion_section, plan_run(PLAIN, "norm_moments")
         ),
         Experiment(
-            "shares",
-            "Special tokens and punctuation (Fig. 3)",
-            emnlp2020_shares_section,
-            plan_run(PLAIN, "category_shares"),
+            "shares", "Special tokens and punctuation (Fig. 3)", shares_section, plan_run(PLAIN, "category_shares")
         ),
         Experiment(
             "correlation",
             "Weights against ||f(x)|| (Table 2)",
-            emnlp2020_correlation_section,
+            correlation_section,
             plan_run(PLAIN, "weight_norm_counts", "category_shares", "norm_moments"),
         ),
         Experiment(
-            "frequency",
-            "Word frequency",
-            emnlp2020_frequency_section,
-            plan_run(PLAIN, "token_means"),
-            missing_frequencies,
+            "frequency", "Word frequency", norm_frequency_section, plan_run(PLAIN, "token_means"), missing_frequencies
         ),
         Experiment(
             "alignment",
             "Word alignment (Table 3)",
-            emnlp2020_alignment_section,
+            alignment_section,
             plan_run(PARALLEL, "alignment_hits", "cross_norms"),
-            _emnlp2020_missing_requirement,
+            _missing_sentence_pairs,
             needs="an encoder-decoder and sentence pairs with gold links",
         ),
     ),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from math import isnan, nan
+from math import nan
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -26,13 +26,9 @@ from normscope.inputs.encode import encode
 from normscope.measures.alignment import SETTINGS, Hits, alignment_maps_of_words
 from normscope.measures.correlation import pearson, spearman_of_lists
 from normscope.papers.common import CLEAR, claim_with_published, finite_numbers, layer_picture
-from normscope.papers.emnlp2020.measures import (
-    LAYER_LEVEL,
-    emnlp2020_measures_aligned_words,
-    emnlp2020_measures_cross_maps,
-)
-from normscope.papers.emnlp2020.shared import NAME, PARALLEL, shared_emnlp2020_head_maps
-from normscope.papers.published import published_main_numbers, quote_published
+from normscope.papers.emnlp2020.measures import LAYER_LEVEL, aligned_word_ids, cross_attention_maps
+from normscope.papers.emnlp2020.shared import PARALLEL, THEIRS, head_maps_picture
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts, map_charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
@@ -109,14 +105,12 @@ class AlignmentResult:
         return min(self.layers, key=lambda layer: rates[layer, LAYER_LEVEL].aer)
 
 
-def emnlp2020_alignment_section(setting: Setting, runs: Runs) -> Section:
+def alignment_section(setting: Setting, runs: Runs) -> Section:
     """AER by layer and head, of the best layers and those with the highest norm, and an example."""
-    run = runs[PARALLEL]
-    found = AlignmentResult(
-        emnlp2020_alignment_error_rates(run), emnlp2020_alignment_head_norms(run, setting.readings.average_norm)
-    )
-    best, published = {key: found.best_layer(*key) for key in WAYS}, published_main_numbers(NAME)
-    numbers = _emnlp2020_alignment_numbers(setting, found)
+    run, readings = runs[PARALLEL], setting.readings
+    found = AlignmentResult(alignment_error_rates(run), cross_attention_head_norms(run, readings.average_norm))
+    best = {key: found.best_layer(*key) for key in WAYS}
+    numbers = _alignment_numbers(found, readings.aer_correlation)
     layer_rows = (
         (way, method, layer + 1, *rates.cells())
         for way, method in WAYS
@@ -130,26 +124,27 @@ def emnlp2020_alignment_section(setting: Setting, runs: Runs) -> Section:
     folded = partial(Table.of, folded=True)
     columns = {"setting": "", "method": "", "layer": ""}
     title = "Alignment error rate by"
+    curves = {f"{way}, {method}": [rates.aer for rates in found.by_layer(way, method)] for way, method in WAYS}
+    layers = [layer + 1 for layer in found.layers]
     return Section(
         "alignment",
         "Word alignment from cross-attention",
-        TEXT.format(*_count_emnlp2020_alignment_links(setting, run)),
+        TEXT.format(*_count_gold_links(setting, run)),
         (
-            _emnlp2020_alignment_summary(found, best, published),
-            _emnlp2020_alignment_error_chart(found),
+            _alignment_summary(found, best),
+            layer_picture("table3-layers", f"{title} layer", curves, layers, "AER (%)", "Lower is better."),
             folded("table3-by-layer", f"{title} layer", {**columns, **RATES}, layer_rows),
-            _emnlp2020_alignment_error_maps(found),
-            _emnlp2020_alignment_scatter(setting, found),
-            _emnlp2020_alignment_spearman(numbers, published),
+            *_error_rates_and_norms(found, readings.aer_correlation),
+            _error_rate_correlations(numbers),
             folded("table3-by-head", f"{title} head", {**columns, "head": "", **RATES, NORM: ".4f"}, head_rows),
-            *emnlp2020_alignment_examples(setting, best),
+            *alignment_examples(setting, best),
         ),
-        _emnlp2020_alignment_claims(found, best, numbers, published),
+        _alignment_claims(found, best, numbers),
         finite_numbers(numbers),
     )
 
 
-def emnlp2020_alignment_error_rates(run: Run) -> dict[tuple[str, str], dict[Place, AlignmentRates]]:
+def alignment_error_rates(run: Run) -> dict[tuple[str, str], dict[Place, AlignmentRates]]:
     """The error rates of every layer (head -1) and head over the corpus."""
     keys, counts = ("setting", "method", "layer", "head"), ("links", "linked", "sure", "in_sure", "in_possible")
     frame = run.scan("alignment_hits").group_by(keys).agg(pl.col(*counts).sum()).sort(keys).collect()
@@ -160,32 +155,33 @@ def emnlp2020_alignment_error_rates(run: Run) -> dict[tuple[str, str], dict[Plac
     return found
 
 
-def emnlp2020_alignment_head_norms(run: Run, average: str) -> dict[Place, float]:
+def cross_attention_head_norms(run: Run, average: str) -> dict[Place, float]:
     """layer, head -> mean of alpha ||f(x)||: over all cells of all sentences, or over the means of the sentences."""
     mean = (pl.col("sum") / pl.col("cells")).mean() if average == "sentences" else pl.col("sum").sum() / pl.sum("cells")
     frame = run.scan("cross_norms").group_by("layer", "head").agg(mean.alias("norm")).sort("layer", "head").collect()
     return {(layer, head): norm for layer, head, norm in frame.iter_rows()}
 
 
-def _emnlp2020_alignment_numbers(setting: Setting, found: AlignmentResult) -> dict[str, float]:
+def _alignment_numbers(found: AlignmentResult, method_of_errors: str) -> dict[str, float]:
+    """Mean and best AER by method, AER of the highest norms, and the correlations of a head's error with its norm."""
     numbers: dict[str, float] = {}
     norms = list(found.norms.values())
     for way in SETTINGS:
         key = f"alignment.{way}"
         for method in METHODS:
             by_layer = [rates.aer for rates in found.by_layer(way, method)]
-            numbers[f"{key}.{method}.mean"], numbers[f"{key}.{method}.best"] = fmean(by_layer), min(by_layer)
+            numbers |= {f"{key}.{method}.mean": fmean(by_layer), f"{key}.{method}.best": min(by_layer)}
         rates = found.rates[way, "norm"]
         numbers[f"{key}.highest_layer"] = rates[found.highest_layer, LAYER_LEVEL].aer
         numbers[f"{key}.highest_head"] = rates[found.highest_head].aer
-        errors = [found.rates[way, setting.readings.aer_correlation][place].all.aer for place in found.norms]
-        x, y = (torch.tensor(values, dtype=torch.float64) for values in (errors, norms))
+        errors = [found.rates[way, method_of_errors][place].all.aer for place in found.norms]
         numbers[f"{key}.rho"] = spearman_of_lists(errors, norms)
+        x, y = (torch.tensor(values, dtype=torch.float64) for values in (errors, norms))
         numbers[f"{key}.r"] = float(pearson(x, y)) if len(x) > 1 else nan
     return numbers
 
 
-def _count_emnlp2020_alignment_links(setting: Setting, run: Run) -> tuple[int, int, int, float]:
+def _count_gold_links(setting: Setting, run: Run) -> tuple[int, int, int, float]:
     """Sure links, possible links, sentence pairs and the share of linked target words, over the analysed entries."""
     done = set(run.scan("items").select("id").collect()["id"].to_list())
     entries = [entry for entry in setting.read() if isinstance(entry, Entry) and entry.id in done]
@@ -195,27 +191,26 @@ def _count_emnlp2020_alignment_links(setting: Setting, run: Run) -> tuple[int, i
     return sure, possible, len(entries), linked / words
 
 
-def _emnlp2020_alignment_summary(
-    found: AlignmentResult, best: Mapping[tuple[str, str], int], published: Mapping[str, float]
-) -> Table:
+def _alignment_summary(found: AlignmentResult, best: Mapping[tuple[str, str], int]) -> Table:
     """Table 3 of the paper, for both AWO and AWI."""
     rows: list[tuple[Cell, ...]] = []
     layer, (head_layer, head) = found.highest_layer, found.highest_head
+    highest = {
+        "highest_layer": (f"layer with the highest norm: {layer + 1}", (layer, LAYER_LEVEL)),
+        "highest_head": (f"head with the highest norm: L{head_layer + 1}H{head + 1}", (head_layer, head)),
+    }
     for way in SETTINGS:
         key = f"alignment.{way}"
         for method in METHODS:
             columns = zip(*(rates.cells() for rates in found.by_layer(way, method)), strict=True)
             means = [none_if_nan(fmean(nan if value is None else value for value in column)) for column in columns]
-            rows.append((way, method, "mean over layers", *means, published.get(f"{key}.{method}.mean")))
+            rows.append((way, method, "mean over layers", *means, THEIRS.get(f"{key}.{method}.mean")))
             at = best[way, method]
             cells = found.rates[way, method][at, LAYER_LEVEL].cells()
-            rows.append((way, method, f"best layer: {at + 1}", *cells, published.get(f"{key}.{method}.best")))
-        for name, place, theirs in (
-            (f"layer with the highest norm: {layer + 1}", (layer, LAYER_LEVEL), "highest_layer"),
-            (f"head with the highest norm: L{head_layer + 1}H{head + 1}", (head_layer, head), "highest_head"),
-        ):
+            rows.append((way, method, f"best layer: {at + 1}", *cells, THEIRS.get(f"{key}.{method}.best")))
+        for name, (label, place) in highest.items():
             cells = found.rates[way, "norm"][place].cells()
-            rows.append((way, "norm", name, *cells, published.get(f"{key}.{theirs}")))
+            rows.append((way, "norm", label, *cells, THEIRS.get(f"{key}.{name}")))
     return Table.of(
         "table3-alignment",
         "Table 3. Alignment error rate",
@@ -225,55 +220,44 @@ def _emnlp2020_alignment_summary(
     )
 
 
-def _emnlp2020_alignment_error_chart(found: AlignmentResult) -> Picture:
-    series = {f"{way}, {method}": [rates.aer for rates in found.by_layer(way, method)] for way, method in WAYS}
-    layers = [layer + 1 for layer in found.layers]
-    return layer_picture(
-        "table3-layers", "Alignment error rate by layer", series, layers, "AER (%)", "Lower is better."
+def _error_rates_and_norms(found: AlignmentResult, method: str) -> Iterator[Picture]:
+    """Maps of the error rates (by norms) and mean norms of all heads, and a scatter plot of both."""
+    by_norm, chosen = (
+        {way: {place: found.rates[way, one][place].aer for place in found.norms} for way in SETTINGS}
+        for one in ("norm", method)
     )
-
-
-def _emnlp2020_alignment_error_maps(found: AlignmentResult) -> Picture:
-    panels = {
-        f"AER (%), {way}": {place: found.rates[way, "norm"][place].aer for place in found.norms} for way in SETTINGS
-    }
+    panels = {f"AER (%), {way}": errors for way, errors in by_norm.items()}
     title = "Alignment error rate by norms, and mean norm, of each head"
-    return shared_emnlp2020_head_maps("table3-heads", title, {**panels, NORM: found.norms})
-
-
-def _emnlp2020_alignment_scatter(setting: Setting, found: AlignmentResult) -> Picture:
-    method = setting.readings.aer_correlation
-    points = [
-        (way, norm, found.rates[way, method][place].aer) for way in SETTINGS for place, norm in found.norms.items()
-    ]
-    groups, x, y = (list(column) for column in zip(*points, strict=True))
+    yield head_maps_picture("table3-heads", title, {**panels, NORM: found.norms})
+    points = [(found.norms[place], error, way) for way in SETTINGS for place, error in chosen[way].items()]
+    x, y, groups = (list(column) for column in zip(*points, strict=True))
     chart = charts.scatter_chart(x, y, xlabel=NORM, ylabel="AER (%)", groups=groups)
-    return Picture("table3-norms", f"Mean norm and error rate (by {method}) of each head", chart)
+    yield Picture("table3-norms", f"Mean norm and error rate (by {method}) of each head", chart)
 
 
-def _emnlp2020_alignment_spearman(numbers: Mapping[str, float], published: Mapping[str, float]) -> Table:
+def _error_rate_correlations(numbers: Mapping[str, float]) -> Table:
     columns = ("Spearman", "Pearson", f"Spearman, {REFERENCE}", f"Pearson, {REFERENCE}")
-    keys = {way: [f"alignment.{way}.{key}" for key in ("rho", "r")] for way in SETTINGS}
+    keys = {way: (f"alignment.{way}.rho", f"alignment.{way}.r") for way in SETTINGS}
     return Table.of(
         "table3-correlation",
         "Correlation of a head's error rate with its mean norm",
         {"setting": "", **dict.fromkeys(columns, ".2f")},
-        ((way, *(none_if_nan(numbers[key]) for key in both), *map(published.get, both)) for way, both in keys.items()),
+        ((way, *(none_if_nan(numbers[key]) for key in both), *map(THEIRS.get, both)) for way, both in keys.items()),
     )
 
 
-def emnlp2020_alignment_examples(setting: Setting, best: Mapping[tuple[str, str], int]) -> Iterator[Picture]:
+def alignment_examples(setting: Setting, best: Mapping[tuple[str, str], int]) -> Iterator[Picture]:
     """The alignment matrices of one sentence pair, by weights and by norms, at the best layer by norms."""
-    for entry in _emnlp2020_alignment_pairs(setting):
+    for entry in _example_pairs(setting):
         try:
-            source, target, maps = _emnlp2020_alignment_matrices(setting, entry, best)
+            source, target, maps = _word_matrices(setting, entry, best)
         except NormscopeError:  # its tokens cannot be assigned to words; try another pair
             continue
         for way in SETTINGS:
             panels = {f"{method}, layer {best[way, 'norm'] + 1}": maps[way, method] for method in METHODS}
             axes = {"rows": target, "columns": source}
             figure = map_charts.heat_map_charts(panels, **axes, xlabel="source", ylabel="target", shared=False)  # type: ignore[arg-type]
-            _frame_emnlp2020_alignment_links(figure, len(panels), entry)
+            _frame_gold_links(figure, len(panels), entry)
             yield Picture(
                 f"alignment-{way.lower()}",
                 f"Alignment of one sentence pair, {way}",
@@ -284,7 +268,7 @@ def emnlp2020_alignment_examples(setting: Setting, best: Mapping[tuple[str, str]
         return
 
 
-def _emnlp2020_alignment_pairs(setting: Setting) -> list[Entry]:
+def _example_pairs(setting: Setting) -> list[Entry]:
     """The entry whose id is the example; otherwise entries with links, those of preferred length first."""
     linked = [entry for entry in setting.entries if entry.possible]
     asked = [entry for entry in linked if entry.id == setting.example]
@@ -295,7 +279,7 @@ def _emnlp2020_alignment_pairs(setting: Setting) -> list[Entry]:
     return asked or sorted(linked, key=is_long)[:20]
 
 
-def _emnlp2020_alignment_matrices(
+def _word_matrices(
     setting: Setting, entry: Entry, best: Mapping[tuple[str, str], int]
 ) -> tuple[list[str], list[str], dict[tuple[str, str], NDArray[np.float64]]]:
     """Source labels, target labels, and the word-level matrix for each setting and method."""
@@ -309,17 +293,17 @@ def _emnlp2020_alignment_matrices(
     )
     assert isinstance(result, EncoderDecoderAnalysis)
     decoder = result.side("decoder")
-    words = emnlp2020_measures_aligned_words(Sample(entry, item, item, lens, decoder, result))
+    words = aligned_word_ids(Sample(entry, item, item, lens, decoder, result))
     special = [item.sides["encoder"].names[n] for n, word in enumerate(words[0]) if word is None]
     maps = {
         (way, method): alignment_maps_of_words(found[best[way, "norm"], 0], *words, way).double().numpy()
         for way in SETTINGS
-        for method, found in emnlp2020_measures_cross_maps(decoder).items()
+        for method, found in cross_attention_maps(decoder).items()
     }
     return [*(entry.words or ()), *special], list(entry.target or ()), maps
 
 
-def _frame_emnlp2020_alignment_links(figure: Figure, panels: int, entry: Entry) -> None:
+def _frame_gold_links(figure: Figure, panels: int, entry: Entry) -> None:
     """Draw a frame around each gold link."""
     from matplotlib.patches import Rectangle
 
@@ -330,22 +314,17 @@ def _frame_emnlp2020_alignment_links(figure: Figure, panels: int, entry: Entry) 
             axes.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, edgecolor=GOLD, linewidth=1.0, linestyle=line))
 
 
-def _emnlp2020_alignment_claims(
-    found: AlignmentResult,
-    best: Mapping[tuple[str, str], int],
-    numbers: Mapping[str, float],
-    published: Mapping[str, float],
+def _alignment_claims(
+    found: AlignmentResult, best: Mapping[tuple[str, str], int], numbers: Mapping[str, float]
 ) -> tuple[Claim, ...]:
     claims = []
-    for key, what in (("mean", "on average over layers"), ("best", "in the best layer")):
+    for end, what in (("mean", "on average over layers"), ("best", "in the best layer")):
         for way in SETTINGS:
-            norm, weight = keys = [f"alignment.{way}.{method}.{key}" for method in ("norm", "weight")]
-            text, template = (
-                f"Norms give better alignments than weights {what} ({way})",
-                "AER {:.1f} % against {:.1f} %",
-            )
-            ours = [numbers[one] for one in keys]
-            claims.append(claim_with_published(text, numbers[norm] < numbers[weight], template, ours, published, *keys))
+            text = f"Norms give better alignments than weights {what} ({way})"
+            keys = [f"alignment.{way}.{method}.{end}" for method in ("norm", "weight")]
+            norm, weight = ours = [numbers[key] for key in keys]
+            template = "AER {:.1f} % against {:.1f} %"
+            claims.append(claim_with_published(text, norm < weight, template, ours, THEIRS, *keys))
     early = found.layers[: max(1, len(found.layers) // 2)]
     awi, awo = (fmean(found.rates[way, "norm"][n, LAYER_LEVEL].aer for n in early) for way in ("AWI", "AWO"))
     both = ("alignment.AWI.norm.best", "alignment.AWO.norm.best")
@@ -354,7 +333,7 @@ def _emnlp2020_alignment_claims(
             "In early layers AWI gives better alignments than AWO",
             awi < awo,
             f"AER by norms {awi:.1f} % against {awo:.1f} % in layers 1 to {early[-1] + 1}",
-            quote_published(published, "best layer by norms: {:.1f} % (2) against {:.1f} % (5)", *both),
+            quote_published(THEIRS, "best layer by norms: {:.1f} % (2) against {:.1f} % (5)", *both),
         ),
         Claim(
             "With AWI the layer with the highest norm has the lowest error rate",
@@ -363,25 +342,13 @@ def _emnlp2020_alignment_claims(
             "layer 2 in all five models",
         ),
     ]
-    for way, sign, text in (
-        (
-            "AWI",
-            -1,
-            "With AWI, heads with a higher norm align better: error rate and norm correlate negatively (below {})",
-        ),
-        (
-            "AWO",
-            1,
-            "With AWO, heads with a higher norm align worse: error rate and norm correlate positively (above {})",
-        ),
+    for way, sign, end in (
+        ("AWI", -1, "align better: error rate and norm correlate negatively (below {})"),
+        ("AWO", 1, "align worse: error rate and norm correlate positively (above {})"),
     ):
-        rho = numbers[f"alignment.{way}.rho"]
-        claims.append(
-            Claim(
-                text.format(sign * CLEAR),
-                None if isnan(rho) else sign * rho > CLEAR,
-                "too few heads" if isnan(rho) else f"Spearman {rho:.2f}",
-                quote_published(published, "Spearman {:.2f}", f"alignment.{way}.rho"),
-            )
-        )
+        text = f"With {way}, heads with a higher norm {end.format(sign * CLEAR)}"
+        key = f"alignment.{way}.rho"
+        rho = numbers[key]
+        holds, why = sign * rho > CLEAR, "too few heads"
+        claims.append(claim_with_published(text, holds, "Spearman {:.2f}", (rho,), THEIRS, key, undefined=why))
     return tuple(claims)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isnan, nan
 from typing import Any
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
 from normscope.measures.correlation import OCTAVES, rank_resolution, spearman_of_histogram
-from normscope.papers.common import CLEAR, finite_numbers, layer_picture, scan_paper_side
+from normscope.papers.common import CLEAR, finite_numbers, layer_picture, layer_table, scan_paper_side
 from normscope.papers.emnlp2020 import shared
 from normscope.papers.emnlp2020.measures import KINDS, NORM_BINS, WEIGHT_BINS
-from normscope.papers.emnlp2020.shared import CATEGORIES, REFERENCE
-from normscope.papers.emnlp2020.shares import mean_emnlp2020_shares
-from normscope.papers.published import published_main_numbers, quote_published
+from normscope.papers.emnlp2020.shared import CATEGORIES, REFERENCE, THEIRS
+from normscope.papers.emnlp2020.shares import mean_category_shares
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
@@ -36,58 +36,48 @@ TEXT = (
 )
 
 
-def emnlp2020_correlation_section(setting: Setting, runs: Runs) -> Section:
+def correlation_section(setting: Setting, runs: Runs) -> Section:
     """Table 2: Spearman's correlation of alpha and ||f(x)|| by category; by layer; and where they cancel."""
     readings, run = setting.readings, runs[shared.PLAIN]
-    names, published = shared.shared_emnlp2020_category_labels(readings), published_main_numbers(shared.NAME)
-    counts = _emnlp2020_correlation_counts(setting, run)
-    rho, pairs, rows = {}, {}, []
-    for category in CATEGORIES:
-        cells = _emnlp2020_correlation_pairs(counts, category)
-        rho[category], pairs[category] = spearman_of_histogram(*cells), int(cells[2].sum())
-        fine = [none_if_nan(rank_resolution(bins, cells[2])) for bins in cells[:2]]
-        theirs = (published.get(f"spearman.{category}"), int(published.get(f"pairs.{category}", 0)) or None)
-        rows.append((names[category], none_if_nan(rho[category]), pairs[category], *fine, *theirs))
+    names = shared.token_category_labels(readings)
+    counts = _pair_counts(setting, run)
+    bins = {c: _category_bins(counts, c) for c in CATEGORIES}
+    rho = {c: spearman_of_histogram(*found) for c, found in bins.items()}
+    pairs = {c: int(number.sum()) for c, (_, _, number) in bins.items()}
+    rows = []
+    for c, (weights, norms, number) in bins.items():
+        resolutions = (none_if_nan(rank_resolution(one, number)) for one in (weights, norms))
+        theirs = (THEIRS.get(f"spearman.{c}"), int(THEIRS.get(f"pairs.{c}", 0)) or None)
+        rows.append((names[c], none_if_nan(rho[c]), pairs[c], *resolutions, *theirs))
     layers = sorted(counts["layer"].unique().to_list())
-    present = [category for category in CATEGORIES if pairs[category]]
+    present = [c for c in CATEGORIES if pairs[c]]
     by_layer = {
-        names[c]: [spearman_of_histogram(*_emnlp2020_correlation_pairs(counts, c, layer)) for layer in layers]
-        for c in present
+        names[c]: [spearman_of_histogram(*_category_bins(counts, c, layer)) for layer in layers] for c in present
     }
     columns = {"category": "", "Spearman": ".2f", "pairs": ",", "resolution of alpha": ".5f"}
     columns |= {"resolution of ||f||": ".5f", f"Spearman, {REFERENCE}": ".2f", "pairs, published": ","}
-    title = "Spearman's correlation of alpha and ||f(x)||"
+    title, numbered = "Spearman's correlation of alpha and ||f(x)||", [layer + 1 for layer in layers]
+    cells = {name: [none_if_nan(value) for value in values] for name, values in by_layer.items()}
     return Section(
         "correlation",
         "Weights against ||f(x)||",
         TEXT.format(WEIGHT_BINS, NORM_BINS, readings.large_weight, readings.small_norm),
         (
             Table.of("table2-spearman", f"Table 2. {title}", columns, rows),
-            _emnlp2020_correlation_picture(
-                {
-                    names[c]: _emnlp2020_correlation_coarse_bins(*_emnlp2020_correlation_pairs(counts, c))
-                    for c in present
-                }
-            ),
-            layer_picture("table2-layers", f"{title} in each layer", by_layer, [n + 1 for n in layers], "Spearman"),
-            Table.of(
-                "table2-by-layer",
-                f"{title} by layer",
-                {"layer": "", **dict.fromkeys(by_layer, ".2f")},
-                ((layer + 1, *(none_if_nan(some[n]) for some in by_layer.values())) for n, layer in enumerate(layers)),
-                folded=len(layers) > 20,
-            ),
-            _emnlp2020_correlation_table(setting, run, names),
+            _joint_distribution({names[c]: _coarse_bins(*bins[c]) for c in present}),
+            layer_picture("table2-layers", f"{title} in each layer", by_layer, numbered, "Spearman"),
+            layer_table("table2-by-layer", f"{title} by layer", cells, numbered, ".2f", folded=len(layers) > 20),
+            _cancelling_table(setting, run, names),
         ),
-        _emnlp2020_correlation_claims(names, rho, published),
+        _cancelling_claims(names, rho),
         finite_numbers({f"spearman.{c}": rho[c] for c in present} | {f"pairs.{c}": pairs[c] for c in present}),
     )
 
 
-def _emnlp2020_correlation_counts(setting: Setting, run: Run) -> pl.DataFrame:
+def _pair_counts(setting: Setting, run: Run) -> pl.DataFrame:
     """layer, category, weight_bin, norm_bin -> how many pairs of the corpus, sorted so that sums have one order."""
     keys = ("layer", "category", "weight_bin", "norm_bin")
-    categories = shared.shared_emnlp2020_categories(setting.readings)
+    categories = shared.token_kind_categories(setting.readings)
     by_code = {code: categories[name] for code, name in enumerate(KINDS)}
     return (
         scan_paper_side(run, "weight_norm_counts", setting.side)
@@ -99,16 +89,16 @@ def _emnlp2020_correlation_counts(setting: Setting, run: Run) -> pl.DataFrame:
     )
 
 
-def _emnlp2020_correlation_pairs(counts: pl.DataFrame, category: str, layer: int | None = None) -> BinnedPairs:
+def _category_bins(counts: pl.DataFrame, category: str, layer: int | None = None) -> BinnedPairs:
     """The bins and counts of a category, in all layers or in one."""
     chosen = counts.filter((pl.col("category") == category) & (True if layer is None else pl.col("layer") == layer))
     return tuple(chosen[name].to_numpy() for name in ("weight_bin", "norm_bin", "count"))
 
 
-def _emnlp2020_correlation_picture(cells: Mapping[str, BinnedPairs]) -> Picture:
+def _joint_distribution(cells: Mapping[str, BinnedPairs]) -> Picture:
     """The joint distribution by category in coarse bins: alpha on the x axis, ||f|| on the y axis."""
     weights, norms = (np.concatenate([found[n] for found in cells.values()]) for n in (0, 1))
-    left, bottom, top = _emnlp2020_correlation_lowest_bin(cells), int(norms.min()), int(norms.max())
+    left, bottom, top = _lowest_weight_bin(cells), int(norms.min()), int(norms.max())
     across, up = np.arange(left, int(weights.max()) + 1), np.arange(top, bottom - 1, -1)
     panels = {}
     for name, (x, y, n) in cells.items():
@@ -132,12 +122,12 @@ def _emnlp2020_correlation_picture(cells: Mapping[str, BinnedPairs]) -> Picture:
     )
 
 
-def _emnlp2020_correlation_coarse_bins(weights: NDArray[Any], norms: NDArray[Any], counts: NDArray[Any]) -> BinnedPairs:
+def _coarse_bins(weights: NDArray[Any], norms: NDArray[Any], counts: NDArray[Any]) -> BinnedPairs:
     some = weights > -OCTAVES * WEIGHT_BINS  # not zero
     return weights[some] // (WEIGHT_BINS // COARSE_WEIGHTS), norms[some] // (NORM_BINS // COARSE_NORMS), counts[some]
 
 
-def _emnlp2020_correlation_lowest_bin(cells: Mapping[str, BinnedPairs]) -> int:
+def _lowest_weight_bin(cells: Mapping[str, BinnedPairs]) -> int:
     """The 1 % quantile of the coarse bins of alpha."""
     weights, counts = (np.concatenate([found[n] for found in cells.values()]) for n in (0, 2))
     order = np.argsort(weights)
@@ -145,16 +135,13 @@ def _emnlp2020_correlation_lowest_bin(cells: Mapping[str, BinnedPairs]) -> int:
     return int(weights[order][np.searchsorted(below, 0.01)])
 
 
-def _emnlp2020_correlation_table(setting: Setting, run: Run, names: Mapping[str, str]) -> Table:
+def _cancelling_table(setting: Setting, run: Run, names: Mapping[str, str]) -> Table:
     """The layers and categories with a large alpha and a small ||f||, which cancel."""
-    means = shared.shared_emnlp2020_norm_moments(setting, run, "layer", "category")
-    whole = shared.shared_emnlp2020_norm_moments(setting, run, "layer")
+    means = shared.corpus_norm_moments(setting, run, "layer", "category")
+    whole = shared.corpus_norm_moments(setting, run, "layer")
     rows: list[tuple[Cell, ...]] = []
-    for layer, category, weight, keys in (
-        mean_emnlp2020_shares(setting, run).select("layer", "category", "weight", "keys").rows()
-    ):
-        if not keys:
-            continue
+    shares = mean_category_shares(setting, run).filter(pl.col("keys") > 0)
+    for layer, category, weight, keys in shares.select("layer", "category", "weight", "keys").iter_rows():
         times, mean = weight / keys, means[layer, category].mean
         norm = mean / whole[layer,].mean
         if times >= setting.readings.large_weight and norm <= setting.readings.small_norm:
@@ -169,25 +156,23 @@ def _emnlp2020_correlation_table(setting: Setting, run: Run, names: Mapping[str,
     )
 
 
-def _emnlp2020_correlation_claims(
-    names: Mapping[str, str], rho: Mapping[str, float], published: Mapping[str, float]
-) -> tuple[Claim, ...]:
-    special = [c for c in CATEGORIES if c != "other" and not isnan(rho[c])]
-    ours = ", ".join(f"{names[c]} {rho[c]:.2f}" for c in special)
-    keys: Sequence[str] = [f"spearman.{c}" for c in CATEGORIES]
-    unknown = isnan(rho["other"]) or not special
+def _cancelling_claims(names: Mapping[str, str], rho: Mapping[str, float]) -> tuple[Claim, ...]:
+    special, other = [c for c in CATEGORIES if c != "other" and not isnan(rho[c])], rho["other"]
+    ours, absent = ", ".join(f"{names[c]} {rho[c]:.2f}" for c in special), "no such tokens in the corpus"
+    unknown = isnan(other) or not special
+    keys = ("spearman.first", "spearman.separator", "spearman.punctuation")
     return (
         Claim(
             "alpha and ||f(x)|| cancel out on special tokens and punctuation: their correlation is negative "
             f"(below {-CLEAR})",
             all(rho[c] < -CLEAR for c in special) if special else None,
-            ours or "no such tokens in the corpus",
-            quote_published(published, "[CLS] {:.2f}, [SEP] {:.2f}, comma and period {:.2f}", *keys[:3]),
+            ours or absent,
+            quote_published(THEIRS, "[CLS] {:.2f}, [SEP] {:.2f}, comma and period {:.2f}", *keys),
         ),
         Claim(
             "They hardly cancel out on other tokens, where the correlation is weakest",
-            None if unknown else all(abs(rho["other"]) < abs(rho[c]) for c in special),
-            "no such tokens in the corpus" if unknown else f"{rho['other']:.2f}; {ours}",
-            quote_published(published, "{:.2f}", "spearman.other"),
+            None if unknown else all(abs(other) < abs(rho[c]) for c in special),
+            absent if unknown else f"{other:.2f}; {ours}",
+            quote_published(THEIRS, "{:.2f}", "spearman.other"),
         ),
     )

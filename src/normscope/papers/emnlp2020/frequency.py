@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,8 @@ from numpy.typing import NDArray
 
 from normscope.measures.correlation import spearman_of_lists
 from normscope.papers import frequencies
-from normscope.papers.common import CLEAR, finite_numbers, scan_paper_side
-from normscope.papers.emnlp2020.shared import NAME, PLAIN, REFERENCE
-from normscope.papers.published import published_main_numbers, quote_published
+from normscope.papers.common import CLEAR, claim_with_published, finite_numbers, scan_paper_side
+from normscope.papers.emnlp2020.shared import PLAIN, REFERENCE, THEIRS
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
@@ -34,50 +34,47 @@ FITS = (
 )
 
 
-def emnlp2020_frequency_section(setting: Setting, runs: Runs) -> Section:
+def norm_frequency_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of the frequency rank with ||f(x)|| and with alpha."""
     tokens = scan_paper_side(runs[PLAIN], "token_means", setting.side).sort("id", "position").collect()
     counts, fit = frequencies.load_or_count_frequencies(setting, tokens["token_id"].to_list())
     ranks = counts.ranks.of(tokens["token_id"].to_list())
-    unseen = ranks == counts.ranks.unseen
+    unseen = ranks == counts.ranks.unseen  # the last rank
     ordinary = ~tokens["kind"].is_in(["first", "separator", "mask"]).to_numpy()
     used: NDArray[np.bool_] = np.ones(len(tokens), dtype=bool)
     if setting.readings.frequency_tokens == "words":
         used &= ordinary
     if setting.readings.unseen == "leave":
-        used &= ranks < counts.ranks.unseen
+        used &= ~unseen
     values = {name: tokens[name].to_numpy() for name in QUANTITIES}
-    rho = {name: spearman_of_lists(ranks[used], found[used]) for name, found in values.items()}
-    published = published_main_numbers(NAME)
+    rho, of_words = (
+        {name: spearman_of_lists(ranks[some], found[some]) for name, found in values.items()}
+        for some in (used, ordinary)
+    )
     columns = ("Spearman", "Spearman without special tokens", f"Spearman, {REFERENCE}")
     table = Table.of(
         "frequency-spearman",
         "Spearman's correlation with the frequency rank",
         {"rank against": "", **dict.fromkeys(columns, ".2f")},
         (
-            (
-                label,
-                none_if_nan(rho[name]),
-                none_if_nan(spearman_of_lists(ranks[ordinary], values[name][ordinary])),
-                published.get(f"frequency.{name}"),
-            )
+            (label, none_if_nan(rho[name]), none_if_nan(of_words[name]), THEIRS.get(f"frequency.{name}"))
             for name, label in QUANTITIES.items()
         ),
         f"{int(used.sum()):,} tokens; {int(ordinary.sum()):,} tokens are not special, {int(unseen.sum()):,} have a "
         "type without a count.",
     )
+    fits = "" if fit is None else FITS.format(fit.covered, fit.common, fit.types, fit.correlation)
     return Section(
         "frequency",
         "Word frequency",
-        TEXT.format(counts.source)
-        + ("" if fit is None else FITS.format(fit.covered, fit.common, fit.types, fit.correlation)),
-        (table, *_emnlp2020_frequency_scatters(ranks, values, ordinary), _emnlp2020_frequency_extremes(tokens, ranks)),
-        _emnlp2020_frequency_claims(rho, published),
+        TEXT.format(counts.source) + fits,
+        (table, *_rank_scatters(ranks, values, ordinary), _extreme_types(tokens, ranks)),
+        _norm_frequency_claims(**rho),
         finite_numbers({f"frequency.{name}": value for name, value in rho.items()}),
     )
 
 
-def _emnlp2020_frequency_scatters(
+def _rank_scatters(
     ranks: NDArray[np.int64], values: Mapping[str, NDArray[np.float64]], ordinary: NDArray[np.bool_]
 ) -> Iterator[Picture]:
     step = max(1, len(ranks) // POINTS)
@@ -94,7 +91,7 @@ def _emnlp2020_frequency_scatters(
         yield Picture(f"frequency-{name}", title, chart, f"One token in {step} is shown." if step > 1 else "")
 
 
-def _emnlp2020_frequency_extremes(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
+def _extreme_types(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
     """The types with the smallest and the largest ||f||."""
     types = (
         tokens.with_columns(pl.Series("rank", ranks))
@@ -114,20 +111,25 @@ def _emnlp2020_frequency_extremes(tokens: pl.DataFrame, ranks: NDArray[np.int64]
     )
 
 
-def _emnlp2020_frequency_claims(rho: Mapping[str, float], published: Mapping[str, float]) -> tuple[Claim, ...]:
-    norm, weight = none_if_nan(rho["norm"]), none_if_nan(rho["weight"])
-    ours = "||f(x)|| does not vary" if norm is None else f"Spearman {norm:.2f}"
+def _norm_frequency_claims(norm: float, weight: float) -> tuple[Claim, ...]:
+    constant = "||f(x)|| does not vary"
     return (
-        Claim(
+        claim_with_published(
             f"Frequent words have a small ||f(x)||: it increases with the frequency rank (correlation above {CLEAR})",
-            None if norm is None else norm > CLEAR,
-            ours,
-            quote_published(published, "Spearman {:.2f}", "frequency.norm"),
+            norm > CLEAR,
+            "Spearman {:.2f}",
+            (norm,),
+            THEIRS,
+            "frequency.norm",
+            undefined=constant,
         ),
-        Claim(
+        claim_with_published(
             "Attention weights reflect word frequency less: their correlation with the rank is weaker",
-            None if norm is None or weight is None else abs(weight) < abs(norm),
-            ours if norm is None or weight is None else f"{weight:.2f} against {norm:.2f}",
-            quote_published(published, "{:.2f} against {:.2f}", "frequency.weight", "frequency.norm"),
+            abs(weight) < abs(norm),
+            "{:.2f} against {:.2f}",
+            (weight, norm),
+            THEIRS,
+            *("frequency.weight", "frequency.norm"),
+            undefined=constant if isnan(norm) else f"Spearman {norm:.2f}",
         ),
     )

@@ -37,7 +37,7 @@ NORM_BINS = 32  # norms only a few
 LAYER_LEVEL = -1  # in place of a head: the whole layer
 
 
-def emnlp2020_measures_token_kind(token: str) -> str:
+def token_kind(token: str) -> str:
     """The papers' category, or "symbol" for a punctuation mark that is neither comma nor period."""
     found = token_category(token)
     plain = token.removeprefix("##").removeprefix("\u2581").removeprefix("\u0120")
@@ -47,14 +47,14 @@ def emnlp2020_measures_token_kind(token: str) -> str:
 
 
 @register_measure("norm_moments", scopes=("attention",), heads=True)
-def measure_emnlp2020_norm_moments(analysis: Analysis) -> Columns:
+def measure_norm_moments(analysis: Analysis) -> Columns:
     """layer, head, kind of token -> how many ||f(x)||, their mean, sum of squared deviations, largest, smallest"""
     types: dict[str, Any] = {"layer": np.int16, "head": np.int16, "kind": object, "count": np.int64}
     types |= dict.fromkeys(("mean", "deviations", "largest", "smallest"), np.float64)
     rows: list[tuple[Any, ...]] = []
     if corpus_measure_has_one_side(analysis):
-        norms = _emnlp2020_measures_value_norms(analysis)
-        for code in np.unique(codes := _emnlp2020_measures_kind_codes(analysis)):
+        norms = _value_norms(analysis)
+        for code in np.unique(codes := _kind_codes(analysis)):
             chosen = norms[:, :, codes == code]
             for n, layer in enumerate(analysis.layers):
                 for m, head in enumerate(analysis.head_indices):
@@ -64,14 +64,14 @@ def measure_emnlp2020_norm_moments(analysis: Analysis) -> Columns:
 
 
 @register_measure("category_shares", scopes=("weights", "attention"), heads=True)
-def measure_emnlp2020_category_shares(analysis: Analysis) -> Columns:
+def measure_category_shares(analysis: Analysis) -> Columns:
     """layer, kind of token -> how many keys, and the sum over them of alpha (mean over heads), of alpha ||f|| (mean
     over heads) and of the layer's ||sum alpha f||; each the mean over queries"""
     types: dict[str, Any] = {"layer": np.int16, "kind": object, "keys": np.int32}
     types |= dict.fromkeys(("weight", "norm", "layer_norm"), np.float64)
     rows: list[tuple[Any, ...]] = []
     if corpus_measure_has_one_side(analysis):
-        codes = _emnlp2020_measures_kind_codes(analysis)
+        codes = _kind_codes(analysis)
         head_norms = analysis.heads["attention"].mean((1, 2)).double()  # (layers, columns): over heads and queries
         maps = (analysis["weights"].mean(1).double(), head_norms, analysis["attention"].mean(1).double())
         for code, name in enumerate(KINDS):
@@ -82,7 +82,7 @@ def measure_emnlp2020_category_shares(analysis: Analysis) -> Columns:
 
 
 @register_measure("weight_norm_counts", scopes=("attention",), heads=True, summed=("count",))
-def measure_emnlp2020_weight_norms(analysis: Analysis) -> Columns:
+def measure_weight_norm_counts(analysis: Analysis) -> Columns:
     """layer, kind of token (its place in KINDS), bins of alpha and of ||f|| -> how many pairs of a query and a key;
     bins are logarithmic, 8 of alpha and 32 of ||f|| an octave"""
     types: dict[str, Any] = {
@@ -94,25 +94,24 @@ def measure_emnlp2020_weight_norms(analysis: Analysis) -> Columns:
     }
     if not corpus_measure_has_one_side(analysis):
         return paper_table_columns(types, [])
-    kinds = _emnlp2020_measures_kind_codes(analysis)
-    norm_bins = log_bins(_emnlp2020_measures_value_norms(analysis), NORM_BINS)
+    kinds = _kind_codes(analysis)
+    norm_bins = log_bins(_value_norms(analysis), NORM_BINS)
     weights = analysis.heads["weights"]
     cells = corpus_measure_reachable_cells(analysis).numpy()
     # Layer by layer: only one layer's cells are held.
     found = [
-        _emnlp2020_measures_histogram(layer, weights[n], norm_bins[n], kinds, cells)
-        for n, layer in enumerate(analysis.layers)
+        _weight_norm_histogram(layer, weights[n], norm_bins[n], kinds, cells) for n, layer in enumerate(analysis.layers)
     ]
     joined = [np.concatenate(column) for column in zip(*found, strict=True)]
     return {name: column.astype(type) for (name, type), column in zip(types.items(), joined, strict=True)}
 
 
-def _emnlp2020_measures_histogram(
+def _weight_norm_histogram(
     layer: int, weights: Tensor, norm_bins: NDArray[np.int16], kinds: NDArray[np.int32], cells: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], ...]:
     """The joint histogram of one layer: weights (heads, rows, columns), norm bins (heads, columns)."""
-    weight_bins, by_weight = _emnlp2020_measures_index_bins(log_bins(weights.numpy(), WEIGHT_BINS))
-    norm_bins, by_norm = _emnlp2020_measures_index_bins(norm_bins)
+    weight_bins, by_weight = _index_bins(log_bins(weights.numpy(), WEIGHT_BINS))
+    norm_bins, by_norm = _index_bins(norm_bins)
     place = (kinds * len(weight_bins) + by_weight) * len(norm_bins) + by_norm[:, None]
     counts = np.bincount((place if cells.all() else place[:, cells]).ravel())
     occupied = np.flatnonzero(counts)
@@ -121,7 +120,7 @@ def _emnlp2020_measures_histogram(
     return np.full(len(occupied), layer), kind, weight_bins[weight], norm_bins[norm], counts[occupied]
 
 
-def _emnlp2020_measures_index_bins(bins: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
+def _index_bins(bins: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
     """The bins that occur, sorted, and the index of each value's bin among them."""
     least = int(bins.min())
     shifted = bins.astype(np.int32) - least
@@ -131,7 +130,7 @@ def _emnlp2020_measures_index_bins(bins: NDArray[np.int16]) -> tuple[NDArray[np.
 
 
 @register_measure("token_means", scopes=("attention",), heads=True, whole=True)
-def measure_emnlp2020_token_means(sample: Sample) -> Columns:
+def measure_token_means(sample: Sample) -> Columns:
     """position, token, token id, kind -> attention received (mean of alpha over layers, heads and the queries that can
     see the token), ||f|| (mean over layers and heads)"""
     analysis = sample.analysis
@@ -144,16 +143,16 @@ def measure_emnlp2020_token_means(sample: Sample) -> Columns:
     ids = sample.item.tensors["input_ids"].tolist()
     seen = corpus_measure_reachable_cells(analysis).sum(0)  # of each column, the rows that can see it
     received = analysis.heads["weights"].mean((0, 1)).double().sum(0) / seen
-    norms = _emnlp2020_measures_value_norms(analysis).astype(np.float64).mean((0, 1))
+    norms = _value_norms(analysis).astype(np.float64).mean((0, 1))
     rows = [
-        (label.position, label.token, ids[label.position], emnlp2020_measures_token_kind(label.token), weight, norm)
+        (label.position, label.token, ids[label.position], token_kind(label.token), weight, norm)
         for label, weight, norm in zip(analysis.columns, received.tolist(), norms.tolist(), strict=True)
     ]
     return paper_table_columns(types, rows)
 
 
 @register_measure("alignment_hits", scopes=("XATTN-W", "XATTN-N"), heads=True, whole=True)
-def measure_emnlp2020_alignment_hits(sample: Sample) -> Columns:
+def measure_alignment_hits(sample: Sample) -> Columns:
     """setting (AWO, AWI), method (weight, norm), layer, head (-1: the layer) -> sure gold links, links drawn, those
     of target words that have a gold link, those that are sure, those that are possible"""
     counted = ("links", "linked", "in_sure", "in_possible")
@@ -162,10 +161,10 @@ def measure_emnlp2020_alignment_hits(sample: Sample) -> Columns:
     analysis, entry = sample.analysis, sample.entry
     if not analysis.has("XATTN-N"):
         return paper_table_columns(types, [])
-    source, target = emnlp2020_measures_aligned_words(sample)
+    source, target = aligned_word_ids(sample)
     rows: list[tuple[Any, ...]] = []
     heads = (LAYER_LEVEL, *analysis.head_indices)
-    for method, maps in emnlp2020_measures_cross_maps(analysis).items():
+    for method, maps in cross_attention_maps(analysis).items():
         for setting in alignment.SETTINGS:
             words = alignment.alignment_maps_of_words(maps, source, target, setting)
             best = alignment.argmax_alignment_links(words, len(entry.words or ()))
@@ -180,11 +179,11 @@ def measure_emnlp2020_alignment_hits(sample: Sample) -> Columns:
 
 
 @register_measure("cross_norms", scopes=("XATTN-N",), heads=True)
-def measure_emnlp2020_cross_norms(analysis: Analysis) -> Columns:
+def measure_cross_norms(analysis: Analysis) -> Columns:
     """layer, head -> how many cells of the cross-attention, and the sum of alpha ||f|| over them"""
     rows: list[tuple[Any, ...]] = []
     if analysis.has("XATTN-N"):
-        maps = _emnlp2020_measures_encoder_part(analysis, analysis.heads["XATTN-N"]).double()
+        maps = _encoder_columns(analysis, analysis.heads["XATTN-N"]).double()
         cells, sums = maps.shape[-2] * maps.shape[-1], maps.sum((-2, -1)).tolist()
         rows = [
             (layer, head, cells, sums[n][m])
@@ -194,7 +193,7 @@ def measure_emnlp2020_cross_norms(analysis: Analysis) -> Columns:
     return paper_table_columns({"layer": np.int16, "head": np.int16, "cells": np.int64, "sum": np.float64}, rows)
 
 
-def emnlp2020_measures_aligned_words(sample: Sample) -> tuple[Words, Words]:
+def aligned_word_ids(sample: Sample) -> tuple[Words, Words]:
     """The word of each source token, and of each decoder input."""
     entry, tensors = sample.entry, sample.item.tensors
     if entry.words is None or not isinstance(entry.target, tuple):
@@ -204,27 +203,25 @@ def emnlp2020_measures_aligned_words(sample: Sample) -> tuple[Words, Words]:
     return source, target
 
 
-def emnlp2020_measures_cross_maps(decoder: Analysis) -> dict[str, Tensor]:
+def cross_attention_maps(decoder: Analysis) -> dict[str, Tensor]:
     """method -> (layers, 1 + heads, rows, source tokens): the layer's map (mean of alpha over heads; norm of the sum
     over heads), then the head's."""
     found = {}
     for method, scope in (("weight", "XATTN-W"), ("norm", "XATTN-N")):
         both = torch.cat([decoder[scope][:, None], decoder.heads[scope]], 1)
-        found[method] = _emnlp2020_measures_encoder_part(decoder, both)
+        found[method] = _encoder_columns(decoder, both)
     return found
 
 
-def _emnlp2020_measures_encoder_part(decoder: Analysis, maps: Tensor) -> Tensor:
+def _encoder_columns(decoder: Analysis, maps: Tensor) -> Tensor:
     return maps[..., [label.side == "encoder" for label in decoder.columns]]
 
 
-def _emnlp2020_measures_value_norms(analysis: Analysis) -> NDArray[Any]:
+def _value_norms(analysis: Analysis) -> NDArray[Any]:
     assert analysis.value_norms is not None
     return analysis.value_norms.numpy()
 
 
-def _emnlp2020_measures_kind_codes(analysis: Analysis) -> NDArray[np.int32]:
+def _kind_codes(analysis: Analysis) -> NDArray[np.int32]:
     """The kind of each column, as an index into KINDS."""
-    return np.array(
-        [KINDS.index(emnlp2020_measures_token_kind(label.token)) for label in analysis.columns], dtype=np.int32
-    )
+    return np.array([KINDS.index(token_kind(label.token)) for label in analysis.columns], dtype=np.int32)

@@ -8,15 +8,8 @@ import polars as pl
 
 from normscope.corpus.store import Run
 from normscope.papers.common import layer_numbers, layer_picture, published_curves, scan_paper_side
-from normscope.papers.emnlp2020.shared import (
-    CATEGORIES,
-    NAME,
-    PLAIN,
-    REFERENCE,
-    add_shared_emnlp2020_category,
-    shared_emnlp2020_category_labels,
-)
-from normscope.papers.published import published_main_numbers
+from normscope.papers.emnlp2020 import shared
+from normscope.papers.emnlp2020.shared import CATEGORIES, THEIRS
 from normscope.papers.study import Runs, Setting
 from normscope.reports.report import Claim, Picture, Section, Table
 
@@ -34,62 +27,51 @@ LEVELS = {
 }
 
 
-def emnlp2020_shares_section(setting: Setting, runs: Runs) -> Section:
+def shares_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 3: weight-based and norm-based analysis of [CLS], [SEP], punctuation and the rest, by layer."""
-    names = shared_emnlp2020_category_labels(setting.readings)
-    frame = mean_emnlp2020_shares(setting, runs[PLAIN])
+    names = shared.token_category_labels(setting.readings)
+    frame = mean_category_shares(setting, runs[shared.PLAIN])
     layers = [layer + 1 for layer in sorted(frame["layer"].unique().to_list())]
+    by_category = {c: frame.filter(pl.col("category") == c).sort("layer") for c in CATEGORIES}
     weight, norm, keys = (
-        {
-            category: [float(v) for v in frame.filter(pl.col("category") == category).sort("layer")[column]]
-            for category in CATEGORIES
-        }
+        {c: some[column].cast(pl.Float64).to_list() for c, some in by_category.items()}
         for column in ("weight", "norm", "keys")
     )
-    part = _emnlp2020_shares_of_total(norm)
+    part = _shares_of_total(norm)
     present = [c for c in CATEGORIES if any(keys[c])]
-    table = Table.of(
-        "fig3-shares",
-        "Fig. 3. Weights and norms by category",
-        {
-            **{"layer": "", "category": "", "sum of alpha": ".3f", "sum of ||alpha f||": ".3f"},
-            "share of norms (%)": ".1f",
-        },
-        (
-            (layer, names[c], weight[c][n], norm[c][n], 100 * part[c][n])
-            for n, layer in enumerate(layers)
-            for c in present
-        ),
-        folded=True,
+    columns = {"layer": "", "category": "", "sum of alpha": ".3f", "sum of ||alpha f||": ".3f"}
+    rows = (
+        (layer, names[c], weight[c][n], norm[c][n], 100 * part[c][n]) for n, layer in enumerate(layers) for c in present
     )
+    title = "Fig. 3. Weights and norms by category"
+    table = Table.of("fig3-shares", title, {**columns, "share of norms (%)": ".1f"}, rows, folded=True)
     numbers: dict[str, float] = {}
+    pictures = []
     for what, curves in (("weight", weight), ("norm", norm)):
-        for c in present:
-            numbers |= layer_numbers(f"share.{what}.{c}", curves[c], layers)
+        shown = {c: curves[c] for c in present}
+        pictures.append(_shares_picture(what, shown, layers, names))
+        for c, values in shown.items():
+            numbers |= layer_numbers(f"share.{what}.{c}", values, layers)
     return Section(
         "shares",
         "Weights against norms: special tokens and punctuation",
         TEXT.format(LEVELS[setting.readings.share_norm]),
-        (
-            _emnlp2020_shares_picture("weight", {c: weight[c] for c in present}, layers, names),
-            _emnlp2020_shares_picture("norm", {c: norm[c] for c in present}, layers, names),
-            table,
-        ),
-        _emnlp2020_shares_claims(names, layers, weight, part),
+        (*pictures, table),
+        _shares_claims(names, layers, weight, part),
         numbers,
     )
 
 
-def mean_emnlp2020_shares(setting: Setting, run: Run) -> pl.DataFrame:
+def mean_category_shares(setting: Setting, run: Run) -> pl.DataFrame:
     """layer (from 0), category -> `weight`, `norm` and `keys` (share of the tokens), each the mean over sequences."""
     norm = "norm" if setting.readings.share_norm == "heads" else "layer_norm"
-    frame = add_shared_emnlp2020_category(scan_paper_side(run, "category_shares", setting.side), setting.readings)
-    by_sequence = frame.group_by("id", "layer", "category").agg(
-        pl.col("weight").sum(), pl.col(norm).sum().alias("norm"), pl.col("keys").sum()
-    )
+    frame = shared.add_token_category(scan_paper_side(run, "category_shares", setting.side), setting.readings)
+    sums = pl.col("weight", "keys").sum(), pl.col(norm).sum().alias("norm")
     part = pl.col("keys") / pl.col("keys").sum().over("id", "layer")
     return (
-        by_sequence.with_columns(part)
+        frame.group_by("id", "layer", "category")
+        .agg(*sums)
+        .with_columns(part)
         .group_by("layer", "category")
         .agg(pl.col("weight", "norm", "keys").mean())
         .sort("layer", "category")
@@ -97,59 +79,51 @@ def mean_emnlp2020_shares(setting: Setting, run: Run) -> pl.DataFrame:
     )
 
 
-def _emnlp2020_shares_picture(what: str, curves: Curves, layers: Sequence[int], names: Mapping[str, str]) -> Picture:
-    published = published_curves(
-        published_main_numbers(NAME), {names[c]: f"share.{what}.{c}.L{{}}" for c in curves}, len(layers)
-    )
+def _shares_picture(what: str, curves: Curves, layers: Sequence[int], names: Mapping[str, str]) -> Picture:
+    theirs = published_curves(THEIRS, {names[c]: f"share.{what}.{c}.L{{}}" for c in curves}, len(layers))
     series = {names[c]: curves[c] for c in curves}
-    ylabel, note = TITLES[what].partition(": ")[2], f"Dashed: {REFERENCE}." if published else ""
-    return layer_picture(f"fig3-{what}", f"Fig. 3. {TITLES[what]}", series, layers, ylabel, note, reference=published)
+    ylabel, note = TITLES[what].partition(": ")[2], f"Dashed: {shared.REFERENCE}." if theirs else ""
+    return layer_picture(f"fig3-{what}", f"Fig. 3. {TITLES[what]}", series, layers, ylabel, note, reference=theirs)
 
 
-def _emnlp2020_shares_of_total(curves: Curves) -> dict[str, list[float]]:
+def _shares_of_total(curves: Curves) -> dict[str, list[float]]:
     """Each category's share of the sum over categories, by layer."""
     sums = [sum(values) for values in zip(*(curves[c] for c in CATEGORIES), strict=True)]
     return {c: [value / total for value, total in zip(curves[c], sums, strict=True)] for c in CATEGORIES}
 
 
-def _emnlp2020_shares_claims(
-    names: Mapping[str, str], layers: Sequence[int], weight: Curves, part: Curves
-) -> tuple[Claim, ...]:
+def _shares_claims(names: Mapping[str, str], layers: Sequence[int], weight: Curves, part: Curves) -> tuple[Claim, ...]:
     theirs, norms = (
-        published_curves(published_main_numbers(NAME), {c: f"share.{what}.{c}.L{{}}" for c in CATEGORIES}, 12)
-        for what in ("weight", "norm")
+        published_curves(THEIRS, {c: f"share.{what}.{c}.L{{}}" for c in CATEGORIES}, 12) for what in ("weight", "norm")
     )
-    known = len(theirs) == len(norms) == len(CATEGORIES)
+    their_part = _shares_of_total(norms)
+    marks = names["punctuation"]
     claims = []
     for some, what in (
         (("first", "separator"), "[CLS] and [SEP] together"),
-        (("punctuation",), names["punctuation"][0].upper() + names["punctuation"][1:]),
+        (("punctuation",), marks[0].upper() + marks[1:]),
     ):
-        ours, by_weight, by_norm = _emnlp2020_shares_at_peak(layers, weight, part, some)
+        ours, by_weight, by_norm = _shares_at_weight_peak(layers, weight, part, some)
         claims.append(
             Claim(
                 f"{what} receive much weight but contribute little: in the layer where their weight peaks, their share "
                 "of the norms is less than half their share of the weight",
                 by_norm < by_weight / 2 if by_weight > 0 else None,
                 ours if by_weight > 0 else "no such tokens in the corpus",
-                _emnlp2020_shares_at_peak(range(1, 13), theirs, _emnlp2020_shares_of_total(norms), some)[0]
-                if known
-                else "",
+                _shares_at_weight_peak(range(1, 13), theirs, their_part, some)[0],
             )
         )
     least = min(part["other"])
-    claims.append(
-        Claim(
-            "Measured by norms, ordinary tokens contribute most in every layer",
-            least > 0.5,
-            f"at least {100 * least:.0f} % (layer {layers[part['other'].index(least)]})",
-            f"at least {100 * min(_emnlp2020_shares_of_total(norms)['other']):.0f} %" if known else "",
-        )
+    ordinary = Claim(
+        "Measured by norms, ordinary tokens contribute most in every layer",
+        least > 0.5,
+        f"at least {100 * least:.0f} % (layer {layers[part['other'].index(least)]})",
+        f"at least {100 * min(their_part['other']):.0f} %",
     )
-    return tuple(claims)
+    return (*claims, ordinary)
 
 
-def _emnlp2020_shares_at_peak(
+def _shares_at_weight_peak(
     layers: Sequence[int], weight: Curves, part: Curves, some: Sequence[str]
 ) -> tuple[str, float, float]:
     """The layer where the categories together receive most weight, described; their weight and norm shares there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -11,38 +12,34 @@ from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
 from normscope.corpus.entries import Entry
 from normscope.measures.first_token import normalise_rows
-from normscope.papers.emnlp2021.ratios import emnlp2021_ratios_scope_of_alias, mixing_scopes
+from normscope.papers.common import layer_table
+from normscope.papers.emnlp2021.ratios import attention_block_scopes, scope_of_alias
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
-from normscope.reports.report import Claim, Picture, Section, Table
+from normscope.reports.report import Claim, Picture, Section
 
 LONGEST = 40  # most tokens that stay legible along an axis
 KINDS = {"norms": ("-N", "norm of the contribution"), "weights": ("-W", "weight")}  # suffix of the scopes, label
 
 
-def emnlp2021_example_maps_section(setting: Setting, runs: Runs) -> Section:
+def example_maps_section(setting: Setting, runs: Runs) -> Section:
     """ATTN-N, ATTNRES-N and ATTNRESLN-N side by side, and the weights."""
     lens, depth, asked = setting.lens, setting.depth, setting.readings.example_layer
-    result = _analyze_example_maps(lens, example_maps_encoding(setting))
+    result = _analyze_example(lens, example_maps_encoding(setting))
     tokens = list(result.tokens)
     layer = min(asked, depth) if asked > 0 else (depth + 1) // 2
+    look: dict[str, Any] = {"rows": tokens, "columns": tokens, "xlabel": "input", "ylabel": "output", "shared": False}
     pictures = []
     for kind, (suffix, label) in KINDS.items():
         maps = {name: result[name][layer - 1].numpy() for name in result.scopes if name.endswith(suffix)}
-        chart = map_charts.heat_map_charts(
-            maps, rows=tokens, columns=tokens, label=label, xlabel="input", ylabel="output", shared=False
-        )
+        chart = map_charts.heat_map_charts(maps, label=label, **look)
         title = f"Maps of the example by {kind}, layer {layer} of {depth}"
         pictures.append(Picture(f"comparison-{kind}", title, chart, "Each map has its own colour scale."))
     shares = {name: example_maps_own_shares(result[name]) for name in result.scopes}
-    table = Table.of(
-        "comparison-own",
-        "Share of the diagonal (%): each token's share in its own row, mean over tokens",
-        {"layer": "", **dict.fromkeys(result.scopes, ".1f")},
-        ((n + 1, *(shares[name][n] for name in result.scopes)) for n in range(depth)),
-    )
-    alone, block = (emnlp2021_ratios_scope_of_alias(lens, alias) for alias in ("attention", "attention-block"))
-    by_alone, by_block = (sum(shares[name]) / depth for name in (alone, block))
+    title = "Share of the diagonal (%): each token's share in its own row, mean over tokens"
+    table = layer_table("comparison-own", title, shares, range(1, depth + 1), ".1f")
+    alone, block = (scope_of_alias(lens, alias) for alias in ("attention", "attention-block"))
+    by_alone, by_block = fmean(shares[alone]), fmean(shares[block])
     claim = Claim(
         "The diagonal dominates the map with residual and normalization, but not with attention alone",
         by_block > 50 > by_alone,
@@ -70,7 +67,7 @@ def example_maps_encoding(setting: Setting) -> dict[str, list[int]]:
         entry = setting.entries[0]
         if entry.pieces and entry.words is not None:
             return {"input_ids": tokenizer.convert_tokens_to_ids(list(entry.words[:LONGEST]))}
-        texts = _example_maps_texts(entry)
+        texts = _entry_texts(entry)
     encoding = tokenizer(*texts, truncation=True, max_length=LONGEST)
     keys = ("input_ids", "token_type_ids") if "token_type_ids" in setting.lens.loaded.limits.keys else ("input_ids",)
     return {key: list(encoding[key]) for key in keys if key in encoding}
@@ -82,14 +79,14 @@ def example_maps_own_shares(maps: Tensor) -> list[float]:
     return found
 
 
-def _analyze_example_maps(lens: Analyzer, encoding: Mapping[str, Any]) -> Analysis:
+def _analyze_example(lens: Analyzer, encoding: Mapping[str, Any]) -> Analysis:
     """The maps up to the end of the attention block, for an encoder-decoder those of the encoder."""
     given = dict(encoding)
     if lens.two_sided:  # the encoder does not depend on the decoder input
         given["decoder_input_ids"] = given["input_ids"][:1]
-    result = lens.analyze(given, scopes=mixing_scopes(lens))
+    result = lens.analyze(given, scopes=attention_block_scopes(lens))
     return result if isinstance(result, Analysis) else result.side(lens.loaded.stacks[0].side)
 
 
-def _example_maps_texts(entry: Entry) -> tuple[str, ...]:
+def _entry_texts(entry: Entry) -> tuple[str, ...]:
     return entry.pair or (entry.text if entry.text is not None else " ".join(entry.words or ()),)

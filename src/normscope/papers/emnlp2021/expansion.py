@@ -5,13 +5,12 @@ from __future__ import annotations
 from normscope.analyzer import Analyzer
 from normscope.engine import probing
 from normscope.measures import expansion as rates
-from normscope.papers.common import finite_numbers, layer_picture
-from normscope.papers.emnlp2021.shared import NAME, PUBLISHED
-from normscope.papers.published import published_main_numbers, quote_published
+from normscope.papers.common import finite_numbers, layer_picture, layer_table, published_curves
+from normscope.papers.emnlp2021.shared import PUBLISHED, THEIRS
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports.report import Claim, Section, Table
 
-MATRICES = ("code", "paper")
 ENDS = ("mean", "min", "max")
 TEXT = """How much the map x -> (x W_V + b_V) W_O + b_O stretches a vector in the root mean square: \
 ||M||_F / sqrt(d + 1), where M is its matrix on [x, 1]. A rate below 1 means that attention shrinks vectors, which \
@@ -22,53 +21,47 @@ M = [[W_V W_O, W_V b_O^T], [b_V W_O, b_V . b_O + 1]]; the published numbers come
 PRE_NORM = "\n\nIn this model x is the output of the norm before attention."
 
 
-def emnlp2021_expansion_section(setting: Setting, runs: Runs) -> Section:
+def expansion_section(setting: Setting, runs: Runs) -> Section:
     """Table 8: expansion rate by layer, with the paper's matrix and that of its code."""
-    lens, published = setting.lens, published_main_numbers(NAME)
-    found = emnlp2021_expansion_rates(lens)
+    lens, chosen = setting.lens, setting.readings.expansion
+    found = expansion_rates_by_layer(lens)
     layers = range(1, setting.depth + 1)
-    theirs = [value for key, value in published.items() if key.startswith("expansion.code.L")]
-    theirs = theirs if len(theirs) == len(layers) else []  # comparable only for the same number of layers
-    ends = {matrix: _emnlp2021_expansion_mean_min_max(found[matrix]) for matrix in MATRICES}
-    columns = {"code's matrix": ".3f", "paper's matrix": ".3f"}
-    numbers: dict[str, float | None] = {f"expansion.{m}.L{n}": found[m][n - 1] for m in MATRICES for n in layers}
-    numbers |= {f"expansion.{m}.{name}": value for m in MATRICES for name, value in ends[m].items()}
-    series = {f"{m}'s matrix": [value for value in found[m] if value is not None] for m in MATRICES if ends[m]}
-    chosen = setting.readings.expansion
+    theirs = published_curves(THEIRS, {PUBLISHED: "expansion.code.L{}"}, setting.depth)
+    ends = {matrix: _mean_min_max(rates) for matrix, rates in found.items()}
+    numbers = {f"expansion.{m}.L{n}": found[m][n - 1] for m in found for n in layers}
+    numbers |= {f"expansion.{m}.{name}": value for m in found for name, value in ends[m].items()}
+    series = {f"{matrix}'s matrix": rates for matrix, rates in found.items()}
+    drawn = {f"{m}'s matrix": [value for value in found[m] if value is not None] for m in found if ends[m]}
     mean = ends[chosen].get("mean")
     claim = Claim(
         "The affine value map shrinks vectors: its mean expansion rate is below 1",
         None if mean is None else mean < 1,
         "b_O does not fit the matrix of the code" if mean is None else f"{mean:.2f} with the {chosen}'s matrix",
-        quote_published(published, "{:.2f} with the code's matrix", "expansion.code.mean"),
+        quote_published(THEIRS, "{:.2f} with the code's matrix", "expansion.code.mean"),
     )
-    tables = (
-        Table.of(
-            "table8-expansion",
-            "Table 8. Expansion rate",
-            {"over layers": "", **columns, PUBLISHED: ".3f"},
-            ((end, *(ends[m].get(end) for m in MATRICES), published.get(f"expansion.code.{end}")) for end in ENDS),
-            "Published: BERT-base, with the code's matrix.",
-        ),
-        Table.of(
-            "expansion-layers",
-            "Expansion rate by layer",
-            {"layer": "", **columns, **({PUBLISHED: ".3f"} if theirs else {})},
-            ((layer, *(found[m][layer - 1] for m in MATRICES), *theirs[layer - 1 : layer]) for layer in layers),
-        ),
+    over_layers = Table.of(
+        "table8-expansion",
+        "Table 8. Expansion rate",
+        {"over layers": "", **dict.fromkeys((*series, PUBLISHED), ".3f")},
+        ((end, *(some.get(end) for some in ends.values()), THEIRS.get(f"expansion.code.{end}")) for end in ENDS),
+        "Published: BERT-base, with the code's matrix.",
     )
-    picture = layer_picture("expansion-chart", "Expansion rate by layer", series, layers, "expansion rate")
+    by_layer = "Expansion rate by layer"
     return Section(
         "expansion",
         "Expansion rate of the affine maps",
         TEXT + (PRE_NORM if lens.loaded.stacks[0].blocks[0].branches[0].pre else ""),
-        (*tables, picture),
+        (
+            over_layers,
+            layer_table("expansion-layers", by_layer, {**series, **theirs}, layers, ".3f"),
+            layer_picture("expansion-chart", by_layer, drawn, layers, "expansion rate"),
+        ),
         (claim,),
         finite_numbers(numbers),
     )
 
 
-def emnlp2021_expansion_rates(lens: Analyzer) -> dict[str, list[float | None]]:
+def expansion_rates_by_layer(lens: Analyzer) -> dict[str, list[float | None]]:
     """matrix -> expansion rate of each layer; None where b_O does not fit the code's matrix."""
     maps = [probing.probe_attention_maps(lens.loaded, layer) for layer in range(lens.loaded.depths[0])]
     return {
@@ -77,7 +70,7 @@ def emnlp2021_expansion_rates(lens: Analyzer) -> dict[str, list[float | None]]:
     }
 
 
-def _emnlp2021_expansion_mean_min_max(values: list[float | None]) -> dict[str, float]:
+def _mean_min_max(values: list[float | None]) -> dict[str, float]:
     """Mean, min and max over layers; empty if a layer has no value."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):

@@ -14,13 +14,13 @@ from normscope.measures.correlation import spearman_of_lists
 from normscope.papers import frequencies
 from normscope.papers.common import finite_numbers
 from normscope.papers.emnlp2021.ratios import (
-    aggregate_emnlp2021_ratios,
-    emnlp2021_ratios_of_run,
-    emnlp2021_ratios_scope_of_alias,
-    mixing_scopes,
+    aggregate_rounded,
+    attention_block_scopes,
+    mixing_ratios_of_run,
+    scope_of_alias,
 )
-from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE
-from normscope.papers.published import published_main_numbers, quote_published
+from normscope.papers.emnlp2021.shared import PUBLISHED, REFERENCE, THEIRS
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
@@ -30,20 +30,19 @@ TEXT = """Each token's mixing ratio is averaged over layers and correlated with 
 is the most frequent type, so a negative correlation means that frequent words mix more. The text is not masked."""
 
 
-def emnlp2021_frequency_section(setting: Setting, runs: Runs) -> Section:
+def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of mixing ratio and frequency rank, with and without special tokens."""
-    lens, published = setting.lens, published_main_numbers(NAME)
-    frame = emnlp2021_frequency_tokens(setting, runs["plain"])
+    lens = setting.lens
+    frame = mixing_of_tokens(setting, runs["plain"])
     ids = lens.tokenizer.convert_tokens_to_ids(frame["token"].to_list())
     counts, _ = frequencies.load_or_count_frequencies(setting, ids)
     ranks = counts.ranks.of(ids)
-    ordinary = ~emnlp2021_frequency_special_mask(setting, frame)
+    ordinary = ~special_token_mask(setting, frame)
     groups = {"all": np.ones(len(ranks), dtype=bool), "words": ordinary}
-    values = {name: frame[name].to_numpy() for name in mixing_scopes(lens) if name in frame.columns}
+    values = {name: frame[name].to_numpy() for name in attention_block_scopes(lens) if name in frame.columns}
     rho = {
-        (name, kind): spearman_of_lists(some[chosen], ranks[chosen])
+        name: {kind: spearman_of_lists(some[chosen], ranks[chosen]) for kind, chosen in groups.items()}
         for name, some in values.items()
-        for kind, chosen in groups.items()
     }
     columns = (*TITLES.values(), *(f"{PUBLISHED}, {title.split()[0]}" for title in TITLES.values()))
     table = Table.of(
@@ -53,28 +52,25 @@ def emnlp2021_frequency_section(setting: Setting, runs: Runs) -> Section:
         (
             (
                 name,
-                *(none_if_nan(rho[name, kind]) for kind in TITLES),
-                *(published.get(f"frequency.{name}.{kind}") for kind in TITLES),
+                *(none_if_nan(some[kind]) for kind in TITLES),
+                *(THEIRS.get(f"frequency.{name}.{kind}") for kind in TITLES),
             )
-            for name in values
+            for name, some in rho.items()
         ),
         f"{len(ranks)} tokens, {int(ordinary.sum())} of them not special. Frequencies: {counts.source}. {REFERENCE}",
     )
-    places, means = emnlp2021_frequency_means_by_rank(
-        ranks[ordinary], {name: some[ordinary] for name, some in values.items()}
-    )
+    places, means = means_by_frequency_rank(ranks[ordinary], {name: some[ordinary] for name, some in values.items()})
     xlabel = "frequency rank (logarithm to base 10), binned"
     chart = charts.line_chart(means, x=places, xlabel=xlabel, ylabel="mixing ratio (%)", ylim=(0, 100))
     title, note = "Mean mixing ratio of words by frequency rank", "Two points per power of ten; no special tokens."
-    last = emnlp2021_ratios_scope_of_alias(lens, "attention-block")
-    found = none_if_nan(rho[last, "words"])
+    last = scope_of_alias(lens, "attention-block")
+    found = none_if_nan(rho[last]["words"])
+    measured = "" if found is None else f"Spearman {found:.2f} by {last}, without special tokens"
     claim = Claim(
         "Frequent words mix more: the mixing ratio decreases with the frequency rank",
         None if found is None else found < 0,
-        "the mixing ratio does not vary"
-        if found is None
-        else f"Spearman {found:.2f} by {last}, without special tokens",
-        quote_published(published, "Spearman {:.2f} by ATTNRESLN-N", "frequency.ATTNRESLN-N.words"),
+        measured or "the mixing ratio does not vary",
+        quote_published(THEIRS, "Spearman {:.2f} by ATTNRESLN-N", "frequency.ATTNRESLN-N.words"),
     )
     return Section(
         "frequency",
@@ -82,20 +78,18 @@ def emnlp2021_frequency_section(setting: Setting, runs: Runs) -> Section:
         TEXT,
         (table, Picture("frequency-ranks", title, chart, note)),
         (claim,),
-        finite_numbers({f"frequency.{name}.{kind}": value for (name, kind), value in rho.items()}),
+        finite_numbers({f"frequency.{name}.{kind}": rho[name][kind] for name in rho for kind in groups}),
     )
 
 
-def emnlp2021_frequency_tokens(setting: Setting, run: Run) -> pl.DataFrame:
+def mixing_of_tokens(setting: Setting, run: Run) -> pl.DataFrame:
     """One row per token of the corpus: id, position, token, type and, for each method, the mean ratio over layers."""
     keys = ["id", "position", "token", "type"]
-    found = aggregate_emnlp2021_ratios(
-        emnlp2021_ratios_of_run(setting.lens, run), ["scope", *keys], pl.col("percent").mean()
-    )
+    found = aggregate_rounded(mixing_ratios_of_run(setting.lens, run), ["scope", *keys], pl.col("percent").mean())
     return found.pivot(on="scope", index=keys, values="percent").sort("id", "position")
 
 
-def emnlp2021_frequency_special_mask(setting: Setting, frame: pl.DataFrame) -> NDArray[np.bool_]:
+def special_token_mask(setting: Setting, frame: pl.DataFrame) -> NDArray[np.bool_]:
     """Boolean mask of the tokens that the reading `special` counts as special."""
     if setting.readings.special == "tokenizer":
         found: Any = frame["token"].is_in(list(setting.lens.tokenizer.all_special_tokens)).to_numpy()
@@ -104,7 +98,7 @@ def emnlp2021_frequency_special_mask(setting: Setting, frame: pl.DataFrame) -> N
     return np.asarray(found, dtype=bool)
 
 
-def emnlp2021_frequency_means_by_rank(
+def means_by_frequency_rank(
     ranks: NDArray[np.int64], values: Mapping[str, NDArray[np.float64]]
 ) -> tuple[list[float], dict[str, list[float]]]:
     """Centres (log10) of the non-empty bins of half a power of ten, and the means of the values in each bin."""

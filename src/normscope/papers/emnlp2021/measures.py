@@ -22,16 +22,16 @@ TYPES: dict[str, Any] = {
 
 
 @register_measure("uniform_attention", scopes=("weights",), whole=True)
-def measure_emnlp2021_uniform_effect(sample: Sample) -> Columns:
+def measure_uniform_attention(sample: Sample) -> Columns:
     """layer (-1: all at once) -> effect of uniform attention in it: relative change and cosine distance of the final
     hidden states (means over tokens), loss with and without it over the scored tokens if the model has a head"""
     lens, item, layers = sample.lens, sample.item, list(sample.analysis.layers)
     if sample.analysis.info["side"] != lens.loaded.stacks[0].side:
         return paper_table_columns(TYPES, [])
-    positions, targets = emnlp2021_measures_scored_tokens(sample)
+    positions, targets = scored_tokens(sample)
     plain, plain_loss = (
         run_uniform_attention(lens.loaded, item, ()),
-        _emnlp2021_measures_loss(sample, [], positions, targets),
+        _loss_with_uniform_attention(sample, [], positions, targets),
     )
     rows = []
     for layer in (*layers, ALL):
@@ -43,7 +43,7 @@ def measure_emnlp2021_uniform_effect(sample: Sample) -> Columns:
                 layer,
                 len(plain),
                 *apart,
-                _emnlp2021_measures_loss(sample, chosen, positions, targets),
+                _loss_with_uniform_attention(sample, chosen, positions, targets),
                 plain_loss,
                 len(positions),
             )
@@ -51,12 +51,12 @@ def measure_emnlp2021_uniform_effect(sample: Sample) -> Columns:
     return paper_table_columns(TYPES, rows)
 
 
-def emnlp2021_measures_scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
+def scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
     """Positions whose prediction is scored, and the correct tokens: the masked positions of a masked language model,
     all but the last of a causal one (next token). Empty for models without a language-modelling head."""
     none = torch.zeros(0, dtype=torch.long)
     lens, side = sample.lens, sample.lens.loaded.stacks[0].side
-    if lens.two_sided or not emnlp2021_measures_has_head(lens):
+    if lens.two_sided or not has_vocabulary_head(lens):
         return none, none
     real = sample.item.sides[side].real
     ids, before = sample.item.tensors["input_ids"][real], sample.original.tensors["input_ids"][real]
@@ -66,12 +66,12 @@ def emnlp2021_measures_scored_tokens(sample: Sample) -> tuple[Tensor, Tensor]:
     return positions, before[positions]
 
 
-def emnlp2021_measures_has_head(lens: Any) -> bool:
+def has_vocabulary_head(lens: Any) -> bool:
     """Whether the model has a head that scores its vocabulary."""
     return lens.model is not lens.loaded.base and lens.model.get_output_embeddings() is not None
 
 
-def _emnlp2021_measures_loss(sample: Sample, layers: list[int], positions: Tensor, targets: Tensor) -> float:
+def _loss_with_uniform_attention(sample: Sample, layers: list[int], positions: Tensor, targets: Tensor) -> float:
     """Mean cross-entropy at the positions, in nats; NaN if there are none."""
     if not len(positions):
         return nan

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,34 +18,43 @@ from normscope.papers.common import (
     published_curves,
     rank_correlation,
 )
-from normscope.papers.emnlp2021 import ratios
 from normscope.papers.emnlp2021.ratios import (
     TYPES,
     ByLayer,
-    emnlp2021_ratios_scope_of_alias,
-    mixing_scopes,
-    overall_emnlp2021_ratios,
+    attention_block_scopes,
+    mixing_by_method,
+    mixing_ratios_of_run,
+    overall_mixing,
+    scope_of_alias,
+    summarise_mixing,
+    weights_residual_scope,
 )
-from normscope.papers.emnlp2021.shared import NAME, PUBLISHED, REFERENCE, shared_emnlp2021_layer_claim
-from normscope.papers.published import published_main_numbers, quote_published
+from normscope.papers.emnlp2021.shared import PUBLISHED, REFERENCE, THEIRS, layer_correlation_claim
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
 
 KEYS = ("mean", "max", "min")
+ALIASES = {  # method of the paper -> alias of the scope
+    "ATTN-W": "weights",
+    "ATTN-N": "attention",
+    "ATTNRES-N": "attention-residual",
+    "ATTNRESLN-N": "attention-block",
+}
 MEANS = {"micro": "Means over all tokens (micro).", "macro": "Means over the sequence means (macro)."}
 
 
-def emnlp2021_mixing_section(setting: Setting, runs: Runs) -> Section:
+def mixing_section(setting: Setting, runs: Runs) -> Section:
     """Table 2: mean, max and min of the mixing ratio by each method."""
-    lens, average, published = setting.lens, setting.readings.table_average, published_main_numbers(NAME)
-    found = ratios.summarise_emnlp2021_ratios(ratios.emnlp2021_ratios_of_run(lens, runs[masked_run(setting)]), average)
-    names = [name for name in mixing_scopes(lens) if name in found]
+    lens, average = setting.lens, setting.readings.table_average
+    found = summarise_mixing(mixing_ratios_of_run(lens, runs[masked_run(setting)]), average)
+    names = [name for name in attention_block_scopes(lens) if name in found]
     table = Table.of(
         "table2-mixing",
         "Table 2. Mixing ratio (%)",
         {"method": "", **dict.fromkeys((*KEYS, *(f"{PUBLISHED} {key}" for key in KEYS)), ".1f")},
-        ((name, *found[name].values(), *(published.get(f"mixing.{name}.{key}") for key in KEYS)) for name in names),
+        ((name, *found[name].values(), *(THEIRS.get(f"mixing.{name}.{key}") for key in KEYS)) for name in names),
         f"{MEANS[average]} {REFERENCE}",
     )
     text = "The mixing ratio is the share of a token's new vector that comes from other tokens rather than from itself."
@@ -52,14 +63,14 @@ def emnlp2021_mixing_section(setting: Setting, runs: Runs) -> Section:
         "Mixing ratio",
         f"{text} {describe_common_masking(setting)}",
         (table,),
-        _emnlp2021_mixing_claims(setting, {name: found[name]["mean"] for name in names}),
+        _mixing_claims(setting, {name: found[name]["mean"] for name in names}),
         {f"mixing.{name}.{key}": value for name in names for key, value in found[name].items()},
     )
 
 
-def emnlp2021_mixing_layers_section(setting: Setting, runs: Runs) -> Section:
+def mixing_layers_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 3: the mean mixing ratio by layer and kind of token."""
-    found = _emnlp2021_mixing_by_layer(setting, runs)
+    found = mixing_by_method(setting, runs)
     names, numbers = list(found), range(1, setting.depth + 1)
     kinds = [kind for kind in TYPES if any((layer, kind) in found[names[0]] for layer in numbers)]
     table = Table.of(
@@ -70,168 +81,132 @@ def emnlp2021_mixing_layers_section(setting: Setting, runs: Runs) -> Section:
         MEANS[setting.readings.layer_average],
         folded=len(names) * len(numbers) > 20,
     )
+    maps = {name: np.array([[found[name].get((n, k), np.nan) for k in kinds] for n in numbers]) for name in names}
+    look: dict[str, Any] = {"annotate": True, "shared": False, "decimals": 0}
     heat = map_charts.heat_map_charts(
-        {name: np.array([[found[name].get((n, k), np.nan) for k in kinds] for n in numbers]) for name in names},
-        rows=numbers,
-        columns=kinds,
-        label="mixing ratio (%)",
-        ylabel="layer",
-        annotate=True,
-        shared=False,
-        decimals=0,
+        maps, rows=numbers, columns=kinds, label="mixing ratio (%)", ylabel="layer", **look
     )
-    published = published_curves(
-        published_main_numbers(NAME), {name: f"mixing.{name}.L{{}}.overall" for name in names}, setting.depth
-    )
+    theirs = published_curves(THEIRS, {name: f"mixing.{name}.L{{}}.overall" for name in names}, setting.depth)
     lines = layer_picture(
         "fig3-lines",
         "Mixing ratio of all tokens by layer",
-        {name: overall_emnlp2021_ratios(found[name]) for name in names},
+        {name: overall_mixing(found[name]) for name in names},
         numbers,
         "mixing ratio (%)",
-        f"Dashed: {REFERENCE[0].lower()}{REFERENCE[1:]}" if published else "",
-        reference=published,
+        f"Dashed: {REFERENCE[0].lower()}{REFERENCE[1:]}" if theirs else "",
+        reference=theirs,
         ylim=(0, 100),
     )
     text = "The first token is [CLS] or the token that starts a text; a separator is [SEP] or the token that ends one."
+    title = "Fig. 3. Mixing ratio (%); each method has its own colour scale"
     return Section(
         "layers",
         "Mixing ratio by layer and kind of token",
         f"{text} {describe_common_masking(setting)}",
-        (
-            Picture("fig3-heat", "Fig. 3. Mixing ratio (%); each method has its own colour scale", heat),
-            lines,
-            table,
-        ),
-        _emnlp2021_mixing_layer_claims(
-            setting, found[emnlp2021_ratios_scope_of_alias(setting.lens, "attention-block")]
-        ),
+        (Picture("fig3-heat", title, heat), lines, table),
+        _middle_layer_claims(setting, found[scope_of_alias(setting.lens, "attention-block")]),
         {f"mixing.{name}.L{layer}.{kind}": value for name in names for (layer, kind), value in found[name].items()},
     )
 
 
-def emnlp2021_mixing_depth_section(setting: Setting, runs: Runs) -> Section:
+def mixing_depth_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of a layer's overall mixing ratio with its index."""
-    found = {name: overall_emnlp2021_ratios(means) for name, means in _emnlp2021_mixing_by_layer(setting, runs).items()}
-    numbers, published = range(1, setting.depth + 1), published_main_numbers(NAME)
+    found = {name: overall_mixing(means) for name, means in mixing_by_method(setting, runs).items()}
+    numbers = range(1, setting.depth + 1)
     rho = {name: rank_correlation(means, numbers) for name, means in found.items()}
+    p = {name: none_if_nan(spearman_p_value(means, numbers)) for name, means in found.items()}
     columns = {"method": "", "first layer (%)": ".1f", "last layer (%)": ".1f"}
     table = Table.of(
         "depth-spearman",
         "Spearman's correlation of a layer's mean mixing ratio with its index",
         {**columns, "Spearman": ".2f", "p": ".2f", PUBLISHED: ".2f"},
-        (
-            (name, *(means[0], means[-1]), rho[name], none_if_nan(p), published.get(f"depth.{name}"))
-            for name, means in found.items()
-            for p in [spearman_p_value(means, numbers)]
-        ),
+        ((name, some[0], some[-1], rho[name], p[name], THEIRS.get(f"depth.{name}")) for name, some in found.items()),
         f"p: two-sided permutation test. {REFERENCE}",
     )
-    theirs = quote_published(published, "Spearman {:.2f} over 12 layers", "depth.ATTNRESLN-N")
-    means = found[emnlp2021_ratios_scope_of_alias(setting.lens, "attention-block")]
+    theirs = quote_published(THEIRS, "Spearman {:.2f} over 12 layers", "depth.ATTNRESLN-N")
+    means = found[scope_of_alias(setting.lens, "attention-block")]
     return Section(
         "depth",
         "Mixing ratio and depth",
         f"Correlations over {setting.depth} layers; with few layers, chance correlations are often strong.",
         (table,),
-        (shared_emnlp2021_layer_claim(setting, "The mixing ratio decreases with depth", means, numbers, -1, theirs),),
+        (layer_correlation_claim(setting, "The mixing ratio decreases with depth", means, numbers, -1, theirs),),
         finite_numbers({f"depth.{name}": value for name, value in rho.items()}),
     )
 
 
-def emnlp2021_mixing_middle_layers(depth: int) -> list[int]:
+def middle_layers(depth: int) -> list[int]:
     """The middle half of the layers, from 1: 4 to 9 of 12."""
     return [layer for layer in range(1, depth + 1) if depth < 4 * layer <= 3 * depth] or [1]
 
 
-def _emnlp2021_mixing_by_layer(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, str], float]]:
-    """Method -> (layer, kind of token) -> mean, methods in the order of the layer's scopes."""
-    frame = ratios.emnlp2021_ratios_of_run(setting.lens, runs[masked_run(setting)])
-    found = ratios.mean_emnlp2021_ratios_by_layer(frame, setting.readings.layer_average)
-    return {name: found[name] for name in mixing_scopes(setting.lens) if name in found}
+def _mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim, ...]:
+    names = {alias: scope_of_alias(setting.lens, alias) for alias in ALIASES.values()}
+    ours = {method: means[names[alias]] for method, alias in ALIASES.items()}
 
+    def claim(text: str, holds: bool, template: str, *methods: str) -> Claim:
+        keys = (f"mixing.{method}.mean" for method in methods)
+        return claim_with_published(text, holds, template, [ours[method] for method in methods], THEIRS, *keys)
 
-def _emnlp2021_mixing_claims(setting: Setting, means: Mapping[str, float]) -> tuple[Claim, ...]:
-    lens, published = setting.lens, published_main_numbers(NAME)
-    scopes = [emnlp2021_ratios_scope_of_alias(lens, f"attention{suffix}") for suffix in ("", "-residual", "-block")]
-    attention, residual, block = (means[name] for name in scopes)
-    weights, half = (
-        means[emnlp2021_ratios_scope_of_alias(lens, "weights")],
-        ratios.emnlp2021_ratios_residual_scope(lens),
-    )
-
-    def claim(text: str, holds: bool, template: str, ours: tuple[float, float], *theirs: str) -> Claim:
-        return claim_with_published(text, holds, template, ours, published, *(f"mixing.{name}.mean" for name in theirs))
-
+    weights, attention, residual, block = (ours[method] for method in ALIASES)
+    fall, versus = "from {:.1f} % to {:.1f} %", "{:.1f} % against {:.1f} %"
     claims = [
         claim(
             "Mixing dominates by weights, but by norms with residual and normalization tokens mostly keep their own",
             weights > 50 > block,
-            "{:.1f} % against {:.1f} %",
-            (weights, block),
+            versus,
             *("ATTN-W", "ATTNRESLN-N"),
         ),
         claim(
             "The residual connection reduces norm-based mixing to less than half",
             residual < attention / 2,
-            "from {:.1f} % to {:.1f} %",
-            (attention, residual),
+            fall,
             *("ATTN-N", "ATTNRES-N"),
         ),
     ]
+    half = weights_residual_scope(setting.lens)
     if half is not None:
         claims.append(
             Claim(
                 "Weights with the residual as half (Abnar and Zuidema) still overestimate mixing",
                 means[half] > residual,
-                f"{means[half]:.1f} % against {residual:.1f} % by norms",
-                quote_published(
-                    published, "{:.1f} % against {:.1f} %", "mixing.ATTNRES-W.mean", "mixing.ATTNRES-N.mean"
-                ),
+                f"{versus} by norms".format(means[half], residual),
+                quote_published(THEIRS, versus, "mixing.ATTNRES-W.mean", "mixing.ATTNRES-N.mean"),
             )
         )
-    further, template = "Layer normalization reduces mixing further", "from {:.1f} % to {:.1f} %"
-    last = claim(further, block < residual, template, (residual, block), "ATTNRES-N", "ATTNRESLN-N")
-    if scopes[1] == scopes[2]:
-        last = Claim(further, None, "no norm follows the residual here", last.published)
+    last = claim("Layer normalization reduces mixing further", block < residual, fall, "ATTNRES-N", "ATTNRESLN-N")
+    if names["attention-residual"] == names["attention-block"]:
+        last = replace(last, holds=None, ours="no norm follows the residual here")
     return (*claims, last)
 
 
-def _emnlp2021_mixing_layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
-    published = published_main_numbers(NAME)
+def _middle_layer_claims(setting: Setting, means: ByLayer) -> tuple[Claim, ...]:
     keys = {(n, kind): f"mixing.ATTNRESLN-N.L{n}.{kind}" for n in range(1, 13) for kind in TYPES}
-    theirs = {place: published[key] for place, key in keys.items() if key in published}
+    theirs = {place: THEIRS[key] for place, key in keys.items() if key in THEIRS}
     claims = []
     for kind, less, text in (
         ("separator", True, "In the middle layers, separators ([SEP]) mix less than ordinary tokens"),
         ("first", True, "In the middle layers, the first token ([CLS]) mixes less than ordinary tokens"),
         ("mask", False, "In the middle layers, [MASK] mixes more than ordinary tokens"),
     ):
-        ours, why = _emnlp2021_mixing_middle_means(means, kind, setting.depth), "no such tokens in the corpus"
+        ours, why = _middle_means(means, kind, setting.depth), "no such tokens in the corpus"
         if kind == "first" and setting.side == "decoder":
             ours, why = None, "the first token of a causal model attends only to itself"
         holds = None if ours is None else (ours[0] < ours[1]) == less
-        claims.append(
-            Claim(
-                text,
-                holds,
-                _describe_emnlp2021_mixing_means(ours, setting.depth, why),
-                _describe_emnlp2021_mixing_means(_emnlp2021_mixing_middle_means(theirs, kind, 12), 12),
-            )
-        )
+        published = _describe_middle_means(_middle_means(theirs, kind, 12), 12)
+        claims.append(Claim(text, holds, _describe_middle_means(ours, setting.depth, why), published))
     return tuple(claims)
 
 
-def _emnlp2021_mixing_middle_means(means: ByLayer, kind: str, depth: int) -> tuple[float, float] | None:
+def _middle_means(means: ByLayer, kind: str, depth: int) -> tuple[float, float] | None:
     """Means over the middle layers for a kind of token and for ordinary tokens."""
-    values = [
-        [means[n, one] for n in emnlp2021_mixing_middle_layers(depth) if (n, one) in means] for one in (kind, "other")
-    ]
-    return (float(np.mean(values[0])), float(np.mean(values[1]))) if all(values) else None
+    layers = middle_layers(depth)
+    of_kind, ordinary = ([means[n, one] for n in layers if (n, one) in means] for one in (kind, "other"))
+    return (float(np.mean(of_kind)), float(np.mean(ordinary))) if of_kind and ordinary else None
 
 
-def _describe_emnlp2021_mixing_means(pair: Sequence[float] | None, depth: int, why: str = "") -> str:
-    layers = emnlp2021_mixing_middle_layers(depth)
+def _describe_middle_means(pair: Sequence[float] | None, depth: int, why: str = "") -> str:
     if pair is None:
         return why
+    layers = middle_layers(depth)
     return f"{pair[0]:.1f} % against {pair[1]:.1f} % in layers {layers[0]} to {layers[-1]}"

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 from normscope.measures.correlation import spearman_p_value
 from normscope.papers.common import rank_correlation
+from normscope.papers.published import published_main_numbers
 from normscope.papers.study import Setting
 from normscope.reports.report import Claim
 
 NAME = "emnlp2021"
+THEIRS = published_main_numbers(NAME)
 PUBLISHED = "published"  # a column
 REFERENCE = "Published: BERT-base on Wikipedia."
 
 
-def shared_emnlp2021_layer_claim(
+def layer_correlation_claim(
     setting: Setting, text: str, a: Sequence[float], b: Sequence[float], sign: int, theirs: str = ""
 ) -> Claim:
     """A claim that two quantities of a layer correlate positively (`sign` 1) or negatively (-1). It is left open unless

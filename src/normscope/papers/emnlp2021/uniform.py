@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 import polars as pl
@@ -25,14 +26,8 @@ from normscope.papers.common import (
     scan_paper_side,
 )
 from normscope.papers.emnlp2021.measures import ALL
-from normscope.papers.emnlp2021.ratios import (
-    aggregate_emnlp2021_ratios,
-    emnlp2021_ratios_of_run,
-    emnlp2021_ratios_scope_of_alias,
-    mean_emnlp2021_ratios_by_layer,
-    overall_emnlp2021_ratios,
-)
-from normscope.papers.emnlp2021.shared import shared_emnlp2021_layer_claim
+from normscope.papers.emnlp2021.ratios import aggregate_rounded, mixing_by_method, overall_mixing, scope_of_alias
+from normscope.papers.emnlp2021.shared import layer_correlation_claim
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
@@ -54,38 +49,32 @@ CORRELATION_NOTE = (
 )
 
 
-def emnlp2021_uniform_section(setting: Setting, runs: Runs) -> Section:
+def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
     """Change of the output for each layer and for all layers at once, with the layer's mixing ratio."""
-    lens, average, depth = setting.lens, setting.readings.layer_average, setting.depth
-    weights, block = (
-        emnlp2021_ratios_scope_of_alias(lens, "weights"),
-        emnlp2021_ratios_scope_of_alias(lens, "attention-block"),
-    )
-    means = mean_emnlp2021_ratios_by_layer(emnlp2021_ratios_of_run(lens, runs[masked_run(setting)]), average)
-    mixing = {name: overall_emnlp2021_ratios(means[name]) for name in (weights, block)}
-    found = emnlp2021_uniform_changes(lens, runs[RUN], average)
+    lens, depth, chosen = setting.lens, setting.depth, setting.readings.change
+    means = mixing_by_method(setting, runs)
+    methods = [scope_of_alias(lens, alias) for alias in ("weights", "attention-block")]
+    mixing = {name: overall_mixing(means[name]) for name in methods}
+    found = uniform_attention_changes(lens, runs[RUN], setting.readings.layer_average)
     has_loss = "loss" in found[ALL]
     kinds = CHANGES | (LOSSES if has_loss else {})
-    columns = (f"{weights} (%)", f"{block} (%)", *kinds.values())
-    rows: list[tuple[Cell, ...]] = [
-        (n + 1, mixing[weights][n], mixing[block][n], *(found[n][kind] for kind in kinds)) for n in range(depth)
-    ]
-    rows.append(("all", None, None, *(found[ALL][kind] for kind in kinds)))
     changed = {kind: [found[n][kind] for n in range(depth)] for kind in kinds}
+    columns = (*(f"{name} (%)" for name in methods), *kinds.values())
+    rows: list[tuple[Cell, ...]] = list(zip(range(1, depth + 1), *mixing.values(), *changed.values(), strict=True))
+    rows.append(("all", None, None, *(found[ALL][kind] for kind in kinds)))
     correlations = {
         (name, kind): (rank_correlation(a, b), none_if_nan(spearman_p_value(a, b)), linear_correlation(a, b))
         for name, a in mixing.items()
         for kind, b in changed.items()
         if kind != "loss"
     }
-    chosen = setting.readings.change
     tables = (
         Table.of(
             "uniform-change",
             "Change of the output with uniform attention, by layer and in all layers at once",
             {"layer": "", **{column: ".1f" if "%" in column else ".3f" for column in columns}},
             rows,
-            f"{weights} and {block}: the mixing ratio of the layer. {CHANGE_NOTE}{LOSS_NOTE if has_loss else ''}",
+            f"{' and '.join(methods)}: the mixing ratio of the layer. {CHANGE_NOTE}{LOSS_NOTE if has_loss else ''}",
         ),
         Table.of(
             "uniform-correlation",
@@ -98,14 +87,14 @@ def emnlp2021_uniform_section(setting: Setting, runs: Runs) -> Section:
     return Section(
         "uniform",
         "Uniform instead of learned attention",
-        "\n\n".join((TEXT, _describe_emnlp2021_uniform_loss(setting, found[ALL]), describe_common_masking(setting))),
-        (*tables, *_emnlp2021_uniform_pictures(mixing, changed, chosen)),
-        _emnlp2021_uniform_claims(setting, mixing, changed),
-        _emnlp2021_uniform_numbers(found, correlations, chosen),
+        "\n\n".join((TEXT, _describe_loss(setting, found[ALL]), describe_common_masking(setting))),
+        (*tables, *_uniform_attention_pictures(mixing, changed, chosen)),
+        _uniform_attention_claims(setting, mixing, changed),
+        _uniform_attention_numbers(found, correlations, chosen),
     )
 
 
-def emnlp2021_uniform_changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float]]:
+def uniform_attention_changes(lens: Analyzer, run: Run, average: str) -> dict[int, dict[str, float]]:
     """layer (from 0, or ALL) -> relative change in percent and cosine distance; with a head also the loss, its increase
     and the loss with learned attention. Sequences count equally (macro) or by tokens (micro); losses are means over
     all scored tokens."""
@@ -115,7 +104,7 @@ def emnlp2021_uniform_changes(lens: Analyzer, run: Run, average: str) -> dict[in
     losses = [((pl.col(kind).fill_nan(0.0) * score).sum() / score.sum()).alias(kind) for kind in ("loss", "plain_loss")]
     rows = scan_paper_side(run, "uniform_attention", lens.loaded.stacks[0].side)
     found: dict[int, dict[str, float]] = {}
-    for row in aggregate_emnlp2021_ratios(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
+    for row in aggregate_rounded(rows, ["layer"], *means, *losses, score.sum()).iter_rows(named=True):
         values = {"relative": 100 * row["relative"], "cosine": row["cosine"]}
         if row["scored"]:
             values |= {"loss": row["loss"], "added": row["loss"] - row["plain_loss"], "plain": row["plain_loss"]}
@@ -123,33 +112,23 @@ def emnlp2021_uniform_changes(lens: Analyzer, run: Run, average: str) -> dict[in
     return found
 
 
-def _emnlp2021_uniform_pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Picture]:
+def _uniform_attention_pictures(mixing: ByKind, changed: ByKind, chosen: str) -> tuple[Picture, Picture]:
     block, by_block = list(mixing.items())[-1]
     layers = range(1, len(by_block) + 1)
-    scatter = charts.scatter_chart(
-        by_block,
-        changed[chosen],
-        xlabel=f"mixing ratio by {block} (%)",
-        ylabel=AXES[chosen],
-        labels=[f"layer {n}" for n in layers],
-    )
+    axes = {"xlabel": f"mixing ratio by {block} (%)", "ylabel": AXES[chosen]}
+    scatter = charts.scatter_chart(by_block, changed[chosen], **axes, labels=[f"layer {n}" for n in layers])
     series = {f"mixing by {name}": some for name, some in mixing.items()} | {"relative change": changed["relative"]}
     against = "Change of the output by uniform attention in a layer, against the layer's mixing ratio"
     beside = "Mixing ratio and relative change of the final hidden states by layer (%)"
     return Picture("uniform-scatter", against, scatter), layer_picture("uniform-layers", beside, series, layers, "%")
 
 
-def _emnlp2021_uniform_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
-    (weights, by_weights), (block, by_block) = ((name, sum(some) / len(some)) for name, some in mixing.items())
-    change = sum(changed["relative"]) / setting.depth
+def _uniform_attention_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
+    (weights, by_weights), (block, by_block) = ((name, fmean(some)) for name, some in mixing.items())
+    change = fmean(changed["relative"])
+    increases = "Uniform attention changes less where a layer mixes less: the change increases with the mixing ratio"
     return (
-        shared_emnlp2021_layer_claim(
-            setting,
-            "Uniform attention changes less where a layer mixes less: the change increases with the mixing ratio",
-            mixing[block],
-            changed[setting.readings.change],
-            1,
-        ),
+        layer_correlation_claim(setting, increases, mixing[block], changed[setting.readings.change], 1),
         Claim(
             "The change by uniform attention in one layer is closer to norm-based than to weight-based mixing",
             abs(change - by_block) < abs(change - by_weights),
@@ -158,7 +137,7 @@ def _emnlp2021_uniform_claims(setting: Setting, mixing: ByKind, changed: ByKind)
     )
 
 
-def _emnlp2021_uniform_numbers(
+def _uniform_attention_numbers(
     found: Changes, correlations: Mapping[tuple[str, str], tuple[float | None, ...]], chosen: str
 ) -> dict[str, float]:
     numbers: dict[str, float] = {}
@@ -169,13 +148,12 @@ def _emnlp2021_uniform_numbers(
         numbers["uniform.loss.plain"] = found[ALL]["plain"]
     for (name, kind), some in correlations.items():
         if kind == chosen:
-            numbers |= finite_numbers(
-                {f"uniform.{key}.{name}": number for key, number in zip(MEASURES, some, strict=True)}
-            )
+            keys = (f"uniform.{measure}.{name}" for measure in MEASURES)
+            numbers |= finite_numbers(dict(zip(keys, some, strict=True)))
     return numbers
 
 
-def _describe_emnlp2021_uniform_loss(setting: Setting, everywhere: Mapping[str, Any]) -> str:
+def _describe_loss(setting: Setting, everywhere: Mapping[str, Any]) -> str:
     if "plain" not in everywhere:
         return "The model was loaded without a head that predicts tokens, so there is no loss to compare."
     what = "of the masked tokens" if masked_run(setting) == "masked" else "of the next token"

@@ -13,12 +13,12 @@ from normscope.corpus.store import Run, fingerprint
 from normscope.errors import NormscopeError
 from normscope.models.source import ModelSource
 from normscope.papers.faithfulness import results, sections
-from normscope.papers.faithfulness.contexts import faithfulness_context_task
-from normscope.papers.faithfulness.predictions import prediction_replacement_token
+from normscope.papers.faithfulness.contexts import prediction_task
+from normscope.papers.faithfulness.predictions import replacement_token
 from normscope.papers.faithfulness.results import Results
-from normscope.papers.faithfulness.scores import methods_of_faithfulness_scores, refusal_of_faithfulness_scores
+from normscope.papers.faithfulness.scores import compared_methods, method_refusal
 from normscope.papers.faithfulness.settings import Settings
-from normscope.papers.runs import EngineOptions, complete_papers_run, load_papers_run_analyzer
+from normscope.papers.runs import EngineOptions, complete_run, load_run_analyzer
 from normscope.reports import facts
 from normscope.reports.report import Report
 from normscope.reports.write import write_report
@@ -54,20 +54,20 @@ def compare_methods(
     interrupted run. `engine`, `workers`, `threads` and `address` are those of `normscope.corpus.run`.
     """
     chosen = settings or Settings()
-    lens = load_papers_run_analyzer(model, engine)
-    task = faithfulness_context_task(lens)
-    prediction_replacement_token(lens, chosen.replacement)
-    methods_of_faithfulness_scores(lens, chosen.methods)
+    lens = load_run_analyzer(model, engine)
+    task = prediction_task(lens)
+    replacement_token(lens, chosen.replacement)
+    compared_methods(lens, chosen.methods)
     for method in chosen.methods:
-        if refusal_of_faithfulness_scores(lens, method):
-            raise NormscopeError(refusal_of_faithfulness_scores(lens, method))
-    run = complete_papers_run(
+        if reason := method_refusal(lens, method):
+            raise NormscopeError(reason)
+    run = complete_run(
         str(data),
         model if engine.get("engine") == "ray" else lens,
         Path(out) / "runs" / "faithfulness",
         measures=["faithfulness"],
         scopes=["weights"],
-        settings=chosen.to_plain() | {"head": _comparison_head_fingerprint(lens)},
+        settings=chosen.to_plain() | {"head": _head_fingerprint(lens)},
         format=format,
         reader=reader,
         limit=limit,
@@ -75,27 +75,24 @@ def compare_methods(
         progress=None if progress is None else lambda done, total: progress("entries", done, total),
         **engine,
     )
-    found = results.read_faithfulness_results(run, chosen.erasures)
-    made = (
-        *(section(found, chosen.erasures) for section in sections.SECTIONS),
-        sections.faithfulness_agreement_section(found),
-    )
+    found = results.read_results(run, chosen.erasures)
+    agreement = sections.score_agreement_section(found)
     report = Report(
         paper="faithfulness",
         title=TITLE,
         citation=CITATION,
-        facts=_faithfulness_comparison_facts(lens, str(data), found, chosen, run, task),
+        facts=_comparison_facts(lens, str(data), found, chosen, run, task),
         readings=(),
-        sections=tuple(section for section in made if section is not None),
+        sections=(*(make(found, chosen.erasures) for make in sections.SECTIONS), *([agreement] if agreement else [])),
         skipped=tuple(found.refused.items()),
-        command=_faithfulness_comparison_command(
-            facts.facts_model_arguments(model, lens), str(data), out, chosen, format, reader or {}, limit
+        command=_comparison_command(
+            facts.model_arguments(model, lens), str(data), out, chosen, format, reader or {}, limit
         ),
     )
     return report, write_report(report, out)
 
 
-def _faithfulness_comparison_facts(
+def _comparison_facts(
     lens: Analyzer, data: str, found: Results, settings: Settings, run: Run, task: str
 ) -> tuple[tuple[str, str], ...]:
     entries = int(run.manifest["data"]["entries"])
@@ -103,7 +100,7 @@ def _faithfulness_comparison_facts(
     target = given if settings.target == "given" else "the model's own prediction"
     where = "at the last position" if not settings.positions else f"at {settings.positions} random positions"
     return (
-        ("model", f"{facts.facts_model_name(lens)} ({type(lens.model).__name__}, {lens.loaded.depths[0]} layers)"),
+        ("model", f"{facts.fact_model_name(lens)} ({type(lens.model).__name__}, {lens.loaded.depths[0]} layers)"),
         ("data", data),
         (
             "contexts",
@@ -114,15 +111,14 @@ def _faithfulness_comparison_facts(
         ("target", f"{target}, with a probability of {found.probability:.3f} on average"),
         (
             "masking",
-            f"tokens are replaced by {prediction_replacement_token(lens, settings.replacement).token!r}; "
-            "special tokens are kept",
+            f"tokens are replaced by {replacement_token(lens, settings.replacement).token!r}; special tokens are kept",
         ),
         *((f"no scores in {count:,} contexts", f"{name}: {why}") for name, (count, why) in found.partly.items()),
         ("versions", facts.package_version_facts()),
     )
 
 
-def _faithfulness_comparison_command(
+def _comparison_command(
     model: list[tuple[str, str | None]],
     data: str,
     out: str | Path,
@@ -136,7 +132,7 @@ def _faithfulness_comparison_command(
     options: list[tuple[str, Any]] = [
         *model,
         ("--format", format),
-        *facts.facts_reader_arguments(reader),
+        *facts.reader_arguments(reader),
         *(("--method", method) for method in settings.methods),
         ("--target", None if settings.target == default.target else settings.target),
         ("--positions", settings.positions or None),
@@ -146,10 +142,10 @@ def _faithfulness_comparison_command(
         ("--limit", limit),
         ("--out", out),
     ]
-    return facts.facts_shell_command(("faithfulness", data), options)
+    return facts.shell_command(("faithfulness", data), options)
 
 
-def _comparison_head_fingerprint(lens: Analyzer) -> str:
+def _head_fingerprint(lens: Analyzer) -> str:
     """Fingerprint of the weights outside the base model, which affect all predictions."""
     base = {id(parameter) for parameter in lens.loaded.base.parameters()}
 

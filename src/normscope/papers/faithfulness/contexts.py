@@ -30,7 +30,7 @@ class Context:
     given: int | None
 
 
-def faithfulness_context_task(lens: Analyzer) -> Task:
+def prediction_task(lens: Analyzer) -> Task:
     """What a model predicts; models that predict neither classes nor tokens are an error."""
     kind = type(lens.model).__name__
     if lens.two_sided or lens.family.input != "text":
@@ -53,20 +53,20 @@ def faithfulness_context_task(lens: Analyzer) -> Task:
     return "masked"
 
 
-def faithfulness_contexts(lens: Analyzer, item: Item, label: str | None, id: str, settings: Settings) -> list[Context]:
+def prediction_contexts(lens: Analyzer, item: Item, label: str | None, id: str, settings: Settings) -> list[Context]:
     """The predictions to explain in one text."""
-    task = faithfulness_context_task(lens)
+    task = prediction_task(lens)
     (tokens,) = item.sides.values()
     ids = item.tensors["input_ids"].tolist()
-    special = _context_marker_ids(lens.tokenizer)
+    special = _marker_ids(lens.tokenizer)
     removable = [n for n in tokens.real.nonzero().flatten().tolist() if ids[n] not in special]
     if task == "class":
-        found = [Context(item, None, tuple(removable), _context_class_of_label(lens, label))]
+        found = [Context(item, None, tuple(removable), _class_of_label(lens, label))]
     else:
         made, possible = (_next_context, removable[FEWEST - 1 :]) if task == "next" else (_masked_context, removable)
         if task == "next" and settings.target == "given":
             possible = [n for n in possible if n + 1 < len(ids)]
-        found = [made(lens, item, removable, n) for n in _choose_context_positions(possible, id, settings)]
+        found = [made(lens, item, removable, n) for n in _choose_positions(possible, id, settings)]
     found = [one for one in found if len(one.removable) >= FEWEST]
     if not found:
         raise NormscopeError(f"The text is too short: it needs {FEWEST} removable tokens and one to predict.")
@@ -98,37 +98,35 @@ def _masked_context(lens: Analyzer, item: Item, removable: Sequence[int], at: in
     ids[at] = lens.tokenizer.mask_token_id
     names = (*tokens.names[:at], str(lens.tokenizer.mask_token), *tokens.names[at + 1 :])
     changed = replace(
-        item,
-        tensors={**item.tensors, "input_ids": ids},
-        sides={side: Tokens(names, tokens.real, tokens.word_ids)},
+        item, tensors={**item.tensors, "input_ids": ids}, sides={side: Tokens(names, tokens.real, tokens.word_ids)}
     )
     return Context(changed, at, tuple(n for n in removable if n != at), given)
 
 
-def _choose_context_positions(possible: Sequence[int], id: str, settings: Settings) -> list[int]:
+def _choose_positions(possible: Sequence[int], id: str, settings: Settings) -> list[int]:
     """The last position, or random positions that depend on the seed and the entry's id."""
     if not settings.positions:
         return list(possible[-1:])
-    generator = context_named_generator(settings.seed, id, "positions")
+    generator = named_generator(settings.seed, id, "positions")
     count = min(settings.positions, len(possible))
     return sorted(generator.choice(np.array(possible, dtype=np.int64), count, replace=False).tolist())
 
 
-def context_named_generator(seed: int, *what: Any) -> np.random.Generator:
+def named_generator(seed: int, *what: Any) -> np.random.Generator:
     """A random generator determined by a seed and names alone, independent of earlier draws."""
     text = ":".join(map(str, (seed, *what)))
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 
 
-def _context_marker_ids(tokenizer: Any) -> set[int]:
+def _marker_ids(tokenizer: Any) -> set[int]:
     """Ids of tokens that are not part of the text; the unknown token is part of it."""
     names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
     found = {getattr(tokenizer, name, None) for name in names}
     return {int(id) for id in found if id is not None and id != tokenizer.unk_token_id}
 
 
-def _context_class_of_label(lens: Analyzer, label: str | None) -> int | None:
+def _class_of_label(lens: Analyzer, label: str | None) -> int | None:
     """The class index of a label given by name or number; None if unknown."""
     if label is None:
         return None
@@ -139,7 +137,7 @@ def _context_class_of_label(lens: Analyzer, label: str | None) -> int | None:
     return int(label) if label.strip().isdecimal() and int(label) in classes else None
 
 
-def keep_context_tokens(item: Item, kept: Sequence[int]) -> Item:
+def keep_item_tokens(item: Item, kept: Sequence[int]) -> Item:
     """The item with the model inputs restricted to some tokens; token names are not changed."""
     index = torch.tensor(list(kept), dtype=torch.long)
     return replace(item, tensors={key: value[index] for key, value in item.tensors.items()})

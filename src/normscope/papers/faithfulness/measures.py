@@ -12,16 +12,16 @@ from normscope.measures.faithfulness import (
     faithfulness_top_tokens,
 )
 from normscope.papers.faithfulness import scores
-from normscope.papers.faithfulness.contexts import Context, context_named_generator, faithfulness_contexts
+from normscope.papers.faithfulness.contexts import Context, named_generator, prediction_contexts
 from normscope.papers.faithfulness.predictions import (
     Erased,
     Prediction,
-    erased_prediction_logits,
+    erased_logits,
     erased_predictions,
-    prediction_replacement_token,
+    replacement_token,
 )
 from normscope.papers.faithfulness.scores import LEAVE_ONE_OUT, RANDOM, TokenScores
-from normscope.papers.faithfulness.settings import Settings, faithfulness_settings_from_plain
+from normscope.papers.faithfulness.settings import Settings, settings_from_plain
 
 # Shares of the tokens that are removed or kept: those of ERASER (1, 5, 10, 20, 50 %) and of DecompX (10 to 90 %), none
 # and all.
@@ -30,30 +30,27 @@ NOTHING = Erased("mask", frozenset())
 
 
 @register_measure("faithfulness", scopes=("weights",), whole=True)
-def papers_faithfulness_measure(sample: Sample) -> Columns:
+def measure_faithfulness(sample: Sample) -> Columns:
     """position, method -> token scores; the target's probability and the model's choice without the top share of tokens
     and with only these, by masking and by deletion; or the reason why the method has no scores"""
-    settings = faithfulness_settings_from_plain(sample.settings)
+    settings = settings_from_plain(sample.settings)
     rows: list[dict[str, Any]] = []
-    for context in faithfulness_contexts(sample.lens, sample.item, sample.entry.label, sample.entry.id, settings):
-        rows += _papers_faithfulness_measure_rows(sample, context, settings)
+    for context in prediction_contexts(sample.lens, sample.item, sample.entry.label, sample.entry.id, settings):
+        rows += _method_rows(sample, context, settings)
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-def _papers_faithfulness_measure_rows(sample: Sample, context: Context, settings: Settings) -> list[dict[str, Any]]:
+def _method_rows(sample: Sample, context: Context, settings: Settings) -> list[dict[str, Any]]:
     lens = sample.lens
-    replacement = prediction_replacement_token(lens, settings.replacement)
-    (logits,) = erased_prediction_logits(lens, context, [NOTHING], replacement)
+    replacement = replacement_token(lens, settings.replacement)
+    (logits,) = erased_logits(lens, context, [NOTHING], replacement)
     choice = int(logits.argmax())
     target = choice if settings.target == "top" or context.given is None else context.given
     full = Prediction(float(logits.softmax(-1)[target]), choice)
-    methods = scores.methods_of_faithfulness_scores(lens, settings.methods)
-    found = {
-        method: _papers_faithfulness_measure_scores(sample, context, method, target, full, settings)
-        for method in methods
-    }
+    methods = scores.compared_methods(lens, settings.methods)
+    found = {method: _method_scores(sample, context, method, target, full, settings) for method in methods}
     asked = {
-        (method, erasure): _papers_faithfulness_measure_erased(one, context, erasure)
+        (method, erasure): _erased_tops(one, context, erasure)
         for method, one in found.items()
         if not one.reason
         for erasure in settings.erasures
@@ -81,27 +78,25 @@ def _papers_faithfulness_measure_rows(sample: Sample, context: Context, settings
     return rows
 
 
-def _papers_faithfulness_measure_scores(
+def _method_scores(
     sample: Sample, context: Context, method: str, target: int, full: Prediction, settings: Settings
 ) -> TokenScores:
     lens = sample.lens
     if method == RANDOM:
-        generator = context_named_generator(settings.seed, sample.entry.id, context.position, RANDOM)
+        generator = named_generator(settings.seed, sample.entry.id, context.position, RANDOM)
         return TokenScores(tuple(generator.random(len(context.removable)).tolist()))
     if method == LEAVE_ONE_OUT:
-        replacement = prediction_replacement_token(lens, settings.replacement)
+        replacement = replacement_token(lens, settings.replacement)
         each = {n: Erased("mask", frozenset([n])) for n in context.removable}
         known = erased_predictions(lens, context, target, list(each.values()), replacement)
         return scores.leave_one_out_scores(
             full.probability, {n: known[one].probability for n, one in each.items()}, context
         )
-    reason = scores.refusal_of_faithfulness_scores(lens, method)
-    return TokenScores(reason=reason) if reason else scores.faithfulness_scores_by_flow(lens, context, method, target)
+    reason = scores.method_refusal(lens, method)
+    return TokenScores(reason=reason) if reason else scores.flow_token_scores(lens, context, method, target)
 
 
-def _papers_faithfulness_measure_erased(
-    found: TokenScores, context: Context, erasure: str
-) -> tuple[list[Erased], list[Erased]]:
+def _erased_tops(found: TokenScores, context: Context, erasure: str) -> tuple[list[Erased], list[Erased]]:
     """The tokens removed at each share: the top of the ranking, and everything except the top."""
     order = [context.removable[n] for n in faithfulness_token_ranking(found.values)]
     return (

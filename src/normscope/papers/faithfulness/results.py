@@ -49,7 +49,7 @@ class Results:
     labelled: bool  # whether the correct answer is always known
 
 
-def read_faithfulness_results(run: Run, erasures: Sequence[str]) -> Results:
+def read_results(run: Run, erasures: Sequence[str]) -> Results:
     """Read the results of a finished run."""
     frame = run.scan("faithfulness").collect()
     methods: dict[str, MethodResult] = {}
@@ -88,76 +88,71 @@ def read_faithfulness_results(run: Run, erasures: Sequence[str]) -> Results:
     )
 
 
-def faithfulness_results_share_indices(shares: Sequence[float]) -> list[int]:
+def share_indices(shares: Sequence[float]) -> list[int]:
     """Indices of shares in SHARES."""
     return [SHARES.index(share) for share in shares]
 
 
-def comprehensiveness_of_results(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
+def comprehensiveness(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
     """(contexts,): AOPC of removing the top of the ranking."""
-    return _faithfulness_results_mean_drop(one, one.after[erasure, "without"], shares)
+    return _mean_drop(one, erasure, "without", shares)
 
 
-def sufficiency_of_results(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
+def sufficiency(one: MethodResult, erasure: str, shares: Sequence[float] = DECOMPX) -> Values:
     """(contexts,): AOPC of keeping only the top of the ranking."""
-    return _faithfulness_results_mean_drop(one, one.after[erasure, "only"], shares)
+    return _mean_drop(one, erasure, "only", shares)
 
 
-AOPC = (comprehensiveness_of_results, sufficiency_of_results)
+AOPC = (comprehensiveness, sufficiency)
 
 
-def _faithfulness_results_mean_drop(one: MethodResult, after: Values, shares: Sequence[float]) -> Values:
-    return faithfulness.aopc(
-        faithfulness.faithfulness_probability_drop(
-            one.probability, after[:, faithfulness_results_share_indices(shares)]
-        )
-    )
+def _mean_drop(one: MethodResult, erasure: str, kind: str, shares: Sequence[float]) -> Values:
+    after = one.after[erasure, kind][:, share_indices(shares)]
+    return faithfulness.aopc(faithfulness.faithfulness_probability_drop(one.probability, after))
 
 
-def faithfulness_results_curve_area(one: MethodResult, erasure: str, kind: str) -> Values:
+def probability_curve_area(one: MethodResult, erasure: str, kind: str) -> Values:
     """(contexts,): the area under the curve of the target's probability while tokens are removed ("without") or added
     ("only") from the top of the ranking."""
     return faithfulness.faithfulness_area_under_curve(one.after[erasure, kind], SHARES)
 
 
-def faithfulness_results_choices_kept(one: MethodResult, erasure: str, right: Values) -> Values:
+def choices_kept(one: MethodResult, erasure: str, right: Values) -> Values:
     """(contexts, shares of DecompX): whether the model still chooses `right` without the top of the ranking."""
-    return faithfulness.faithfulness_choice_accuracy(
-        one.choices[erasure, "without"][:, faithfulness_results_share_indices(DECOMPX)], right
-    )
+    return faithfulness.faithfulness_choice_accuracy(one.choices[erasure, "without"][:, share_indices(DECOMPX)], right)
 
 
-def faithfulness_results_entry_mean(one: MethodResult, values: Values) -> Interval:
+def mean_over_entries(one: MethodResult, values: Values) -> Interval:
     """The mean over entries with its interval; contexts are first averaged within each entry."""
     return faithfulness_interval(faithfulness_mean_by_entry(values, one.entries))
 
 
-def comprehensiveness_lead_of_results(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
+def comprehensiveness_lead(one: MethodResult, other: MethodResult, erasure: str) -> Interval:
     """Difference in comprehensiveness between two methods over their common contexts, paired by entry."""
-    theirs_at = {context: n for n, context in enumerate(other.contexts)}
-    both = [(n, theirs_at[context]) for n, context in enumerate(one.contexts) if context in theirs_at]
-    mine, theirs = comprehensiveness_of_results(one, erasure), comprehensiveness_of_results(other, erasure)
+    both = _common_contexts(one, other)
+    mine, theirs = comprehensiveness(one, erasure), comprehensiveness(other, erasure)
     apart = np.array([mine[n] - theirs[m] for n, m in both], dtype=np.float64)
     return faithfulness_interval(faithfulness_mean_by_entry(apart, [one.entries[n] for n, _ in both]))
 
 
-def faithfulness_results_correlations(one: MethodResult, other: MethodResult, kendall: bool = False) -> Values:
+def score_correlations(one: MethodResult, other: MethodResult, kendall: bool = False) -> Values:
     """(contexts,): rank correlation of two methods' token scores in each context; NaN where one has no scores."""
     measure = kendall_of_lists if kendall else spearman_of_lists
+    found = np.full(len(one.contexts), np.nan)
+    for n, m in _common_contexts(one, other):
+        found[n] = measure(one.scores[n], other.scores[m])
+    return found
+
+
+def _common_contexts(one: MethodResult, other: MethodResult) -> list[tuple[int, int]]:
+    """The indices of each common context in both results."""
     theirs_at = {context: n for n, context in enumerate(other.contexts)}
-    return np.array(
-        [
-            measure(one.scores[n], other.scores[theirs_at[context]]) if context in theirs_at else np.nan
-            for n, context in enumerate(one.contexts)
-        ],
-        dtype=np.float64,
-    )
+    return [(n, theirs_at[context]) for n, context in enumerate(one.contexts) if context in theirs_at]
 
 
-def methods_best_first_in_results(results: Results, erasure: str) -> list[str]:
+def methods_best_first(results: Results, erasure: str) -> list[str]:
     """The methods in descending order of comprehensiveness."""
     reached = {
-        name: faithfulness_results_entry_mean(one, comprehensiveness_of_results(one, erasure)).mean
-        for name, one in results.methods.items()
+        name: mean_over_entries(one, comprehensiveness(one, erasure)).mean for name, one in results.methods.items()
     }
     return sorted(reached, key=lambda name: -reached[name])

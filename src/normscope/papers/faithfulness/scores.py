@@ -28,7 +28,7 @@ class TokenScores:
     reason: str = ""
 
 
-def methods_of_faithfulness_scores(lens: Analyzer, wanted: Sequence[str] = ()) -> tuple[str, ...]:
+def compared_methods(lens: Analyzer, wanted: Sequence[str] = ()) -> tuple[str, ...]:
     """The methods to compare, by default all of `flow` with rollout of every scope; then the references."""
     known = [name for name in METHODS if name != "rollout-raw"]
     # "rollout" without a scope already uses the weights with half a residual connection.
@@ -41,7 +41,7 @@ def methods_of_faithfulness_scores(lens: Analyzer, wanted: Sequence[str] = ()) -
     return tuple(dict.fromkeys([*(wanted or (*known, *scopes, LEAVE_ONE_OUT)), RANDOM]))
 
 
-def refusal_of_faithfulness_scores(lens: Analyzer, method: str) -> str:
+def method_refusal(lens: Analyzer, method: str) -> str:
     """Why a method does not apply to a model; empty if it does."""
     if method in REFERENCES:
         return ""
@@ -52,7 +52,7 @@ def refusal_of_faithfulness_scores(lens: Analyzer, method: str) -> str:
     return ""
 
 
-def faithfulness_scores_by_flow(lens: Analyzer, context: Context, method: str, target: int) -> TokenScores:
+def flow_token_scores(lens: Analyzer, context: Context, method: str, target: int) -> TokenScores:
     """The scores of a `flow` method for the target's logit."""
     try:
         found = run_flow(lens.loaded, context.item, method, target, context.position, "ig", lens.workspace)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from normscope.measures.faithfulness import Interval
 from normscope.papers.faithfulness import results
 from normscope.papers.faithfulness.measures import SHARES
-from normscope.papers.faithfulness.results import DECOMPX, MethodResult, Results
+from normscope.papers.faithfulness.results import DECOMPX, ERASER, MethodResult, Results, mean_over_entries
 from normscope.papers.faithfulness.scores import GRADIENT, LEAVE_ONE_OUT, RANDOM
 from normscope.reports import charts
 from normscope.reports.report import Cell, Picture, Section, Table
@@ -18,6 +19,7 @@ SHOWN = 4  # methods in a chart of curves, in addition to the references
 NAMES = {"mask": "masking", "delete": "deletion"}
 REFERENCES = {GRADIENT: "gradient", LEAVE_ONE_OUT: "leave-one-out", RANDOM: "random"}
 TAKEN = "share of tokens removed, highest scores first"
+PRESENT = "share of tokens present, highest scores first"
 AOPC = (
     "Tokens are ranked by a method's scores for the target. Comprehensiveness is the drop in the target's probability "
     "when the top of the ranking is removed; higher is better. Sufficiency is the drop when only the top of the "
@@ -42,27 +44,21 @@ AGREEMENT = (
 )
 
 
-def faithfulness_aopc_section(found: Results, erasures: Sequence[str]) -> Section:
+def aopc_section(found: Results, erasures: Sequence[str]) -> Section:
     """Comprehensiveness and sufficiency of every method."""
     tables, numbers = [], {}
-    order = results.methods_best_first_in_results(found, erasures[0])
+    order = results.methods_best_first(found, erasures[0])
     bars: dict[str, list[float]] = {}
     errors: dict[str, list[float]] = {}
     for erasure in erasures:
         rows: list[tuple[Cell, ...]] = []
         for name in order:
             one = found.methods[name]
-            comp, suff = (
-                results.faithfulness_results_entry_mean(one, measure(one, erasure)) for measure in results.AOPC
-            )
-            eraser = [
-                results.faithfulness_results_entry_mean(one, measure(one, erasure, results.ERASER)).mean
-                for measure in results.AOPC
-            ]
-            lead = results.comprehensiveness_lead_of_results(one, found.methods[RANDOM], erasure)
-            beyond = (None, None, None, None) if name == RANDOM else (lead.mean, lead.low, lead.high, lead.p)
-            sides = (comp.mean, comp.low, comp.high, suff.mean, suff.low, suff.high)
-            rows.append((name, *sides, *eraser, *beyond, len(one.contexts)))
+            comp, suff = (mean_over_entries(one, measure(one, erasure)) for measure in results.AOPC)
+            eraser = [mean_over_entries(one, measure(one, erasure, ERASER)).mean for measure in results.AOPC]
+            lead = results.comprehensiveness_lead(one, found.methods[RANDOM], erasure)
+            beyond = (None, None, None, None) if name == RANDOM else (*_mean_and_ends(lead), lead.p)
+            rows.append((name, *_mean_and_ends(comp, suff), *eraser, *beyond, len(one.contexts)))
             numbers[f"comprehensiveness.{erasure}.{name}"] = comp.mean
             numbers[f"sufficiency.{erasure}.{name}"] = suff.mean
             bars.setdefault(NAMES[erasure], []).append(comp.mean)
@@ -72,15 +68,13 @@ def faithfulness_aopc_section(found: Results, erasures: Sequence[str]) -> Sectio
             *("comp. (ERASER)", "suff. (ERASER)", "above random", "above from", "above to"),
         )
         title = f"AOPC by {NAMES[erasure]}"
-        tables.append(
-            _faithfulness_section_method_table(f"aopc-{erasure}", title, columns, rows, {"p": ".4f", "contexts": ""})
-        )
+        tables.append(_method_table(f"aopc-{erasure}", title, columns, rows, {"p": ".4f", "contexts": ""}))
     chart = charts.bar_chart(bars, x=order, xlabel="", ylabel="AOPC", errors=errors)
     picture = Picture("aopc", "Comprehensiveness", chart, "Error bars: 95 % bootstrap intervals over entries.")
     return Section("aopc", "Comprehensiveness and sufficiency", AOPC, (picture, *tables), (), numbers)
 
 
-def faithfulness_accuracy_section(found: Results, erasures: Sequence[str]) -> Section:
+def choice_accuracy_section(found: Results, erasures: Sequence[str]) -> Section:
     """How often the model keeps its choice, and its accuracy, without the top tokens."""
     parts: list[Table | Picture] = []
     numbers = {}
@@ -89,62 +83,48 @@ def faithfulness_accuracy_section(found: Results, erasures: Sequence[str]) -> Se
     for erasure in erasures:
         for kind, title in kinds.items():
             rows: list[tuple[Cell, ...]] = []
-            for name in results.methods_best_first_in_results(found, erasure):
+            for name in results.methods_best_first(found, erasure):
                 one = found.methods[name]
-                values = results.faithfulness_results_choices_kept(
-                    one, erasure, one.choice if kind == "kept" else one.given
-                )
-                each = [results.faithfulness_results_entry_mean(one, values[:, k]).mean for k in range(len(DECOMPX))]
-                whole = results.faithfulness_results_entry_mean(one, values.mean(1))
-                rows.append((name, *each, whole.mean, whole.low, whole.high))
+                values = results.choices_kept(one, erasure, one.choice if kind == "kept" else one.given)
+                each = [mean_over_entries(one, values[:, k]).mean for k in range(len(DECOMPX))]
+                whole = mean_over_entries(one, values.mean(1))
+                rows.append((name, *each, *_mean_and_ends(whole)))
                 numbers[f"{kind}.{erasure}.{name}"] = whole.mean
             title = f"{title} without the top tokens, by {NAMES[erasure]}"
-            parts.append(_faithfulness_section_method_table(f"{kind}-{erasure}", title, columns, rows))
+            parts.append(_method_table(f"{kind}-{erasure}", title, columns, rows))
 
         def curve(one: MethodResult, erasure: str = erasure) -> Any:
-            return results.faithfulness_results_choices_kept(one, erasure, one.choice).mean(0)
+            return results.choices_kept(one, erasure, one.choice).mean(0)
 
-        series = _faithfulness_section_best_curves(found, erasure, curve)
+        series = _best_curves(found, erasure, curve)
         chart = charts.line_chart(series, x=DECOMPX, xlabel=TAKEN, ylabel="share of contexts", ylim=(0, 1))
         parts.append(Picture(f"kept-{erasure}-curve", f"{kinds['kept']}, by {NAMES[erasure]}", chart))
     return Section("accuracy", "Accuracy without the top tokens", ACCURACY, tuple(parts), (), numbers)
 
 
-def faithfulness_curves_section(found: Results, erasures: Sequence[str]) -> Section:
+def probability_curves_section(found: Results, erasures: Sequence[str]) -> Section:
     """Deletion and insertion curves, and the areas under them."""
     parts: list[Table | Picture] = []
     numbers = {}
     for erasure in erasures:
         rows: list[tuple[Cell, ...]] = []
-        for name in results.methods_best_first_in_results(found, erasure):
+        for name in results.methods_best_first(found, erasure):
             one = found.methods[name]
-            low, high = (
-                results.faithfulness_results_entry_mean(
-                    one, results.faithfulness_results_curve_area(one, erasure, kind)
-                )
-                for kind in ("without", "only")
-            )
-            rows.append((name, low.mean, low.low, low.high, high.mean, high.low, high.high))
-            numbers[f"deletion.{erasure}.{name}"], numbers[f"insertion.{erasure}.{name}"] = low.mean, high.mean
+            areas = [results.probability_curve_area(one, erasure, kind) for kind in ("without", "only")]
+            deletion, insertion = (mean_over_entries(one, area) for area in areas)
+            rows.append((name, *_mean_and_ends(deletion, insertion)))
+            numbers[f"deletion.{erasure}.{name}"] = deletion.mean
+            numbers[f"insertion.{erasure}.{name}"] = insertion.mean
         columns = ("deletion", "del. from", "del. to", "insertion", "ins. from", "ins. to")
-        parts.append(
-            _faithfulness_section_method_table(
-                f"areas-{erasure}", f"Areas under the curves, by {NAMES[erasure]}", columns, rows
-            )
-        )
-        for kind, title, xlabel in (
-            ("without", "Deletion", TAKEN),
-            ("only", "Insertion", "share of tokens present, highest scores first"),
-        ):
-            series = _faithfulness_section_best_curves(
-                found, erasure, lambda one, key=(erasure, kind): np.mean(one.after[key], axis=0)
-            )
+        parts.append(_method_table(f"areas-{erasure}", f"Areas under the curves, by {NAMES[erasure]}", columns, rows))
+        for kind, title, xlabel in (("without", "Deletion", TAKEN), ("only", "Insertion", PRESENT)):
+            series = _best_curves(found, erasure, lambda one, key=(erasure, kind): np.mean(one.after[key], axis=0))
             chart = charts.line_chart(series, x=SHARES, xlabel=xlabel, ylabel="probability of the target")
             parts.append(Picture(f"{title.lower()}-{erasure}", f"{title} curves, by {NAMES[erasure]}", chart))
     return Section("curves", "Deletion and insertion curves", CURVES, tuple(parts), (), numbers)
 
 
-def faithfulness_agreement_section(found: Results) -> Section | None:
+def score_agreement_section(found: Results) -> Section | None:
     """Rank correlations with gradient x input and leave-one-out; None if the run has neither."""
     others = [name for name in (GRADIENT, LEAVE_ONE_OUT) if name in found.methods]
     if not others:
@@ -157,36 +137,35 @@ def faithfulness_agreement_section(found: Results) -> Section | None:
             if name == other:
                 cells += [None] * 4
                 continue
-            rho = results.faithfulness_results_entry_mean(
-                one, results.faithfulness_results_correlations(one, found.methods[other])
+            rho, tau = (
+                mean_over_entries(one, results.score_correlations(one, found.methods[other], kendall))
+                for kendall in (False, True)
             )
-            tau = results.faithfulness_results_entry_mean(
-                one, results.faithfulness_results_correlations(one, found.methods[other], kendall=True)
-            )
-            cells += [rho.mean, rho.low, rho.high, tau.mean]
+            cells += [*_mean_and_ends(rho), tau.mean]
             numbers[f"spearman.{other}.{name}"] = rho.mean
         rows.append((name, *cells))
     columns = [f"{REFERENCES[other]}: {what}" for other in others for what in ("Spearman", "from", "to", "Kendall")]
-    table = _faithfulness_section_method_table("agreement", "Rank correlation of token scores", columns, rows)
+    table = _method_table("agreement", "Rank correlation of token scores", columns, rows)
     return Section("agreement", "Agreement with gradient x input and leave-one-out", AGREEMENT, (table,), (), numbers)
 
 
-SECTIONS = (faithfulness_aopc_section, faithfulness_accuracy_section, faithfulness_curves_section)
+SECTIONS = (aopc_section, choice_accuracy_section, probability_curves_section)
 
 
-def _faithfulness_section_method_table(
-    name: str,
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[tuple[Cell, ...]],
-    more: dict[str, str] | None = None,
+def _method_table(
+    name: str, title: str, columns: Sequence[str], rows: Sequence[tuple[Cell, ...]], more: dict[str, str] | None = None
 ) -> Table:
     """A table with a row per method and numbers with three decimals."""
     return Table.of(name, title, {"method": "", **dict.fromkeys(columns, ".3f"), **(more or {})}, rows)
 
 
-def _faithfulness_section_best_curves(found: Results, erasure: str, curve: Any) -> dict[str, list[float]]:
+def _mean_and_ends(*intervals: Interval) -> list[float]:
+    """The cells of a mean with its interval: mean, from, to."""
+    return [cell for one in intervals for cell in (one.mean, one.low, one.high)]
+
+
+def _best_curves(found: Results, erasure: str, curve: Any) -> dict[str, list[float]]:
     """Curves of the best methods and the references; more lines would be illegible."""
     references = [name for name in REFERENCES if name in found.methods]
-    best = [name for name in results.methods_best_first_in_results(found, erasure) if name not in references]
+    best = [name for name in results.methods_best_first(found, erasure) if name not in references]
     return {name: [float(value) for value in curve(found.methods[name])] for name in (*best[:SHOWN], *references)}

@@ -20,7 +20,7 @@ class Settings:
     target: str = "top"  # the model's own prediction; "given": the label, or the actual token
     positions: int = 0  # language models: number of random positions per text; 0: the last position
     erasures: tuple[str, ...] = ERASURES  # "mask" replaces tokens, "delete" removes them
-    replacement: str = ""  # the replacement token; empty: see `predictions.prediction_replacement_token`
+    replacement: str = ""  # the replacement token; empty: see `predictions.replacement_token`
     seed: int = 0  # of the random positions and scores
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class Settings:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 
-def faithfulness_settings_from_plain(given: Mapping[str, Any]) -> Settings:
+def settings_from_plain(given: Mapping[str, Any]) -> Settings:
     """Settings from `to_plain`; missing ones keep their defaults. "head" only distinguishes models."""
     known = {entry.name for entry in fields(Settings)}
     given = {key: value for key, value in given.items() if key != "head"}

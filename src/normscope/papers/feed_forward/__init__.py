@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 from normscope.papers.common import masked_plan
 from normscope.papers.feed_forward.amplification import PLAIN, amplification_section
-from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, ff_measure_removal_name
-from normscope.papers.feed_forward.norms import bypass_norms_section, ff_norms_low_gain_section
+from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, removal_measure_name
+from normscope.papers.feed_forward.norms import bypass_norms_section, low_gain_section
 from normscope.papers.feed_forward.pairs import entity_pairs_section, word_pairs_section
 from normscope.papers.feed_forward.shared import (
     NAME,
-    ff_shared_layout,
-    ff_shared_missing_entities,
-    ff_shared_missing_layout,
-    ff_shared_missing_norm,
-    ff_shared_missing_tokenizer,
+    ff_layout,
+    missing_entities,
+    missing_ff_layout,
+    missing_last_norm,
+    missing_tokenizer,
 )
 from normscope.papers.feed_forward.similarity import similarity_section
-from normscope.papers.readings import reading_choice_field, reading_field
+from normscope.papers.readings import reading, reading_choice
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Experiment, Paper, Setting
 
@@ -32,74 +32,75 @@ from normscope.papers.study import Experiment, Paper, Setting
 class FeedForwardReadings:
     """Choices that the paper leaves open."""
 
-    mask_seed: int = reading_field(
+    mask_seed: int = reading(
         0, "seed for masking, used for similarities, norms and gains; pairs are from unmasked text"
     )
-    normalise: str = reading_choice_field(
+    normalise: str = reading_choice(
         "maps of Table 1 and Fig. 5: unnormalised, or each row or column divided by its sum; Table 1 has all three",
         *("raw", "row", "column"),
     )
-    axis: str = reading_choice_field(
+    axis: str = reading_choice(
         "normalisation of FF-amp, for which the paper has each column sum to 1: over the contributions to each output "
         "(more stable), or of each input (the literal reading, inputs in columns); tests are reported for both",
         *("output", "input"),
     )
-    distance: str = reading_choice_field(
+    distance: str = reading_choice(
         "distance by which pairs are matched: |i - j|, or i - j with its sign", "absolute", "signed"
     )
-    level: str = reading_choice_field(
+    level: str = reading_choice(
         "unit of the test that decides the claims: each pair of positions, or each pair of types with its mean; both "
         "are reported",
         *("instance", "type"),
     )
-    resamples: int = reading_field(10_000, "number of bootstrap resamples, not stated in the paper")
-    sided: str = reading_choice_field(
-        "one-sided test (targets are larger) or two-sided test (targets differ)", "one", "two"
-    )
-    alpha: float = reading_field(0.05, "significance level")
-    specials: bool = reading_field(
-        False, "include special tokens in the pairs that words and entities are compared with"
-    )
-    seed: int = reading_field(0, "seed for sampling pairs and for the bootstrap")
-    list_specials: bool = reading_field(
-        True, "include special tokens in the lists of amplified pairs, as the paper does"
-    )
-    min_sequences: int = reading_field(
+    resamples: int = reading(10_000, "number of bootstrap resamples, not stated in the paper")
+    sided: str = reading_choice("one-sided test (targets are larger) or two-sided test (targets differ)", "one", "two")
+    alpha: float = reading(0.05, "significance level")
+    specials: bool = reading(False, "include special tokens in the pairs that words and entities are compared with")
+    seed: int = reading(0, "seed for sampling pairs and for the bootstrap")
+    list_specials: bool = reading(True, "include special tokens in the lists of amplified pairs, as the paper does")
+    min_sequences: int = reading(
         2, "minimum number of sequences for a listed pair; with 1, words repeated within one text dominate"
     )
-    min_occurrences: int = reading_field(
+    min_occurrences: int = reading(
         2, "minimum number of occurrences for a listed pair; the paper drops single occurrences"
     )
-    gamma_share: float = reading_field(0.01, "share of the dimensions to remove, those with the lowest gain", SHARES)
-    gamma_rounding: str = reading_field(
+    gamma_share: float = reading(0.01, "share of the dimensions to remove, those with the lowest gain", SHARES)
+    gamma_rounding: str = reading(
         "floor", "how that share is rounded to a number of dimensions (at least 1): 768 x 1 % = 7.68", tuple(ROUNDINGS)
     )
-    gamma_layer: int = reading_field(
-        0, "layer of Fig. 11, from 1; 0: the layer whose feed-forward changes the map most"
-    )
+    gamma_layer: int = reading(0, "layer of Fig. 11, from 1; 0: the layer whose feed-forward changes the map most")
 
 
-def _feed_forward_paper_masked_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+def _masked_layout_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+    """The masked run with all scopes of the layer."""
+
     def plan(setting: Setting) -> tuple[RunPlan, ...]:
-        scopes = ff_shared_layout(setting.lens)
-        return (masked_plan(setting, measures, () if scopes is None else scopes.chain),)
+        layout = ff_layout(setting.lens)
+        return (masked_plan(setting, measures, layout.chain if layout else ()),)
 
     return plan
 
 
-def _feed_forward_paper_gain_plan(setting: Setting) -> tuple[RunPlan, ...]:
-    removal = ff_measure_removal_name(setting.readings.gamma_share, setting.readings.gamma_rounding)
-    return _feed_forward_paper_masked_plan("ff_magnitudes", removal)(setting)
+def _low_gain_plan(setting: Setting) -> tuple[RunPlan, ...]:
+    removal = removal_measure_name(setting.readings.gamma_share, setting.readings.gamma_rounding)
+    return _masked_layout_plan("ff_magnitudes", removal)(setting)
 
 
-def _feed_forward_paper_pairs_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+def _stored_maps_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]]:
+    """The unmasked run, which stores the maps that amplification is computed from."""
+
     def plan(setting: Setting) -> tuple[RunPlan, ...]:
-        scopes = ff_shared_layout(setting.lens)
-        maps = () if scopes is None else tuple(dict.fromkeys((scopes.input, scopes.ff, scopes.residual, scopes.layer)))
+        layout = ff_layout(setting.lens)
+        maps = tuple(dict.fromkeys((layout.input, layout.ff, layout.residual, layout.layer))) if layout else ()
         return (RunPlan(PLAIN, measures, maps, maps),)
 
     return plan
 
+
+SIMILARITIES = _masked_layout_plan("similarity", "similarity_normalised")
+MAGNITUDES = _masked_layout_plan("ff_magnitudes")
+PAIRS = _stored_maps_plan("token_words")
+ENTITIES = _stored_maps_plan("token_words", "entity_spans")
 
 PAPER = Paper(
     name=NAME,
@@ -111,47 +112,27 @@ PAPER = Paper(
     readings=FeedForwardReadings,
     experiments=(
         Experiment(
-            "similarity",
-            "Similarity of the maps within a layer",
-            similarity_section,
-            _feed_forward_paper_masked_plan("similarity", "similarity_normalised"),
-            ff_shared_missing_layout,
+            "similarity", "Similarity of the maps within a layer", similarity_section, SIMILARITIES, missing_ff_layout
         ),
-        Experiment(
-            "amplification",
-            "Amplified pairs of subwords",
-            amplification_section,
-            _feed_forward_paper_pairs_plan("token_words"),
-            ff_shared_missing_tokenizer,
-        ),
-        Experiment(
-            "word_split",
-            "Pairs of subwords of one word",
-            word_pairs_section,
-            _feed_forward_paper_pairs_plan("token_words"),
-            ff_shared_missing_tokenizer,
-        ),
+        Experiment("amplification", "Amplified pairs of subwords", amplification_section, PAIRS, missing_tokenizer),
+        Experiment("word_split", "Pairs of subwords of one word", word_pairs_section, PAIRS, missing_tokenizer),
         Experiment(
             "entities",
             "Pairs of subwords of one named entity",
             entity_pairs_section,
-            _feed_forward_paper_pairs_plan("token_words", "entity_spans"),
-            ff_shared_missing_entities,
+            ENTITIES,
+            missing_entities,
             needs="sentences with named entities",
         ),
         Experiment(
             "norms",
             "Norms of the feed-forward output and of the bypass",
             bypass_norms_section,
-            _feed_forward_paper_masked_plan("ff_magnitudes"),
-            ff_shared_missing_layout,
+            MAGNITUDES,
+            missing_ff_layout,
         ),
         Experiment(
-            "gamma",
-            "Dimensions that the last norm scales down",
-            ff_norms_low_gain_section,
-            _feed_forward_paper_gain_plan,
-            ff_shared_missing_norm,
+            "gamma", "Dimensions that the last norm scales down", low_gain_section, _low_gain_plan, missing_last_norm
         ),
     ),
 )

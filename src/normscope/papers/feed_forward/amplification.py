@@ -1,74 +1,119 @@
-"""Pairs of subwords that the feed-forward amplifies (FF paper, section 5.1: FF-amp matrix, Tables 2 and 3)."""
+"""Pairs of subwords that the feed-forward amplifies (FF paper, section 5.1: FF-amp matrix, Tables 2 and 3).
+
+amp(w_j, w_i) is the mean FF-amp over all occurrences of the ordered pair of types (input w_j, output w_i). With tens of
+millions of cells, pairs are encoded as integers and summed in arrays, entry by entry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from normscope.analysis import Analysis
 from normscope.corpus.store import Run
 from normscope.measures.amplification import amplification as ff_amp_of
-from normscope.papers.feed_forward.maps import Texts, Values, ff_maps_amp, read_ff_maps_texts
-from normscope.papers.feed_forward.shared import FeedForwardLayout, ff_shared_require_layout
-from normscope.papers.feed_forward.top import AmplifiedPairs, ff_top_amplified_pairs
+from normscope.papers.feed_forward.maps import Numbers, Texts, Values, off_diagonal_cells, read_run_texts, stored_amp
+from normscope.papers.feed_forward.shared import FeedForwardLayout, require_ff_layout
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Cell, Picture, Section, Table
 
 TOP = 10  # pairs per list, as in the paper
 LONG = 100  # pairs per longer list, for which the overlap is counted too
+WAITING = 2**22  # keys collected before they are summed
 DRAWN = 30  # tokens of the matrix shown in the figure
 PLAIN = "plain"  # the run without masking
 TEXT = (
-    "FF-amp is the map after the feed-forward ({ff}) minus the map before it ({input}), normalised so that {sums}. "
-    "The amp of an ordered pair of subwords (input, output) is the mean of FF-amp over all their occurrences at two "
-    "different positions. The second list is for the whole block: {layer} minus {residual}. The text is not masked.\n\n"
-    "The lists contain pairs that occur in at least {sequences} sequences and at least {occurrences} times ({pairs:,} "
-    "pairs in {texts:,} sequences), special tokens {specials}."
+    "FF-amp is the map after the feed-forward ({scopes.ff}) minus the map before it ({scopes.input}), normalised so "
+    "that {sums}. The amp of an ordered pair of subwords (input, output) is the mean of FF-amp over all their "
+    "occurrences at two different positions. The second list is for the whole block: {scopes.layer} minus "
+    "{scopes.residual}. The text is not masked.\n\n"
+    "The lists contain pairs that occur in at least {readings.min_sequences} sequences and at least "
+    "{readings.min_occurrences} times ({pairs:,} pairs in {texts:,} sequences), special tokens {specials}."
 )
+
+
+@dataclass(frozen=True)
+class AmplifiedPairs:
+    """All ordered pairs of types above the minimum counts, with their mean amplification."""
+
+    keys: Numbers  # sorted
+    occurrences: Numbers
+    sequences: Numbers  # number of sequences with the pair
+    ff: Values  # (layers, pairs): amp by the feed-forward
+    block: Values  # (layers, pairs): amp from the attention's residual to the end of the layer
+
+    def top(self, values: Values, count: int) -> Numbers:
+        """Indices of the `count` largest values, in descending order."""
+        count = min(count, len(values))
+        if not count:
+            return np.zeros(0, np.int64)
+        some = np.argpartition(-values, count - 1)[:count]
+        order: Numbers = some[np.lexsort((some, -values[some]))]
+        return order
 
 
 def amplification_section(setting: Setting, runs: Runs) -> Section:
     """An FF-amp matrix, the pairs amplified most by the feed-forward and by the whole block, and their overlap."""
-    scopes, readings, run = ff_shared_require_layout(setting), setting.readings, runs[PLAIN]
-    given = read_ff_maps_texts(run, scopes)
-    pairs = ff_top_amplified_pairs(run, scopes, given, readings)
-    lists = {"FF": pairs.ff, _ff_amplification_components(scopes): pairs.block}
+    scopes, readings, run = require_ff_layout(setting), setting.readings, runs[PLAIN]
+    given = read_run_texts(run, scopes)
+    pairs = amplified_pairs(run, scopes, given, readings)
+    lists = {"FF": pairs.ff, _block_components(scopes): pairs.block}
     text = TEXT.format(
-        **{"ff": scopes.ff, "input": scopes.input, "layer": scopes.layer, "residual": scopes.residual},
-        sums=describe_ff_amplification_axis(readings.axis),
-        sequences=readings.min_sequences,
-        occurrences=readings.min_occurrences,
+        scopes=scopes,
+        readings=readings,
+        sums=describe_ff_amp_axis(readings.axis),
         pairs=len(pairs.keys),
         texts=len(given),
         specials="included" if readings.list_specials else "left out",
     )
-    short = [
-        _ff_amplification_top_table(name, values, pairs, given, number)
-        for number, (name, values) in enumerate(lists.items(), 2)
-    ]
     parts: tuple[Table | Picture, ...] = (
-        _ff_amplification_matrix_picture(setting, run, scopes, given),
-        *short,
-        _ff_amplification_overlap_table(lists, pairs),
-        _ff_amplification_listed_table(lists, pairs, given),
+        _ff_amp_picture(setting, run, scopes, given),
+        *(_top_pairs_table(name, lists[name], pairs, given, number) for number, name in enumerate(lists, 2)),
+        _overlap_table(lists, pairs),
+        _listed_pairs_table(lists, pairs, given),
     )
     return Section("amplification", "Amplified pairs of subwords", text, parts)
 
 
-def describe_ff_amplification_axis(axis: str) -> str:
+def amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, readings: Any) -> AmplifiedPairs:
+    """Mean amp of each pair of types above both minimum counts of the readings."""
+    cells = partial(off_diagonal_cells, given, causal=scopes.causal, specials=readings.list_specials)
+    keys, sequences, occurrences = _tally_pairs(given, cells)
+    chosen = (sequences >= readings.min_sequences) & (occurrences >= readings.min_occurrences)
+    keys, sequences, occurrences = keys[chosen], sequences[chosen], occurrences[chosen]
+    sums: list[Values] = []
+    for entry, id in enumerate(given.ids):
+        here = cells(entry)
+        found = given.keys(entry, here)
+        places = np.searchsorted(keys, found)
+        known = places < len(keys)
+        known[known] = keys[places[known]] == found[known]
+        both = [stored_amp(run, scopes, id, readings.axis, block) for block in (False, True)]
+        sums = sums or [np.zeros((len(values), len(keys))) for values in both]
+        for total, values in zip(sums, both, strict=True):
+            for layer, row in zip(total, values[:, here[known]], strict=True):
+                np.add.at(layer, places[known], row)
+    ff, block = (total / occurrences for total in sums) if sums else (np.zeros((0, 0)), np.zeros((0, 0)))
+    return AmplifiedPairs(keys, occurrences, sequences, ff, block)
+
+
+def describe_ff_amp_axis(axis: str) -> str:
     """The normalisation of the maps in words."""
     return f"the contributions {'to each output' if axis == 'output' else 'of each input'} sum to 1"
 
 
-def _ff_amplification_components(scopes: FeedForwardLayout) -> str:
+def _block_components(scopes: FeedForwardLayout) -> str:
     """LN1 FF RES2 LN2 for a post-LN layer, LN2 FF RES2 for a pre-LN layer."""
     start, end = scopes.chain.index(scopes.residual) + 1, scopes.chain.index(scopes.layer) + 1
     return " ".join(scopes.components[start:end])
 
 
-def _ff_amplification_top_table(name: str, values: Values, pairs: AmplifiedPairs, given: Texts, number: int) -> Table:
+def _top_pairs_table(name: str, values: Values, pairs: AmplifiedPairs, given: Texts, number: int) -> Table:
     rows = []
     for layer, row in enumerate(values, 1):
         found = [given.pair(int(pairs.keys[place])) for place in pairs.top(row, TOP)]
@@ -77,11 +122,11 @@ def _ff_amplification_top_table(name: str, values: Values, pairs: AmplifiedPairs
     return Table.of(f"table{number}-{stem}-pairs", f"Table {number}. {title}", {"layer": "", f"top {TOP}": ""}, rows)
 
 
-def _ff_amplification_overlap_table(lists: Mapping[str, Values], pairs: AmplifiedPairs) -> Table:
+def _overlap_table(lists: Mapping[str, Values], pairs: AmplifiedPairs) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for layer, (a, b) in enumerate(zip(*lists.values(), strict=True), 1):
         common = [len(set(pairs.top(a, size).tolist()) & set(pairs.top(b, size).tolist())) for size in (TOP, LONG)]
-        rows.append((layer, *common, _ff_amplification_correlation(a, b)))
+        rows.append((layer, *common, _amp_correlation(a, b)))
     return Table.of(
         "overlap-of-pairs",
         f"Pairs in both lists: {' and '.join(lists)}",
@@ -91,13 +136,13 @@ def _ff_amplification_overlap_table(lists: Mapping[str, Values], pairs: Amplifie
     )
 
 
-def _ff_amplification_correlation(a: Values, b: Values) -> float | None:
+def _amp_correlation(a: Values, b: Values) -> float | None:
     if len(a) < 2 or not a.std() or not b.std():
         return None
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def _ff_amplification_listed_table(lists: Mapping[str, Values], pairs: AmplifiedPairs, given: Texts) -> Table:
+def _listed_pairs_table(lists: Mapping[str, Values], pairs: AmplifiedPairs, given: Texts) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, values in lists.items():
         for layer, row in enumerate(values, 1):
@@ -114,7 +159,7 @@ def _ff_amplification_listed_table(lists: Mapping[str, Values], pairs: Amplified
     )
 
 
-def _ff_amplification_matrix_picture(setting: Setting, run: Run, scopes: FeedForwardLayout, given: Texts) -> Picture:
+def _ff_amp_picture(setting: Setting, run: Run, scopes: FeedForwardLayout, given: Texts) -> Picture:
     """The FF-amp matrix of the example, or of a sequence of about 30 tokens, in the layer with the largest gains."""
     axis = setting.readings.axis
     if setting.example is not None:
@@ -125,7 +170,7 @@ def _ff_amplification_matrix_picture(setting: Setting, run: Run, scopes: FeedFor
     else:
         entry = min(range(len(given)), key=lambda n: (abs(len(given.types[n]) - DRAWN), n))
         tokens = [given.vocabulary[number] for number in given.types[entry]]
-        values = ff_maps_amp(run, scopes, given.ids[entry], axis).reshape(-1, len(tokens), len(tokens))
+        values = stored_amp(run, scopes, given.ids[entry], axis).reshape(-1, len(tokens), len(tokens))
     some = tokens[:DRAWN]
     diagonal = np.eye(len(tokens), dtype=bool)
     layer = int(np.where(diagonal, 0.0, values).clip(min=0).sum((1, 2)).argmax())
@@ -138,3 +183,27 @@ def _ff_amplification_matrix_picture(setting: Setting, run: Run, scopes: FeedFor
         "The layer with the largest total gain between different tokens. The diagonal is left blank."
         + (f" Shown: the first {len(some)} of {len(tokens)} tokens." if len(some) < len(tokens) else ""),
     )
+
+
+def _tally_pairs(given: Texts, cells: Callable[[int], Numbers]) -> tuple[Numbers, Numbers, Numbers]:
+    """All pairs that occur, sorted; the number of sequences with each; its number of occurrences."""
+    none, waiting = np.zeros(0, np.int64), 0
+    whole: list[tuple[Numbers, Numbers, Numbers]] = [(none, none, none)]
+    for entry in range(len(given)):
+        keys, counts = np.unique(given.keys(entry, cells(entry)), return_counts=True)
+        whole.append((keys, np.ones_like(keys), counts))
+        waiting += len(keys)
+        if waiting > WAITING:
+            whole, waiting = [_add_tallies(whole)], 0
+    return _add_tallies(whole)
+
+
+def _add_tallies(pieces: Sequence[tuple[Numbers, Numbers, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
+    """Sorted unique keys with the sums of their counts."""
+    keys, sequences, counts = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    if not len(keys):
+        return keys, sequences, counts
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
+    return keys[starts], np.add.reduceat(sequences[order], starts), np.add.reduceat(counts[order], starts)

@@ -13,7 +13,7 @@ from normscope.measures.amplification import AXES
 from normscope.measures.bootstrap import Difference, bootstrap_clustered_difference, bootstrap_mean_difference
 from normscope.measures.matching import match_distances
 from normscope.papers.common import scan_paper_side
-from normscope.papers.feed_forward.maps import Numbers, Texts, Values, ff_maps_amp, ff_maps_pair_cells
+from normscope.papers.feed_forward.maps import Numbers, Texts, Values, off_diagonal_cells, stored_amp
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.papers.feed_forward.shared import FeedForwardLayout
 
@@ -34,9 +34,9 @@ class PairCells:
     def at(self, places: Numbers) -> PairCells:
         return PairCells(self.entries[places], self.cells[places], self.distances[places])
 
-    def of(self, entry: int) -> slice:
-        """Where the cells of an entry are."""
-        return slice(*np.searchsorted(self.entries, [entry, entry + 1]))
+    def of(self, entry: int) -> Numbers:
+        """The cells of one entry."""
+        return self.cells[slice(*np.searchsorted(self.entries, [entry, entry + 1]))]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class LayerTests:
     other_axis: Difference
 
 
-def ff_groups_of_split_words(given: Texts) -> TokenUnits:
+def split_word_units(given: Texts) -> TokenUnits:
     """The tokens of each word that is split into several."""
 
     def units(entry: int) -> list[Numbers]:
@@ -78,7 +78,7 @@ def ff_groups_of_split_words(given: Texts) -> TokenUnits:
     return units
 
 
-def ff_groups_of_entity_tokens(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUnits:
+def entity_units(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUnits:
     """The tokens of each named entity."""
     spans: dict[str, list[Numbers]] = {}
     frame = scan_paper_side(run, "entity_spans", scopes.side).select("id", "start", "end").collect()
@@ -87,44 +87,39 @@ def ff_groups_of_entity_tokens(given: Texts, run: Run, scopes: FeedForwardLayout
     return lambda entry: spans.get(given.ids[entry], [])
 
 
-def ff_groups_matched_by_distance(given: Texts, units: TokenUnits, causal: bool, readings: Any) -> MatchedGroups:
+def matched_pair_groups(given: Texts, units: TokenUnits, causal: bool, readings: Any) -> MatchedGroups:
     """All pairs within a unit, and an equal number of other pairs sampled at the same distances."""
     distance = readings.distance
-    targets = _ff_groups_collect_cells(
-        given, lambda entry: _ff_groups_cells_within_units(given, units(entry), entry, causal), distance
-    )
+    targets = _collect_cells(given, lambda entry: _cells_within_units(given, units(entry), entry, causal), distance)
     near = np.unique(targets.distances)
 
     def rest(entry: int) -> Numbers:
-        cells = ff_maps_pair_cells(given, entry, causal, readings.specials)
-        cells = cells[np.isin(_ff_groups_cell_distances(cells, len(given.types[entry]), distance), near)]
-        mine = targets.cells[targets.of(entry)]
-        return cells[~np.isin(cells, mine)]
+        cells = off_diagonal_cells(given, entry, causal, readings.specials)
+        cells = cells[np.isin(_cell_distances(cells, len(given.types[entry]), distance), near)]
+        return cells[~np.isin(cells, targets.of(entry))]
 
-    others = _ff_groups_collect_cells(given, rest, distance)
+    others = _collect_cells(given, rest, distance)
     found = match_distances(targets.distances, others.distances, readings.seed)
     return MatchedGroups(targets.at(found.targets), others.at(found.others), found.dropped, len(targets))
 
 
-def ff_groups_amplification(
-    run: Run, scopes: FeedForwardLayout, given: Texts, groups: MatchedGroups
-) -> GroupAmplification:
+def group_amplification(run: Run, scopes: FeedForwardLayout, given: Texts, groups: MatchedGroups) -> GroupAmplification:
     """FF-amp of all pairs of both groups, reading the maps of one entry at a time."""
     both = (groups.targets, groups.others)
     found: list[dict[str, list[Values]]] = [{axis: [] for axis in AXES} for _ in both]
     for entry, id in enumerate(given.ids):
-        parts = [cells.cells[cells.of(entry)] for cells in both]
+        parts = [cells.of(entry) for cells in both]
         if not any(map(len, parts)):
             continue
         for axis in AXES:
-            values = ff_maps_amp(run, scopes, id, axis)  # type: ignore[arg-type]
+            values = stored_amp(run, scopes, id, axis)  # type: ignore[arg-type]
             for into, cells in zip(found, parts, strict=True):
                 into[axis].append(values[:, cells])
     joined = [{axis: np.concatenate(some, 1) for axis, some in one.items() if some} for one in found]
     return GroupAmplification(joined[0], joined[1])
 
 
-def ff_groups_bootstrap_tests(
+def bootstrap_layer_tests(
     given: Texts, groups: MatchedGroups, values: GroupAmplification, readings: Any
 ) -> list[LayerTests]:
     """Bootstrap tests for each layer: over instances, over types of pairs, over whole sequences, and over instances
@@ -132,15 +127,16 @@ def ff_groups_bootstrap_tests(
     options = {"resamples": readings.resamples, "sided": readings.sided, "alpha": readings.alpha}
     axis, seed = readings.axis, readings.seed
     targets, others = values.targets[axis], values.others[axis]
-    other = ff_groups_other_axis(axis)
-    by_target, by_other = (
-        _ff_groups_mean_by_type(ff_groups_pair_type_keys(given, cells)) for cells in (groups.targets, groups.others)
+    other = other_ff_amp_axis(axis)
+    target_types, other_types = (
+        _means_by_type(pair_type_keys(given, cells), some)
+        for cells, some in ((groups.targets, targets), (groups.others, others))
     )
-    by_sequence = _ff_groups_bootstrap_sequences(given, groups, targets, others, options, seed)
+    by_sequence = _bootstrap_sequences(given, groups, targets, others, options, seed)
     return [
         LayerTests(
             bootstrap_mean_difference(targets[n], others[n], seed=(seed, n, 0), **options),
-            bootstrap_mean_difference(by_target(targets[n]), by_other(others[n]), seed=(seed, n, 1), **options),
+            bootstrap_mean_difference(target_types[n], other_types[n], seed=(seed, n, 1), **options),
             by_sequence[n],
             bootstrap_mean_difference(values.targets[other][n], values.others[other][n], seed=(seed, n, 2), **options),
         )
@@ -148,45 +144,34 @@ def ff_groups_bootstrap_tests(
     ]
 
 
-def ff_groups_other_axis(axis: str) -> str:
+def other_ff_amp_axis(axis: str) -> str:
     """The other axis of normalisation."""
     return next(name for name in AXES if name != axis)
 
 
-def ff_groups_pair_type_keys(given: Texts, cells: PairCells) -> Numbers:
+def pair_type_keys(given: Texts, cells: PairCells) -> Numbers:
     """The ordered pair of types of each cell, as one number."""
-    found = [given.keys(entry, cells.cells[cells.of(entry)]) for entry in range(len(given))]
+    found = [given.keys(entry, cells.of(entry)) for entry in range(len(given))]
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def _ff_groups_mean_by_type(keys: Numbers) -> Callable[[Values], Values]:
-    """A function from values of instances to the means of their types."""
+def _means_by_type(keys: Numbers, values: Values) -> Values:
+    """(layers, types): the means of the values (layers, pairs) of each type's instances."""
     _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
-
-    def means(values: Values) -> Values:
-        found: Values = np.bincount(place, weights=values) / counts
-        return found
-
-    return means
+    return np.stack([np.bincount(place, weights=row) for row in values]) / counts
 
 
-def _ff_groups_bootstrap_sequences(
+def _bootstrap_sequences(
     given: Texts, groups: MatchedGroups, targets: Values, others: Values, options: dict[str, Any], seed: int
 ) -> tuple[Difference, ...]:
-    size = len(given)
-    counts = np.stack([np.bincount(cells.entries, minlength=size) for cells in (groups.targets, groups.others)], 1)
-    sums = np.stack(
-        [
-            np.stack([np.bincount(cells.entries, weights=row, minlength=size) for row in values])
-            for cells, values in ((groups.targets, targets), (groups.others, others))
-        ],
-        2,
-    )
+    size, both = len(given), ((groups.targets, targets), (groups.others, others))
+    counts = np.stack([np.bincount(cells.entries, minlength=size) for cells, _ in both], 1)
+    sums = np.stack([[np.bincount(cells.entries, row, size) for row in values] for cells, values in both], 2)
     some = counts.sum(1) > 0  # only sequences with such pairs
     return bootstrap_clustered_difference(sums[:, some], counts[some], seed=(seed, 3), **options)
 
 
-def _ff_groups_cells_within_units(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
+def _cells_within_units(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:
     """The cells of two different tokens of the same unit."""
     size = len(given.types[entry])
     found = []
@@ -197,18 +182,16 @@ def _ff_groups_cells_within_units(given: Texts, units: Sequence[Numbers], entry:
     return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
 
-def _ff_groups_collect_cells(given: Texts, cells: Callable[[int], Numbers], distance: str) -> PairCells:
+def _collect_cells(given: Texts, cells: Callable[[int], Numbers], distance: str) -> PairCells:
     pieces = [cells(entry) for entry in range(len(given))]
     sizes = [len(piece) for piece in pieces]
-    distances = [
-        _ff_groups_cell_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)
-    ]
+    distances = [_cell_distances(piece, len(types), distance) for piece, types in zip(pieces, given.types, strict=True)]
     empty = [np.zeros(0, np.int64)]
     return PairCells(
         np.repeat(np.arange(len(sizes)), sizes), np.concatenate(pieces or empty), np.concatenate(distances or empty)
     )
 
 
-def _ff_groups_cell_distances(cells: Numbers, size: int, distance: str) -> Numbers:
+def _cell_distances(cells: Numbers, size: int, distance: str) -> Numbers:
     output, input = np.divmod(cells, size)
     return np.abs(output - input) if distance == "absolute" else output - input

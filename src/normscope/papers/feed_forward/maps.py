@@ -41,7 +41,7 @@ class Texts:
         return self.vocabulary[input], self.vocabulary[output]
 
 
-def read_ff_maps_texts(run: Run, scopes: FeedForwardLayout) -> Texts:
+def read_run_texts(run: Run, scopes: FeedForwardLayout) -> Texts:
     """All entries of a run, in corpus order."""
     words_of = dict(scan_paper_side(run, "token_words", scopes.side).select("id", "words").collect().iter_rows())
     numbers: dict[str, int] = {}
@@ -53,7 +53,7 @@ def read_ff_maps_texts(run: Run, scopes: FeedForwardLayout) -> Texts:
     return Texts(tuple(ids), tuple(types), tuple(words), tuple(numbers))
 
 
-def ff_maps_pair_cells(given: Texts, entry: int, causal: bool, specials: bool) -> Numbers:
+def off_diagonal_cells(given: Texts, entry: int, causal: bool, specials: bool) -> Numbers:
     """The cells i n + j with j != i (j < i in a causal model), without special tokens unless `specials`."""
     size = len(given.types[entry])
     output, input = np.divmod(np.arange(size * size), size)
@@ -64,17 +64,10 @@ def ff_maps_pair_cells(given: Texts, entry: int, causal: bool, specials: bool) -
     return np.flatnonzero(chosen)
 
 
-def ff_maps_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis) -> Values:
-    """(layers, n n): amplification by the feed-forward alone."""
-    return _ff_maps_amp_between(run, id, scopes.input, scopes.ff, scopes.side, axis)
-
-
-def ff_maps_block_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis) -> Values:
-    """(layers, n n): amplification from the attention's residual to the end of the layer (LN FF RES LN)."""
-    return _ff_maps_amp_between(run, id, scopes.residual, scopes.layer, scopes.side, axis)
-
-
-def _ff_maps_amp_between(run: Run, id: str, before: str, after: str, side: str, axis: Axis) -> Values:
-    found = amplification(run.map(id, before, side), run.map(id, after, side), axis)
-    values: Values = found.flatten(1).numpy()
+def stored_amp(run: Run, scopes: FeedForwardLayout, id: str, axis: Axis, block: bool = False) -> Values:
+    """(layers, n n): amplification by the feed-forward alone or, with `block`, from the attention's residual to the end
+    of the layer (LN FF RES LN)."""
+    around = (scopes.residual, scopes.layer) if block else (scopes.input, scopes.ff)
+    before, after = (run.map(id, scope, scopes.side) for scope in around)
+    values: Values = amplification(before, after, axis).flatten(1).numpy()
     return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from math import ceil, floor
 from typing import Any
 
@@ -25,7 +26,7 @@ from normscope.measures.amplification import map_shares
 from normscope.measures.correlation import average_ranks, pearson
 from normscope.measures.tokens import number_words
 from normscope.papers.common import paper_table_columns
-from normscope.papers.feed_forward.shared import ff_shared_layout
+from normscope.papers.feed_forward.shared import ff_layout
 
 NORM = -1  # in place of a dimension: the norm of the whole vector
 SPECIAL = -1  # in place of a word: a special token
@@ -40,7 +41,7 @@ MAGNITUDES |= dict.fromkeys(("bypass", "input", "output"), np.float64)
 
 
 @register_measure("similarity_normalised")
-def ff_measure_similarity_normalised(analysis: Analysis) -> Columns:
+def measure_normalised_similarity(analysis: Analysis) -> Columns:
     """normalised (row, column), scope, other, layer -> Spearman's correlation of the maps of neighbouring scopes with
     each row, or each column, divided by its sum"""
     names: list[tuple[str, str, str]] = []
@@ -48,28 +49,23 @@ def ff_measure_similarity_normalised(analysis: Analysis) -> Columns:
     if corpus_measure_has_one_side(analysis):
         cells = corpus_measure_reachable_cells(analysis)
         for normalised, axis in (("row", "output"), ("column", "input")):
-            before: Tensor | None = None
-            for n, scope in enumerate(analysis.scopes):
-                ranked = average_ranks(map_shares(analysis[scope], axis)[:, cells])  # type: ignore[arg-type]
-                if before is not None:
-                    names.append((normalised, analysis.scopes[n - 1], scope))
-                    values.append(pearson(before, ranked))
-                before = ranked
+            shares = (map_shares(analysis[scope], axis) for scope in analysis.scopes)  # type: ignore[arg-type]
+            ranked = (average_ranks(one[:, cells]) for one in shares)
+            names += [(normalised, *pair) for pair in pairwise(analysis.scopes)]
+            values += [pearson(before, after) for before, after in pairwise(ranked)]
+    keys = ("normalised", "scope", "other")
     return {
-        **{
-            key: [row[n] for row in names for _ in analysis.layers]
-            for n, key in enumerate(("normalised", "scope", "other"))
-        },
+        **{key: [row[n] for row in names for _ in analysis.layers] for n, key in enumerate(keys)},
         "layer": np.tile(np.array(analysis.layers, dtype=np.int16), len(names)),
         "spearman": torch.cat(values).numpy() if values else np.zeros(0),
     }
 
 
 @register_measure("ff_magnitudes", scopes=("weights",), whole=True, summed=("tokens", "bypass", "input", "output"))
-def ff_measure_magnitudes(sample: Sample) -> Columns:
+def measure_ff_magnitudes(sample: Sample) -> Columns:
     """layer, dimension (-1: the norm of the vector) -> number of tokens, and sums over them of |value| in the bypass of
     the feed-forward, in its input and in its output"""
-    scopes = ff_shared_layout(sample.lens)
+    scopes = ff_layout(sample.lens)
     if scopes is None:
         raise NormscopeError("The feed-forward of this model has no separate scope.")
     if sample.analysis.info["side"] != scopes.side:
@@ -90,12 +86,12 @@ def ff_measure_magnitudes(sample: Sample) -> Columns:
 
 
 @register_measure("token_words", scopes=("weights",), whole=True)
-def ff_measure_token_words(sample: Sample) -> Columns:
+def measure_token_words(sample: Sample) -> Columns:
     """-> the word of each token, counted from 0; -1 for special tokens"""
     side = sample.analysis.info["side"]
     tokens, tensors = sample.original.sides[side], sample.original.tensors
     ids = tensors["input_ids" if side == sample.lens.loaded.stacks[0].side else "decoder_input_ids"].tolist()
-    special = _ff_measure_special_ids(sample.lens.tokenizer)
+    special = _special_ids(sample.lens.tokenizer)
     marks = [id in special or (tokens.word_ids is not None and tokens.word_ids[n] is None) for n, id in enumerate(ids)]
     words = number_words(tokens.names, marks, tokens.word_ids)
     chosen = [words[label.position] for label in sample.analysis.rows]
@@ -103,7 +99,7 @@ def ff_measure_token_words(sample: Sample) -> Columns:
 
 
 @register_measure("entity_spans", scopes=("weights",), whole=True)
-def ff_measure_entity_spans(sample: Sample) -> Columns:
+def measure_entity_spans(sample: Sample) -> Columns:
     """start, end (not included), label of every named entity, in tokens"""
     side = sample.lens.loaded.stacks[0].side
     spans = []
@@ -116,23 +112,23 @@ def ff_measure_entity_spans(sample: Sample) -> Columns:
     return paper_table_columns(types, [(span.start, span.end, span.label) for span in spans])
 
 
-def ff_measure_removal_name(share: float, rounding: str) -> str:
+def removal_measure_name(share: float, rounding: str) -> str:
     """Name of the measure that removes this share of the dimensions: `lowest_gains_10_floor` for 1 %."""
     return f"lowest_gains_{round(1000 * share)}_{rounding}"
 
 
-def ff_measure_removal_count(width: int, share: float, rounding: str) -> int:
+def removed_dimension_count(width: int, share: float, rounding: str) -> int:
     """The number of dimensions to remove, at least 1: 768 x 1 % = 7.68 becomes 7 or 8."""
     return max(1, ROUNDINGS[rounding](round(width * share, 9)))
 
 
-def ff_measure_split_by_gain(gains: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def split_by_gain(gains: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The dimensions with the lowest (signed) gains, and all others, each sorted."""
     order = gains.argsort(stable=True)
     return order[:count].sort().values, order[count:].sort().values
 
 
-def _ff_measure_of_removal(share: float, rounding: str) -> Callable[[Sample], Columns]:
+def _removal_measure(share: float, rounding: str) -> Callable[[Sample], Columns]:
     def measure(sample: Sample) -> Columns:
         """layer -> number of dimensions with the lowest gain of the last norm that were removed from the feed-forward's
         contributions, and Spearman's correlation of the maps before and after it, with and without them"""
@@ -141,8 +137,8 @@ def _ff_measure_of_removal(share: float, rounding: str) -> Callable[[Sample], Co
             types = {"layer": np.int16, "removed": np.int32, "whole": np.float64, "rest": np.float64}
             return paper_table_columns(types, [])
         gains = probing.probe_norm_gains(lens.loaded, "layer")
-        count = ff_measure_removal_count(gains.shape[1], share, rounding)
-        rest = {layer: ff_measure_split_by_gain(gains[layer], count)[1] for layer in range(len(gains))}
+        count = removed_dimension_count(gains.shape[1], share, rounding)
+        rest = {layer: split_by_gain(gains[layer], count)[1] for layer in range(len(gains))}
         cells = corpus_measure_reachable_cells(analysis)
         before = average_ranks(analysis["attention-block"][:, cells])
         maps = probing.probe_map_within(lens.loaded, sample.item, rest)
@@ -158,12 +154,12 @@ def _ff_measure_of_removal(share: float, rounding: str) -> Callable[[Sample], Co
 
 for _share in SHARES:
     for _rounding in ROUNDINGS:
-        register_measure(ff_measure_removal_name(_share, _rounding), scopes=("attention-block", "ff"), whole=True)(
-            _ff_measure_of_removal(_share, _rounding)
+        register_measure(removal_measure_name(_share, _rounding), scopes=("attention-block", "ff"), whole=True)(
+            _removal_measure(_share, _rounding)
         )
 
 
-def _ff_measure_special_ids(tokenizer: Any) -> set[int]:
+def _special_ids(tokenizer: Any) -> set[int]:
     """Ids of the special tokens, except the unknown token, which represents a word."""
     if tokenizer is None:
         return set()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,16 +12,10 @@ from normscope.corpus.store import Run
 from normscope.measures.bootstrap import Difference
 from normscope.papers.common import layer_numbers, paper_layers_text
 from normscope.papers.feed_forward import groups as pair_groups
-from normscope.papers.feed_forward.amplification import PLAIN, describe_ff_amplification_axis
-from normscope.papers.feed_forward.groups import (
-    GroupAmplification,
-    LayerTests,
-    MatchedGroups,
-    TokenUnits,
-    ff_groups_other_axis,
-)
-from normscope.papers.feed_forward.maps import Texts, Values, read_ff_maps_texts
-from normscope.papers.feed_forward.shared import NAME, ff_shared_require_layout
+from normscope.papers.feed_forward.amplification import PLAIN, describe_ff_amp_axis
+from normscope.papers.feed_forward.groups import GroupAmplification, LayerTests, MatchedGroups, TokenUnits
+from normscope.papers.feed_forward.maps import Texts, Values, read_run_texts
+from normscope.papers.feed_forward.shared import NAME, FeedForwardLayout, require_ff_layout
 from normscope.papers.published import published_main_numbers
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
@@ -29,13 +24,15 @@ from normscope.reports.report import Claim, Picture, Section, Table
 INNER = (0.5, 99.5)  # percentiles between which histograms are drawn
 MOST = 3  # most histograms that are drawn
 TEXT = (
-    "FF-amp of {pairs} ({found:,} ordered pairs of positions) is compared with that of an equal number of other pairs, "
-    "sampled without replacement so that both groups have the same histogram of {distance} distances.{dropped} Other "
-    "pairs are all pairs that do not belong to one {unit}, {specials}. The text is not masked.\n\n"
-    "The difference of means is tested with an unpaired bootstrap of {resamples:,} resamples, {sided}-sided: p is the "
-    "share of resampled differences on the other side of zero. The test over instances treats all pairs as "
-    "independent, which pairs of one sequence are not, so it is optimistic. The test over types counts each ordered "
-    "pair of subwords once, with the mean of its instances. The test over sequences resamples whole sequences.\n\n"
+    "FF-amp of {kind.pairs} ({groups.found:,} ordered pairs of positions) is compared with that of an equal number of "
+    "other pairs, sampled without replacement so that both groups have the same histogram of {readings.distance} "
+    "distances.{dropped} Other pairs are all pairs that do not belong to one {kind.unit}, {specials}. The text is not "
+    "masked.\n\n"
+    "The difference of means is tested with an unpaired bootstrap of {readings.resamples:,} resamples, "
+    "{readings.sided}-sided: p is the share of resampled differences on the other side of zero. The test over "
+    "instances treats all pairs as independent, which pairs of one sequence are not, so it is optimistic. The test "
+    "over types counts each ordered pair of subwords once, with the mean of its instances. The test over sequences "
+    "resamples whole sequences.\n\n"
     "Maps are normalised so that {sums}. A gain in a token's contribution to itself is a loss for the others, so the "
     "means of both groups may be negative; the test concerns their difference."
 )
@@ -77,75 +74,68 @@ ENTITIES = PairKind("entities", "entity", "entity", "two subwords of one named e
 
 def word_pairs_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 7 and 8 for words that are split into subwords."""
-    given = read_ff_maps_texts(runs[PLAIN], ff_shared_require_layout(setting))
-    return _ff_pairs_section(setting, runs[PLAIN], given, WORDS, pair_groups.ff_groups_of_split_words(given))
+    return _pair_kind_section(setting, runs[PLAIN], WORDS, lambda given, *_: pair_groups.split_word_units(given))
 
 
 def entity_pairs_section(setting: Setting, runs: Runs) -> Section:
     """Fig. 7 and 8 for named entities."""
-    scopes = ff_shared_require_layout(setting)
-    given = read_ff_maps_texts(runs[PLAIN], scopes)
-    return _ff_pairs_section(
-        setting, runs[PLAIN], given, ENTITIES, pair_groups.ff_groups_of_entity_tokens(given, runs[PLAIN], scopes)
-    )
+    return _pair_kind_section(setting, runs[PLAIN], ENTITIES, pair_groups.entity_units)
 
 
-def _ff_pairs_section(setting: Setting, run: Run, given: Texts, kind: PairKind, units: TokenUnits) -> Section:
-    scopes, readings = ff_shared_require_layout(setting), setting.readings
-    groups = pair_groups.ff_groups_matched_by_distance(given, units, scopes.causal, readings)
-    theirs = _ff_pairs_published_layers(kind)
+def _pair_kind_section(
+    setting: Setting, run: Run, kind: PairKind, units: Callable[[Texts, Run, FeedForwardLayout], TokenUnits]
+) -> Section:
+    scopes, readings = require_ff_layout(setting), setting.readings
+    given = read_run_texts(run, scopes)
+    groups = pair_groups.matched_pair_groups(given, units(given, run, scopes), scopes.causal, readings)
+    theirs = _published_pair_layers(kind)
     statement = f"In most layers the feed-forward amplifies {kind.pairs} more than other pairs at the same distance"
     if not len(groups.targets):
         claim = Claim(statement, None, kind.none, theirs)
         return Section(kind.name, kind.title, f"Nothing to compare: {kind.none}.", claims=(claim,))
-    values = pair_groups.ff_groups_amplification(run, scopes, given, groups)
-    found = pair_groups.ff_groups_bootstrap_tests(given, groups, values, readings)
+    values = pair_groups.group_amplification(run, scopes, given, groups)
+    found = pair_groups.bootstrap_layer_tests(given, groups, values, readings)
     chosen = [one.types if readings.level == "type" else one.instances for one in found]
     above, by_sequence, by_other = (
-        _ff_pairs_significant_layers(some, readings.alpha)
+        _significant_layers(some, readings.alpha)
         for some in (chosen, [one.sequences for one in found], [one.other_axis for one in found])
     )
     claim = Claim(
         statement,
         2 * len(above) > len(found),
         f"in {len(above)} of {len(found)}: {paper_layers_text(above)}; resampling whole sequences: "
-        f"{paper_layers_text(by_sequence)}; normalised by {ff_groups_other_axis(readings.axis)}: "
+        f"{paper_layers_text(by_sequence)}; normalised by {pair_groups.other_ff_amp_axis(readings.axis)}: "
         f"{paper_layers_text(by_other)}",
         theirs,
     )
-    both = (values.targets[readings.axis], values.others[readings.axis])
+    both = {kind.targets: values.targets[readings.axis], "other pairs": values.others[readings.axis]}
     parts: tuple[Table | Picture, ...] = (
-        _ff_pairs_bars(kind, *both, above),
-        *_ff_pairs_test_tables(kind, readings.axis, values, found),
-        *_ff_pairs_amp_histograms(kind, *both, chosen),
+        _mean_amp_bars(kind, both, above),
+        *_pair_test_tables(kind, readings.axis, values, found),
+        *_amp_histograms(kind, both, chosen),
     )
     numbers = {f"{key}.p": p for key, p in layer_numbers(kind.key, [one.p for one in chosen]).items()}
-    return Section(kind.name, kind.title, _ff_pairs_describe_test(setting, kind, groups), parts, (claim,), numbers)
+    return Section(kind.name, kind.title, _describe_pair_test(readings, kind, groups), parts, (claim,), numbers)
 
 
-def _ff_pairs_describe_test(setting: Setting, kind: PairKind, groups: MatchedGroups) -> str:
-    readings = setting.readings
+def _describe_pair_test(readings: Any, kind: PairKind, groups: MatchedGroups) -> str:
     return TEXT.format(
-        pairs=kind.pairs,
-        found=groups.found,
-        distance=readings.distance,
+        kind=kind,
+        groups=groups,
+        readings=readings,
         dropped=DROPPED.format(groups.dropped) if groups.dropped else "",
-        unit=kind.unit,
         specials="special tokens included" if readings.specials else "without special tokens",
-        resamples=readings.resamples,
-        sided=readings.sided,
-        sums=describe_ff_amplification_axis(readings.axis),
+        sums=describe_ff_amp_axis(readings.axis),
     )
 
 
-def _ff_pairs_bars(kind: PairKind, targets: Values, others: Values, above: Sequence[int]) -> Picture:
-    layers = range(1, len(targets) + 1)
-    groups = {kind.targets: targets, "other pairs": others}
+def _mean_amp_bars(kind: PairKind, both: Mapping[str, Values], above: Sequence[int]) -> Picture:
+    layers = range(1, len(both[kind.targets]) + 1)
     chart = charts.bar_chart(
-        {name: list(values.mean(1)) for name, values in groups.items()},
+        {name: list(values.mean(1)) for name, values in both.items()},
         x=list(layers),
         ylabel="mean FF-amp",
-        errors={name: list(1.96 * values.std(1) / np.sqrt(values.shape[1])) for name, values in groups.items()},
+        errors={name: list(1.96 * values.std(1) / np.sqrt(values.shape[1])) for name, values in both.items()},
         marks=["*" if layer in above else "" for layer in layers],
     )
     title = f"Fig. 7. Mean FF-amp of pairs {kind.targets} and of other pairs at the same distances"
@@ -153,11 +143,11 @@ def _ff_pairs_bars(kind: PairKind, targets: Values, others: Values, above: Seque
     return Picture(f"fig7-{kind.stem}", title, chart, note)
 
 
-def _ff_pairs_test_tables(
+def _pair_test_tables(
     kind: PairKind, axis: str, values: GroupAmplification, found: Sequence[LayerTests]
 ) -> tuple[Table, Table]:
     """The means and their difference, and the test under the other readings."""
-    other = ff_groups_other_axis(axis)
+    other = pair_groups.other_ff_amp_axis(axis)
     means = dict.fromkeys((kind.targets, "others", "difference", "low", "high"), ".5f")
     levels = dict.fromkeys(("p, instances", "p, types", "p, sequences"), ".4f")
     targets, others = ([float(row.mean()) for row in side[axis]] for side in (values.targets, values.others))
@@ -177,36 +167,33 @@ def _ff_pairs_test_tables(
                 (n, one.instances.p, one.types.p, one.sequences.p, one.other_axis.difference, one.other_axis.p)
                 for n, one in enumerate(found, 1)
             ),
-            "The last two columns: over instances, with maps normalised so that "
-            f"{describe_ff_amplification_axis(other)}.",
+            f"The last two columns: over instances, with maps normalised so that {describe_ff_amp_axis(other)}.",
         ),
     )
 
 
-def _ff_pairs_amp_histograms(
-    kind: PairKind, targets: Values, others: Values, found: Sequence[Difference]
-) -> list[Picture]:
+def _amp_histograms(kind: PairKind, both: Mapping[str, Values], found: Sequence[Difference]) -> list[Picture]:
     """Histograms for the layers with the largest differences relative to their spread."""
-    both = np.concatenate([targets, others], 1)
-    effect = [one.difference / max(float(both[n].std()), 1e-300) for n, one in enumerate(found)]
+    joined = np.concatenate(list(both.values()), 1)
+    effect = [one.difference / max(float(joined[n].std()), 1e-300) for n, one in enumerate(found)]
     order = sorted(range(len(found)), key=lambda n: -effect[n])[:MOST]
     note = f"Values beyond the percentiles {INNER[0]} and {INNER[1]} are counted in the outermost bins."
     pictures = []
     for n in sorted(order):
-        low, high = (float(np.percentile(both[n], end)) for end in INNER)
-        series = {kind.targets: targets[n], "other pairs": others[n]}
+        low, high = (float(np.percentile(joined[n], end)) for end in INNER)
+        series = {name: values[n] for name, values in both.items()}
         chart = charts.histogram_chart(series, xlabel="FF-amp", ylabel="share of pairs", limits=(low, high))
         title = f"Fig. 8. FF-amp of pairs {kind.targets} and of others, layer {n + 1}"
         pictures.append(Picture(f"fig8-{kind.stem}-layer{n + 1}", title, chart, note))
     return pictures
 
 
-def _ff_pairs_significant_layers(found: Sequence[Difference], alpha: float) -> list[int]:
+def _significant_layers(found: Sequence[Difference], alpha: float) -> list[int]:
     """The layers (from 1) with a significant positive difference."""
     return [layer for layer, one in enumerate(found, 1) if one.p < alpha and one.difference > 0]
 
 
-def _ff_pairs_published_layers(kind: PairKind) -> str:
+def _published_pair_layers(kind: PairKind) -> str:
     published = published_main_numbers(NAME)
     layers = [layer for layer in range(1, 13) if f"{kind.key}.L{layer}.p" in published]
     return f"in {len(layers)} of 12: {paper_layers_text(layers)}" if layers else ""

@@ -12,6 +12,7 @@ from normscope.papers.study import Setting
 
 NAME = "ff"
 REFERENCE = "BERT-base on Wikipedia"
+SPEARMAN = "Spearman's correlation"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class FeedForwardLayout:
         return self.chain[self.chain.index(scope) - 1]
 
 
-def ff_shared_layout(lens: Analyzer) -> FeedForwardLayout | None:
+def ff_layout(lens: Analyzer) -> FeedForwardLayout | None:
     """The scopes of the model's first side; None for parallel layers, where the feed-forward has no separate scope."""
     stack = lens.loaded.stacks[0]
     alias = scope_aliases(stack.blocks)
@@ -62,7 +63,7 @@ def ff_shared_layout(lens: Analyzer) -> FeedForwardLayout | None:
     chain = (alias["weights"], *dict.fromkeys(step.norms for step in layer_steps(stack.blocks) if step.norms))
     return FeedForwardLayout(
         chain=chain,
-        components=_ff_shared_layer_components(chain),
+        components=_layer_components(chain),
         residual=alias["attention-residual"],
         block=alias["attention-block"],
         input=chain[chain.index(alias["ff"]) - 1],
@@ -74,33 +75,32 @@ def ff_shared_layout(lens: Analyzer) -> FeedForwardLayout | None:
     )
 
 
-def ff_shared_require_layout(setting: Setting) -> FeedForwardLayout:
-    """`ff_shared_layout` of a model that is known to have one."""
-    found = ff_shared_layout(setting.lens)
+def require_ff_layout(setting: Setting) -> FeedForwardLayout:
+    """`ff_layout` of a model that is known to have one."""
+    found = ff_layout(setting.lens)
     assert found is not None
     return found
 
 
-def ff_shared_missing_layout(setting: Setting) -> str | None:
+def missing_ff_layout(setting: Setting) -> str | None:
     """Why no experiment of this paper can run on this model, or None."""
     family = setting.lens.family
     if family.input != "text":
         return f"This paper analyses text, but {family.name} does not read text."
-    if ff_shared_layout(setting.lens) is None:
+    if ff_layout(setting.lens) is None:
         return f"The feed-forward of {family.name} runs in parallel with attention, so there is no map before it."
     return None
 
 
-def ff_shared_missing_tokenizer(setting: Setting) -> str | None:
+def missing_tokenizer(setting: Setting) -> str | None:
     """Why words cannot be identified, or None."""
-    if setting.lens.tokenizer is None:
-        return ff_shared_missing_layout(setting) or "Identifying words needs a tokenizer."
-    return ff_shared_missing_layout(setting)
+    missing = missing_ff_layout(setting)
+    return "Identifying words needs a tokenizer." if missing is None and setting.lens.tokenizer is None else missing
 
 
-def ff_shared_missing_entities(setting: Setting) -> str | None:
+def missing_entities(setting: Setting) -> str | None:
     """Why named entities are not available, or None."""
-    missing = ff_shared_missing_tokenizer(setting)
+    missing = missing_tokenizer(setting)
     if missing is None and not setting.has_entities:
         return "The corpus has no named entities; use CoNLL columns with IOB tags (--format conll)."
     if missing is None and not getattr(setting.lens.tokenizer, "is_fast", False):
@@ -108,15 +108,15 @@ def ff_shared_missing_entities(setting: Setting) -> str | None:
     return missing
 
 
-def ff_shared_missing_norm(setting: Setting) -> str | None:
+def missing_last_norm(setting: Setting) -> str | None:
     """Why the layer does not end with a norm, as post-LN layers do, or None."""
-    missing = ff_shared_missing_layout(setting)
+    missing = missing_ff_layout(setting)
     if missing is None and layer_steps(setting.lens.loaded.stacks[0].blocks)[-1].role != "after":
         return f"Layers of {setting.lens.family.name} have no norm after the feed-forward's residual."
     return missing
 
 
-def _ff_shared_layer_components(chain: Sequence[str]) -> tuple[str, ...]:
+def _layer_components(chain: Sequence[str]) -> tuple[str, ...]:
     """The component that each scope adds to the previous one, numbered: `LN1 ATTN`, `RES1`, `LN2`, `FF`, `RES2`."""
     found = [chain[0]]
     counts: dict[str, int] = {}

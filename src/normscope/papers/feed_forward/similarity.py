@@ -9,26 +9,19 @@ import numpy as np
 import polars as pl
 
 from normscope.corpus.store import Run
-from normscope.papers.common import (
-    claim_with_published,
-    describe_common_masking,
-    layer_numbers,
-    layer_picture,
-    masked_run,
-    paper_layers_text,
-    scan_paper_side,
-)
-from normscope.papers.feed_forward.shared import NAME, REFERENCE, FeedForwardLayout, ff_shared_require_layout
+from normscope.papers import common
+from normscope.papers.common import claim_with_published, layer_numbers, paper_layers_text, scan_paper_side
+from normscope.papers.feed_forward.shared import NAME, REFERENCE, SPEARMAN, FeedForwardLayout, require_ff_layout
 from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table
 
 ByLayer = Mapping[int, float]  # layer, from 1 -> mean over sequences
+ByScope = Mapping[str, ByLayer]
 ByPair = Mapping[tuple[str, str], ByLayer]
 CHANGED = 0.9  # similarity below which a component counts as changing the map
 ALIKE = 0.95  # similarity above which two maps count as nearly the same
-SPEARMAN = "Spearman's correlation"
 TEXT = (
     "Spearman's correlation of {cells} of two maps, computed for each layer and sequence and averaged over sequences. "
     "{masking} Table 1 has three readings: maps without normalisation (raw), with each row divided by its sum, and "
@@ -55,42 +48,29 @@ def normalised_similarities(run: Run, scopes: FeedForwardLayout) -> dict[str, di
 
 def similarity_section(setting: Setting, runs: Runs) -> Section:
     """Similarity to the previous scope (Table 1, Fig. 5), to the block's input (Fig. 9), of all pairs (Fig. 12)."""
-    scopes, run = ff_shared_require_layout(setting), runs[masked_run(setting)]
+    scopes, run, reading = require_ff_layout(setting), runs[common.masked_run(setting)], setting.readings.normalise
     raw = scope_similarities(run, scopes)
     readings = {"raw": raw, **normalised_similarities(run, scopes)}
-    chosen = readings[setting.readings.normalise]
-    steps = {scope: chosen[scopes.before(scope), scope] for scope in scopes.chain[1:]}
-    before = {scope: raw[scopes.block, scope] for scope in scopes.after}
-    layers = list(next(iter(raw.values())))
+    steps = {scope: readings[reading][scopes.before(scope), scope] for scope in scopes.chain[1:]}
     cells = "the unmasked cells" if scopes.causal else "all cells"
-    text = TEXT.format(cells=cells, masking=describe_common_masking(setting))
-    fig5 = {scopes.component(scope): list(steps[scope].values()) for scope in scopes.after}
-    fig9 = {scope: list(values.values()) for scope, values in before.items()}
+    text = TEXT.format(cells=cells, masking=common.describe_common_masking(setting))
+    fig5 = {scopes.component(scope): steps[scope] for scope in scopes.after}
+    fig9 = {scope: raw[scopes.block, scope] for scope in scopes.after}
+    to_previous = "Fig. 5. Similarity of each scope after the attention block to the previous scope"
+    to_block = f"Fig. 9. Similarity of each scope to the scope before the feed-forward block ({scopes.block})"
     return Section(
         "similarity",
         "Similarity of the maps within a layer",
         text + (RESIDUAL if "ATTNRES-N" in scopes.chain else ""),
         (
             _similarity_table(scopes, readings),
-            layer_picture(
-                "fig5-similarity",
-                "Fig. 5. Similarity of each scope after the attention block to the previous scope",
-                fig5,
-                layers,
-                SPEARMAN,
-            ),
-            layer_picture(
-                "fig9-before",
-                f"Fig. 9. Similarity of each scope to the scope before the feed-forward block ({scopes.block})",
-                fig9,
-                layers,
-                SPEARMAN,
-            ),
+            _similarity_picture("fig5-similarity", to_previous, fig5),
+            _similarity_picture("fig9-before", to_block, fig9),
             _similarity_heat_map(scopes, raw),
-            _similarity_layers_table(scopes, raw, steps, layers, setting.readings.normalise),
+            _similarity_layers_table(scopes, raw, steps, reading),
         ),
-        _similarity_claims(scopes, steps, before, raw),
-        _similarity_numbers(scopes, steps, before, raw),
+        _similarity_claims(scopes, steps, raw),
+        _similarity_numbers(scopes, steps, raw),
     )
 
 
@@ -111,7 +91,7 @@ def _similarity_table(scopes: FeedForwardLayout, readings: Mapping[str, ByPair])
     for scope in scopes.chain[1:]:
         pair = scopes.before(scope), scope
         values = readings["raw"][pair].values()
-        means = (_similarity_layer_mean(some[pair]) for some in readings.values())
+        means = (_mean_over_layers(some[pair]) for some in readings.values())
         beside = [theirs[scope]] if known else []
         rows.append((scopes.component(scope), scope, *means, min(values), max(values), *beside))
     columns = (*readings, "lowest", "highest", *(["published"] if known else []))
@@ -125,39 +105,42 @@ def _similarity_table(scopes: FeedForwardLayout, readings: Mapping[str, ByPair])
     )
 
 
+def _similarity_picture(name: str, title: str, lines: ByScope) -> Picture:
+    layers = list(next(iter(lines.values())))
+    series = {label: list(values.values()) for label, values in lines.items()}
+    return common.layer_picture(name, title, series, layers, SPEARMAN)
+
+
 def _similarity_heat_map(scopes: FeedForwardLayout, raw: ByPair) -> Picture:
     found = np.eye(len(scopes.chain))
     for a, b in scopes.pairs:
         n, m = scopes.chain.index(a), scopes.chain.index(b)
-        found[n, m] = found[m, n] = _similarity_layer_mean(raw[a, b])
+        found[n, m] = found[m, n] = _mean_over_layers(raw[a, b])
     look: dict[str, Any] = {"rows": scopes.chain, "columns": scopes.chain, "label": SPEARMAN, "annotate": True}
     title = "Fig. 12. Similarity of all pairs of scopes, mean over layers and sequences"
     return Picture("fig12-all-pairs", title, map_charts.heat_map_chart(found, **look))
 
 
-def _similarity_layers_table(
-    scopes: FeedForwardLayout, raw: ByPair, steps: Mapping[str, ByLayer], layers: list[int], reading: str
-) -> Table:
+def _similarity_layers_table(scopes: FeedForwardLayout, raw: ByPair, steps: ByScope, reading: str) -> Table:
     kind = "to the previous scope" + ("" if reading == "raw" else f" ({reading})")
     rows = [(kind, scopes.before(scope), scope, *values.values()) for scope, values in steps.items()]
     rows += [("all pairs", a, b, *raw[a, b].values()) for a, b in scopes.pairs]
-    columns = {"figure": "", "scope": "", "other": "", **{f"layer {layer}": ".3f" for layer in layers}}
+    columns = {"figure": "", "scope": "", "other": "", **{f"layer {layer}": ".3f" for layer in steps[scopes.ff]}}
     return Table.of("similarity-layers", "Similarity by layer", columns, rows, folded=True)
 
 
-def _similarity_claims(
-    scopes: FeedForwardLayout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
-) -> tuple[Claim, ...]:
+def _similarity_claims(scopes: FeedForwardLayout, steps: ByScope, raw: ByPair) -> tuple[Claim, ...]:
     published, ff = published_main_numbers(NAME), steps[scopes.ff]
     lowest = min(ff, key=lambda layer: ff[layer])
-    back = [layer for layer in ff if before[scopes.ff_residual][layer] > before[scopes.ff][layer]]
-    whole = _similarity_layer_mean(raw[scopes.residual, scopes.layer])
+    after_ff, after_residual = (raw[scopes.block, scope] for scope in (scopes.ff, scopes.ff_residual))
+    back = [layer for layer in ff if after_residual[layer] > after_ff[layer]]
+    whole = _mean_over_layers(raw[scopes.residual, scopes.layer])
     keys = [f"similarity.ATTNRESLNFF-N{end}" for end in ("", ".min", ".max")]
     claims = [
         Claim(
             f"The feed-forward changes the map: the similarity is below {CHANGED} in at least one layer",
             ff[lowest] < CHANGED,
-            f"{_similarity_layer_mean(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
+            f"{_mean_over_layers(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
             quote_published(published, "{:.2f}, from {:.2f} to {:.2f}", *keys),
         ),
         Claim(
@@ -168,9 +151,9 @@ def _similarity_claims(
         ),
     ]
     if scopes.layer != scopes.ff_residual:
-        norm, residual = (_similarity_layer_mean(steps[scope]) for scope in (scopes.layer, scopes.ff_residual))
-        start, end = (before[scope] for scope in (scopes.ff_residual, scopes.layer))
-        nearer = [layer for layer in ff if end[layer] > start[layer]]
+        norm, residual = (_mean_over_layers(steps[scope]) for scope in (scopes.layer, scopes.ff_residual))
+        after_norm = raw[scopes.block, scopes.layer]
+        nearer = [layer for layer in ff if after_norm[layer] > after_residual[layer]]
         claims += [
             claim_with_published(
                 "LN2 changes the map more than RES2 does",
@@ -183,8 +166,8 @@ def _similarity_claims(
             Claim(
                 "LN2 counteracts the feed-forward in the layer where the feed-forward changes the map most",
                 lowest in nearer,
-                f"layer {lowest}: the similarity to the map before the block goes from {start[lowest]:.2f} to "
-                f"{end[lowest]:.2f}; it increases in {paper_layers_text(nearer)}",
+                f"layer {lowest}: the similarity to the map before the block goes from {after_residual[lowest]:.2f} to "
+                f"{after_norm[lowest]:.2f}; it increases in {paper_layers_text(nearer)}",
                 "it increases in layers 10-11, where the feed-forward changes the map most",
             ),
         ]
@@ -193,18 +176,16 @@ def _similarity_claims(
     return (*claims, claim_with_published(statement, whole > ALIKE, "{:.2f}", (whole,), published, key))
 
 
-def _similarity_numbers(
-    scopes: FeedForwardLayout, steps: Mapping[str, ByLayer], before: Mapping[str, ByLayer], raw: ByPair
-) -> dict[str, float]:
+def _similarity_numbers(scopes: FeedForwardLayout, steps: ByScope, raw: ByPair) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for scope, values in steps.items():
         key = f"similarity.{scope}"
-        numbers |= {key: _similarity_layer_mean(values)} | layer_numbers(key, values.values(), values)
+        numbers |= {key: _mean_over_layers(values)} | layer_numbers(key, values.values(), values)
         numbers |= {f"{key}.min": min(values.values()), f"{key}.max": max(values.values())}
-    for scope, values in before.items():
-        numbers |= layer_numbers(f"before.{scope}", values.values(), values)
-    return numbers | {f"pair.{a}.{b}": _similarity_layer_mean(raw[a, b]) for a, b in scopes.pairs}
+    for scope in scopes.after:
+        numbers |= layer_numbers(f"before.{scope}", raw[scopes.block, scope].values())
+    return numbers | {f"pair.{a}.{b}": _mean_over_layers(raw[a, b]) for a, b in scopes.pairs}
 
 
-def _similarity_layer_mean(values: ByLayer) -> float:
+def _mean_over_layers(values: ByLayer) -> float:
     return float(np.mean(list(values.values())))

@@ -8,7 +8,7 @@ from normscope.papers.shapley.sections import RUN, shapley_agreement_section, sh
 from normscope.papers.study import Experiment, NoReadings, Paper, Setting
 
 
-def _shapley_paper_missing_map(setting: Setting) -> str | None:
+def _missing_middle_map(setting: Setting) -> str | None:
     if setting.lens.two_sided:
         return "This study does not cover encoder-decoders."
     aliases = scope_aliases(setting.lens.loaded.stacks[0].blocks)
@@ -19,22 +19,19 @@ def _shapley_paper_missing_map(setting: Setting) -> str | None:
 
 SHAPLEY = plan_run(RUN, "shapley", scopes=("attention-block", "ff", "layer"))
 
-
 PAPER = Paper(
     name="shapley",
     title="Shapley values against integrated gradients in the feed-forward",
     citation="A normscope study of what the FF paper names as future work.",
     readings=NoReadings,
     experiments=(
-        Experiment(
-            "agreement", "How much the maps differ", shapley_agreement_section, SHAPLEY, _shapley_paper_missing_map
-        ),
+        Experiment("agreement", "How much the maps differ", shapley_agreement_section, SHAPLEY, _missing_middle_map),
         Experiment(
             "conclusion",
             "Does the paper's conclusion depend on the gate?",
             shapley_conclusion_section,
             SHAPLEY,
-            _shapley_paper_missing_map,
+            _missing_middle_map,
         ),
     ),
 )

@@ -24,11 +24,11 @@ def measure_shapley_agreement(sample: Sample) -> Columns:
     draws of orders, the mean difference and the ratio of norms, how often the largest other input is the same; of both
     the correlation with the map before the feed-forward"""
     ig = sample.analysis
-    scopes = shapley_measure_scopes(ig)
+    scopes = shapley_scopes(ig)
     many = len(ig.rows) > FEW
     way = f"shapley-sampled:{PERMUTATIONS}" if many else "shapley-exact"
-    found = _analyze_for_shapley_measure(sample, scopes, way)
-    again = _analyze_for_shapley_measure(sample, scopes, f"{way}:1") if many else found
+    found = _analyze_with_gate(sample, scopes, way)
+    again = _analyze_with_gate(sample, scopes, f"{way}:1") if many else found
     cells = corpus_measure_reachable_cells(ig)
     own = torch.tensor([[a.position == b.position for b in ig.columns] for a in ig.rows])
     others = cells & ~own
@@ -55,12 +55,12 @@ def measure_shapley_agreement(sample: Sample) -> Columns:
     }
 
 
-def shapley_measure_scopes(analysis: Analysis) -> list[str]:
+def shapley_scopes(analysis: Analysis) -> list[str]:
     """The feed-forward's own scope, and the whole layer."""
     return list(dict.fromkeys(analysis.resolve(alias) for alias in ("ff", "layer")))
 
 
-def _analyze_for_shapley_measure(sample: Sample, scopes: list[str], gate: str) -> Analysis:
+def _analyze_with_gate(sample: Sample, scopes: list[str], gate: str) -> Analysis:
     lens = sample.lens
     (found,) = run_batch(
         lens.loaded, [sample.item], requests_for(lens.loaded, Options(scopes=scopes, gate=gate)), lens.workspace

@@ -43,7 +43,7 @@ CONCLUSION = (
 
 def shapley_agreement_section(setting: Setting, runs: Runs) -> Section:
     """How much the maps with integrated gradients and with Shapley values differ."""
-    means = _shapley_section_means(runs)
+    means = _shapley_means(runs)
     counts = runs[RUN].scan("shapley").group_by("exact").agg(pl.col("id").n_unique()).collect()
     entries = {bool(exact): int(number) for exact, number in counts.iter_rows()}
     title = "Integrated gradients against Shapley values"
@@ -51,7 +51,7 @@ def shapley_agreement_section(setting: Setting, runs: Runs) -> Section:
         "agreement",
         title,
         {"scope": "", "layer": "", **dict.fromkeys(COLUMNS.values(), ".3f")},
-        _shapley_section_rows(means, *COLUMNS),
+        _mean_rows(means, *COLUMNS),
         AGREEMENT_NOTE,
     )
     series = {scope: [row["spearman"] for row in some] for scope, some in means.items()}
@@ -78,13 +78,13 @@ def shapley_agreement_section(setting: Setting, runs: Runs) -> Section:
 
 def shapley_conclusion_section(setting: Setting, runs: Runs) -> Section:
     """Whether the FF paper's findings about feed-forward blocks depend on the gate."""
-    means = _shapley_section_means(runs)
+    means = _shapley_means(runs)
     title = "Correlation with the map before the feed-forward"
     table = Table.of(
         "before-after",
         title,
         {"scope": "", "layer": "", "by IG": ".3f", "by Shapley": ".3f"},
-        _shapley_section_rows(means, "before_ig", "before_shapley"),
+        _mean_rows(means, "before_ig", "before_shapley"),
         "The lower the correlation, the more the feed-forward changes the map.",
     )
     scope, some = next(iter(means.items()))
@@ -109,11 +109,11 @@ def shapley_conclusion_section(setting: Setting, runs: Runs) -> Section:
     return Section("conclusion", "Does the paper's conclusion depend on the gate?", CONCLUSION, parts, claims)
 
 
-def _shapley_section_rows(means: ByScope, *keys: str) -> list[tuple[Any, ...]]:
+def _mean_rows(means: ByScope, *keys: str) -> list[tuple[Any, ...]]:
     return [(scope, row["layer"] + 1, *(row[key] for key in keys)) for scope, some in means.items() for row in some]
 
 
-def _shapley_section_means(runs: Runs) -> ByScope:
+def _shapley_means(runs: Runs) -> ByScope:
     table = runs[RUN].scan("shapley")
     frame = table.group_by("scope", "layer").agg(*(pl.col(key).mean() for key in KEYS)).collect()
     scopes = table.select("scope").unique(maintain_order=True).collect()["scope"].to_list()

@@ -6,6 +6,7 @@ away from identity.
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator
@@ -25,23 +26,23 @@ HEADS = {
 WIDTH, HEAD_COUNT, KEY_HEADS, HIDDEN, LAYERS, VOCABULARY = 32, 4, 2, 48, 4, 64
 # Tiny value -> the attributes of configs that get it.
 NAMED_SIZES: tuple[tuple[int, str], ...] = (
-    (WIDTH, "hidden_size d_model n_embd dim emb_dim n_embed embed_dim word_embed_proj_dim embedding_size"),
-    (WIDTH, "input_embedding_size output_embedding_size inner_dim hidden_dim_model cross_layer_hidden_size"),
+    (WIDTH, "hidden_size d_model n_embd dim emb_dim embed_dim word_embed_proj_dim embedding_size"),
+    (WIDTH, "input_embedding_size output_embedding_size"),
     (WIDTH, "embedding_dim encoder_hidden_size hidden_size_global d_latents prediction_head_size audio_hidden_size"),
     (HEAD_COUNT, "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads"),
     (HEAD_COUNT, "num_encoder_attention_heads attention_heads num_decoder_attention_heads linear_num_value_heads"),
-    (HEAD_COUNT, "decoder_num_attention_heads num_self_attention_heads num_cross_attention_heads linear_num_heads"),
+    (HEAD_COUNT, "num_self_attention_heads num_cross_attention_heads linear_num_heads"),
     (HEAD_COUNT, "swa_num_attention_heads num_attention_heads_per_layer"),
-    (KEY_HEADS, "num_key_value_heads num_kv_heads multi_query_group_num n_kv_heads kv_n_heads"),
+    (KEY_HEADS, "num_key_value_heads num_kv_heads kv_n_heads"),
     (KEY_HEADS, "swa_num_key_value_heads linear_num_key_heads index_n_heads"),
     (HIDDEN, "intermediate_size n_inner ffn_dim d_ff hidden_dim ffn_hidden_size encoder_ffn_dim decoder_ffn_dim"),
     (HIDDEN, "moe_intermediate_size d_inner dim_ff shared_expert_intermediate_size expert_ffn_hidden_size dff mlp_dim"),
-    (HIDDEN, "dense_intermediate_size mlp_hidden_size shared_intermediate_size intermediate_size_mlp ffn_size"),
-    (HIDDEN, "encoder_ffn_size decoder_ffn_size moe_shared_expert_intermediate_size feed_forward_size"),
+    (HIDDEN, "dense_intermediate_size shared_intermediate_size intermediate_size_mlp"),
+    (HIDDEN, "moe_shared_expert_intermediate_size feed_forward_size"),
     (LAYERS, "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers"),
-    (LAYERS, "num_encoder_layers n_layer_encoder num_self_attends_per_block"),
-    (64, "max_position_embeddings n_positions max_target_positions n_ctx seq_length max_source_positions max_seq_len"),
-    (64, "max_sequence_length max_seq_length max_2d_position_embeddings max_encoder_position_embeddings"),
+    (LAYERS, "num_encoder_layers num_self_attends_per_block"),
+    (64, "max_position_embeddings n_positions max_target_positions n_ctx max_source_positions max_seq_len"),
+    (64, "max_2d_position_embeddings max_encoder_position_embeddings"),
     (64, "max_decoder_position_embeddings position_bias_max_distance rel_extent mamba_d_ssm"),
     (VOCABULARY, "vocab_size src_vocab_size tgt_vocab_size decoder_vocab_size vocab_size_per_layer_input"),
     (VOCABULARY, "entity_vocab_size pronunciation_vocab_size shape_vocab_size encoder_hash_byte_group_vocab"),
@@ -50,16 +51,11 @@ NAMED_SIZES: tuple[tuple[int, str], ...] = (
     (12, "q_lora_rank kv_lora_rank"),
     (8, "head_dim d_kv kv_channels d_head dim_head swa_head_dim attention_head_size qk_nope_head_dim qk_rope_head_dim"),
     (8, "v_head_dim mamba_n_heads mamba_d_head mamba_num_heads mamba_head_dim linear_head_dim linear_key_head_dim"),
-    (8, "linear_value_head_dim mamba_d_state ssm_state_size state_size hidden_size_per_layer_input bottleneck_size"),
-    (
-        8,
-        "relative_attention_num_buckets query_pre_attn_scalar block_multiple_of num_latents entity_emb_size hc_lowrank",
-    ),
-    (
-        8,
-        "pronunciation_embed_dim shape_embed_dim downsample_hidden_size output_channels o_lora_rank router_hidden_size",
-    ),
-    (4, "num_experts num_local_experts n_routed_experts moe_num_experts num_experts_total rotary_dim sliding_window"),
+    (8, "linear_value_head_dim mamba_d_state ssm_state_size state_size hidden_size_per_layer_input"),
+    (8, "relative_attention_num_buckets query_pre_attn_scalar block_multiple_of num_latents entity_emb_size"),
+    (8, "pronunciation_embed_dim shape_embed_dim downsample_hidden_size output_channels o_lora_rank hc_lowrank"),
+    (8, "router_hidden_size"),
+    (4, "num_experts num_local_experts n_routed_experts moe_num_experts rotary_dim sliding_window"),
     (4, "window_size attention_window local_attention attention_window_size sliding_window_size attention_chunk_size"),
     (4, "index_topk block_size local_radius mamba_chunk_size chunk_size laurel_rank num_filters index_block_size"),
     (2, "num_experts_per_tok num_experts_per_token moe_k moe_topk top_k_experts moe_top_k type_vocab_size o_groups"),
@@ -71,33 +67,27 @@ NAMED_SIZES: tuple[tuple[int, str], ...] = (
 SIZES = {name: value for value, names in NAMED_SIZES for name in names.split()}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "cls_token_id": 3}
 # Sizes that are set even where the default is None.
-NEEDED = (
-    "head_dim",
-    "num_key_value_heads",
-    "n_routed_experts",
-    "n_shared_experts",
-    "num_experts_per_tok",
-    "vocab_size",
-)
-NAMES = ("model_type", "transformers_version", "architectures")
+NEEDED = {"head_dim", "num_key_value_heads", "vocab_size"}
+NEEDED |= {"num_experts_per_tok", "n_routed_experts", "n_shared_experts"}
 LOCAL, GLOBAL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+MIXED, DENSE_FIRST = [GLOBAL, LOCAL] * 2, ["dense", "sparse", "sparse", "sparse"]
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 # What shrinking by name does not reach: model type of a config, nested ones included -> values.
 FURTHER: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "blt": {"use_cache": False},
-    "cohere2_moe": {"mlp_layer_types": ["dense", *["sparse"] * 3]},
-    "cohere_compass_text": {"layer_types": [LOCAL, GLOBAL] * 2, "rope_parameters": {LOCAL: ROPE, GLOBAL: ROPE}},
+    "cohere2_moe": {"mlp_layer_types": DENSE_FIRST},
+    "cohere_compass_text": {"layer_types": MIXED, "rope_parameters": {LOCAL: ROPE, GLOBAL: ROPE}},
     "dbrx": {"attn_config": {"kv_n_heads": KEY_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_v4": {
-        "layer_types": [LOCAL, *["heavily_compressed_attention", "compressed_sparse_attention"] * 2][:4],
-        "mlp_layer_types": ["hash_moe", *["moe"] * 3],
+        "layer_types": [LOCAL, *["heavily_compressed_attention", "compressed_sparse_attention"] * 2][:LAYERS],
+        "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
         "partial_rotary_factor": 0.5,
         "num_key_value_heads": 1,
         "index_topk": 2,
     },
-    "dots1": {"layer_types": [GLOBAL, LOCAL] * 2},
+    "dots1": {"layer_types": MIXED},
     "esm": {"mask_token_id": 4, "pad_token_id": 0},
     "esmc": {"num_key_value_heads": HEAD_COUNT},
     "funnel": {"block_sizes": [2, 1, 1], "num_decoder_layers": 2},
@@ -108,33 +98,37 @@ FURTHER: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {"num_key_value_heads": 1},
     "granitemoehybrid": {"layer_types": [LINEAR, GLOBAL] * 2},
     "hrm_text": {"num_hidden_layers": 2},
-    "inkling_text": {"mlp_layer_types": ["dense", *["sparse"] * 3]},
+    "inkling_text": {"mlp_layer_types": DENSE_FIRST},
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 2},
-    "laguna": {"layer_types": [GLOBAL, LOCAL] * 2},
+    "laguna": {"layer_types": MIXED},
     "lfm2": {"layer_types": ["conv", GLOBAL] * 2},
     "lfm2_moe": {"layer_types": ["conv", GLOBAL] * 2},
     "llama4_text": {"interleave_moe_layer_step": 2},
     "mamba2": {"num_heads": 8},
-    "mellum": {"layer_types": [GLOBAL, LOCAL] * 2, "mlp_layer_types": ["dense", *["sparse"] * 3]},
+    "mellum": {"layer_types": MIXED, "mlp_layer_types": DENSE_FIRST},
     "minicpm3": {"dim_model_base": 16},
-    "minimax_m3_vl_text": {
-        "layer_types": [GLOBAL, "minimax_m3_sparse"] * 2,
-        "mlp_layer_types": ["dense", *["sparse"] * 3],
-    },
-    "ministral": {"layer_types": [LOCAL, GLOBAL] * 2},
+    "minimax_m3_vl_text": {"layer_types": [GLOBAL, "minimax_m3_sparse"] * 2, "mlp_layer_types": DENSE_FIRST},
+    "ministral": {"layer_types": MIXED},
     "mpnet": {"relative_attention_num_buckets": 32},
-    "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": 63},
+    "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": VOCABULARY - 1},
     "phi4_multimodal_audio": {"num_blocks": 1, "chunk_size": -1},
-    "qwen2": {"layer_types": [GLOBAL, LOCAL] * 2, "use_sliding_window": True, "sliding_window": 4},
-    "qwen3": {"layer_types": [GLOBAL, LOCAL] * 2, "use_sliding_window": True, "sliding_window": 4},
-    "qwen2_moe": {"layer_types": [GLOBAL, LOCAL] * 2, "use_sliding_window": True, "mlp_only_layers": [0]},
+    "qwen2": {"layer_types": MIXED, "use_sliding_window": True, "sliding_window": 4},
+    "qwen3": {"layer_types": MIXED, "use_sliding_window": True, "sliding_window": 4},
+    "qwen2_moe": {"layer_types": MIXED, "use_sliding_window": True, "mlp_only_layers": [0]},
     "qwen3_moe": {"mlp_only_layers": [0]},
     "qwen3_next": {"mlp_only_layers": [0]},
     "qwen4_exp_text": {
-        **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8},
-        **{"indexer_budget": 4, "indexer_compress_ratio": 2, "eos_token_id": 2},
-        **{"ple_layer_ids": [1], "heads_per_ngram": 2, "ngram_vocab_size_base": 50},
-        **{"make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 1},
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+        "eos_token_id": 2,
+        "ple_layer_ids": [1],
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 50,
+        "make_ngram_vocab_size_divisible_by": 8,
+        "split_ngram_parts": 1,
     },
     "reformer": {
         "is_decoder": True,
@@ -146,7 +140,7 @@ FURTHER: dict[str, dict[str, Any]] = {
         "num_buckets": 4,
         "hash_seed": 0,
     },
-    "smollm3": {"layer_types": [GLOBAL, LOCAL] * 2, "use_sliding_window": True, "sliding_window": 4},
+    "smollm3": {"layer_types": MIXED, "use_sliding_window": True, "sliding_window": 4},
     "vibevoice_acoustic_tokenizer_encoder": {"downsampling_ratios": [2, 2], "depths": [1, 1, 1]},
     "xlstm": {"num_blocks": LAYERS, "qk_dim_factor": 2.0, "v_dim_factor": 2.0},
     "xmod": {"default_language": "en_XX"},
@@ -154,11 +148,12 @@ FURTHER: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": [LINEAR, "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"] * 2, "sliding_window": 4},
 }
-# Types that need more than token ids -> what they need.
+# Types that do not run on token ids alone -> the reason.
 CANNOT = {
     "gemma3n": "needs the timm package for its vision tower",
     "gemma4_assistant": "needs the hidden states and keys of the model that it drafts for",
     "gemma4_unified_assistant": "needs the hidden states and keys of the model that it drafts for",
+    "mra": "its attention outputs zeros without a CUDA kernel",
     "voxtral_realtime": "adds the encoding of audio to every token",
 }
 
@@ -175,7 +170,7 @@ def model_types() -> dict[str, tuple[str, str]]:
 def tiny_config(model_type: str, class_name: str | None = None) -> Any:
     """The default config of a type with every size shrunk, nested configs included.
 
-    Where the model class takes a nested config (the text part of a multimodal type), it is that one.
+    If the model class takes one of the nested configs (the text part of a multimodal type), only that one is returned.
     """
     wanted = getattr(transformers, class_name or model_types()[model_type][1]).config_class
     with warnings.catch_warnings():
@@ -187,6 +182,7 @@ def tiny_config(model_type: str, class_name: str | None = None) -> Any:
 
 
 def _shrink(config: Any) -> Any:
+    """A config of the same class that is given only what differs from the defaults, so that it derives the rest."""
     given, default = config.to_dict(), type(config)().to_dict()
     changed: dict[str, Any] = {}
     for name, value in given.items():
@@ -201,22 +197,23 @@ def _shrink(config: Any) -> Any:
             changed[name] = SIZES[name]
         elif name == "rope_parameters" and isinstance(value, dict):
             changed[name] = _rotate_half(value)
-        elif name not in NAMES and default.get(name) != value:
+        elif default.get(name) != value:
             changed[name] = value
     if "kv_lora_rank" in given and "num_key_value_heads" in changed:
         changed["num_key_value_heads"] = HEAD_COUNT  # latent attention has no groups
-    return type(config)(**(changed | _per_layer(config, given) | FURTHER.get(config.model_type, {})))
+    further = copy.deepcopy(FURTHER.get(config.model_type, {}))  # configs may change the lists that they are given
+    return type(config)(**(changed | _per_layer(config, given) | further))
 
 
 def _rotate_half(rope: dict[str, Any]) -> dict[str, Any]:
-    """Rotary parameters in which at least half of a head is rotated: less would leave one angle of eight dimensions."""
+    """Rotary parameters that rotate at least half of a head: a quarter of eight dimensions is a single angle."""
     if isinstance(factor := rope.get("partial_rotary_factor"), float):
         return rope | {"partial_rotary_factor": max(factor, 0.5)}
     return {name: _rotate_half(value) if isinstance(value, dict) else value for name, value in rope.items()}
 
 
 def _per_layer(config: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The lists with one entry per layer, cut to as few layers as have every combination of kinds that occurs."""
+    """Every list with one entry per layer, cut to the first `LAYERS` layers or more that show every kind of layer."""
     depth = getattr(config, "num_hidden_layers", 0)
     lists = {name: values for name, values in given.items() if isinstance(values, list) and len(values) == depth}
     lists = {name: values for name, values in lists.items() if values != list(range(depth))}  # not indices of layers
@@ -235,7 +232,7 @@ def tiny_model(
     """A tiny random model of a type, in evaluation mode."""
     torch.manual_seed(seed)
     config = tiny_config(model_type, class_name)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     cls = getattr(transformers, class_name or model_types()[model_type][1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -257,10 +254,12 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
 
 
 def inputs_for(model: PreTrainedModel, length: int = 9, seed: int = 0) -> dict[str, Any]:
-    """Keyword arguments for a pass over random text: token ids of the vocabulary that are not special."""
+    """Keyword arguments for a pass over random text, in which no token is special.
+
+    Encoder-decoders get a shorter target too, and models of audio codes one row of ids per codebook.
+    """
     generator = torch.Generator().manual_seed(seed)
     allowed = torch.tensor(sorted(set(range(VOCABULARY)) - set(_special_ids(model.config))))
-
     rows = model.config.num_codebooks if model.config.model_type.startswith("musicgen") else 1
 
     def draw(count: int) -> torch.Tensor:
@@ -268,11 +267,12 @@ def inputs_for(model: PreTrainedModel, length: int = 9, seed: int = 0) -> dict[s
 
     inputs: dict[str, Any] = {"input_ids": draw(length)}
     if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = draw(length - 2)
+        inputs["decoder_input_ids"] = draw(max(1, length - 2))
     return inputs
 
 
-def _special_ids(config: Any) -> Iterator[int]:
+def _special_ids(config: Any) -> Iterator[Any]:
+    """The special token ids that a config and its nested configs name."""
     for name, value in config.to_dict().items():
         part = vars(config).get(name)
         if isinstance(part, transformers.PreTrainedConfig):

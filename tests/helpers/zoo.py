@@ -18,10 +18,10 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
-HEADS = {
+HEADS = {  # the first that a type has
+    "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 }
 WIDTH, HEAD_COUNT, KEY_HEADS, HIDDEN, LAYERS, VOCABULARY = 32, 4, 2, 48, 4, 64
 # Tiny value -> the attributes of configs that get it.

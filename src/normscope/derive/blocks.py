@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normscope.derive.attention import Operation, UnexplainedError
 from normscope.derive.match import CLOSE, is_linear, norm_of_call, rows, same
 from normscope.derive.watch import LayerLog
-from normscope.models.spec import Attention, Block, Branch, Norm
+from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ def find_blocks(log: LayerLog, operations: Sequence[Operation]) -> tuple[Block, 
         for call in log.calls
         if not is_linear(call) and (norm := norm_of_call(call)) is not None
     ]
-    found = _search(log, norms, rows(log.input), tuple(operations))
+    fitting = tuple(one for one in operations if one.output.shape == rows(log.input).shape)
+    if len(fitting) < sum(isinstance(one.op, Attention) for one in operations):
+        raise UnexplainedError("its attention returns vectors of another width than its input")
+    found = _search(log, norms, rows(log.input), fitting)
     if found is None:
         raise UnexplainedError("its output is not a sum of its input and what its attention and feed-forward return")
     return found
@@ -120,10 +123,26 @@ def _sums(
 
 def _branches(chosen: Sequence[tuple[Operation, Norm | bool]], endings: Sequence[Ending]) -> tuple[Branch, ...]:
     pairs = zip(chosen, endings, strict=True)
-    return tuple(
-        Branch(one.op, pre=pre if isinstance(pre, Norm) else None, post=ending.post, scale=ending.scale)
-        for (one, pre), ending in pairs
+    return _with_shared_expert(
+        tuple(
+            Branch(one.op, pre=pre if isinstance(pre, Norm) else None, post=ending.post, scale=ending.scale)
+            for (one, pre), ending in pairs
+        )
     )
+
+
+def _with_shared_expert(branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
+    """Branches in which a feed-forward beside experts is a part of them."""
+    experts = next((one for one in branches if isinstance(one.op, Experts) and one.op.shared is None), None)
+    if experts is None:
+        return branches
+    beside = next((one for one in branches if isinstance(one.op, FeedForward)), None)
+    if beside is None or replace(beside, op=experts.op) != experts:
+        return branches
+    assert isinstance(experts.op, Experts)
+    assert isinstance(beside.op, FeedForward)
+    both = replace(experts, op=replace(experts.op, shared=beside.op))
+    return tuple(both if one is experts else one for one in branches if one is not beside)
 
 
 def _product(endings: Sequence[Sequence[Ending]]) -> Iterator[tuple[Ending, ...]]:

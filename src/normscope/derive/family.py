@@ -78,18 +78,18 @@ def _stack(base: nn.Module, chain: Chain, interface: frozenset[int], two: bool) 
     """The stack of a chain: the blocks of its layers, which may be of several kinds in the same order."""
     found: dict[tuple[Block, ...], list[LayerCallArguments]] = {}
     known: dict[Any, tuple[Block, ...]] = {}
-    causal = True
+    causal, in_place = True, False
     for number, call in enumerate(chain.calls):
         key = _structure(call.layer)
         if key not in known:
             try:
-                known[key], masked = _layer(call, interface)
+                known[key], masked, changes = _layer(call, interface)
             except UnexplainedError as error:
                 raise NormscopeError(
                     f"{type(base).__name__} cannot be described: in {chain.pattern.replace('*', str(number), 1)} "
                     f"({type(call.layer).__name__}), {error}."
                 ) from None
-            causal = causal and masked
+            causal, in_place = causal and masked, in_place or changes
         found.setdefault(known[key], []).append(call)
     kinds = _merge_identities(list(found))
     side = ("decoder" if chain.crosses else "encoder") if two else ("decoder" if causal else "encoder")
@@ -97,7 +97,7 @@ def _stack(base: nn.Module, chain: Chain, interface: frozenset[int], two: bool) 
         raise NormscopeError(
             f"{type(base).__name__} cannot be described: its layers have different components in different orders."
         )
-    stack = Stack(side, chain.pattern, kinds[0], tuple(kinds[1:]))  # type: ignore[arg-type]
+    stack = Stack(side, chain.pattern, kinds[0], tuple(kinds[1:]), in_place)  # type: ignore[arg-type]
     for blocks, calls in found.items():
         for call in calls:
             if _without_identity(layer_blocks(call.layer, stack)) != _without_identity(blocks):
@@ -107,8 +107,8 @@ def _stack(base: nn.Module, chain: Chain, interface: frozenset[int], two: bool) 
     return stack
 
 
-def _layer(call: LayerCallArguments, interface: frozenset[int]) -> tuple[tuple[Block, ...], bool]:
-    """The blocks of a layer, and whether its attention is causal."""
+def _layer(call: LayerCallArguments, interface: frozenset[int]) -> tuple[tuple[Block, ...], bool, bool]:
+    """The blocks of a layer, whether its attention is causal, and whether it changes tensors in place."""
     log = watch_layer(call)
     if not log.products:
         raise UnexplainedError("no attention probabilities are multiplied with values")
@@ -117,7 +117,7 @@ def _layer(call: LayerCallArguments, interface: frozenset[int]) -> tuple[tuple[B
     used = frozenset().union(*(one.calls for one in attentions))
     blocks = find_blocks(log, [*attentions, *find_feed_forwards(log, used)])
     weights = log.products[0].weights
-    return blocks, bool((weights.triu(1) == 0).all())
+    return blocks, bool((weights.triu(1) == 0).all()), log.in_place
 
 
 def _structure(layer: nn.Module) -> Any:

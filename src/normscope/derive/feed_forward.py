@@ -134,13 +134,23 @@ def _activation(log: LayerLog, a: Tensor, hidden: Tensor, up: Tensor | None = No
     for call in log.calls:
         if not is_linear(call) and same(call.input, a) and rows(call.output).shape == a.shape:
             made = rows(call.output)
-            if same(made if up is None else made * up, hidden):
+            if same(made if up is None else made * up, hidden) and _is_elementwise(call, a):
                 return call.path
     for name, function in _named_activations().items():
         made = function(a)
         if same(made if up is None else made * up, hidden):
             return f"ACT2FN.{name}"
     return None
+
+
+def _is_elementwise(call: Call, a: Tensor) -> bool:
+    """Whether a module acts on each number by itself: rearranged numbers give the rearranged result."""
+    order = torch.randperm(a.numel(), generator=torch.Generator().manual_seed(0))
+    try:
+        made = call.module(a.flatten()[order].view_as(a))
+    except Exception:  # modules may raise anything
+        return False
+    return isinstance(made, Tensor) and same(made.flatten(), rows(call.output).flatten()[order])
 
 
 @lru_cache(maxsize=1)

@@ -24,7 +24,7 @@ def rows(x: Tensor) -> Tensor:
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:
     """Whether two tensors have the same rows, up to rounding."""
-    if a is None or b is None or a.numel() != b.numel() or a.shape[-1] != b.shape[-1]:
+    if a is None or b is None or a.numel() != b.numel() or a.shape[-1] != b.shape[-1] or not a.numel():
         return False
     a, b = rows(a), rows(b)
     return bool((a - b).abs().max() <= CLOSE * b.abs().max())

@@ -58,6 +58,7 @@ class LayerLog:
     encoder: Tensor | None
     calls: list[Call] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
+    in_place: bool = False  # a module's output was changed after its call
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def watch_layer(call: LayerCallArguments, seed: int = 0) -> LayerLog:
     args, kwargs = (_in_double(one, replaced) for one in (call.args, dict(call.kwargs)))
     log = LayerLog(layer, fresh, fresh, None if encoder is None else replaced[id(encoder)])
     lengths = {len(one.flatten(0, -2)) for one in (log.input, log.encoder) if one is not None}
-    with torch.no_grad(), _log_calls(layer, log) as running:
+    returned: list[tuple[Tensor, int]] = []
+    with torch.no_grad(), _log_calls(layer, log, returned) as running:
 
         def keep(weights: Tensor, values: Tensor, mixed: Tensor) -> None:
             path = running[-1] if running else ""
@@ -120,6 +122,7 @@ def watch_layer(call: LayerCallArguments, seed: int = 0) -> LayerLog:
             output = first_tensor(layer(*args, **kwargs))
     if output is None:
         raise NormscopeError(f"{type(layer).__name__} returns no hidden states.")
+    log.in_place = any(made._version != version for made, version in returned)
     log.output = output
     return log
 
@@ -161,8 +164,9 @@ def _in_double(value: Any, replaced: Mapping[int, Tensor]) -> Any:
 
 
 @contextmanager
-def _log_calls(layer: nn.Module, log: LayerLog) -> Iterator[list[str]]:
-    """Log the call of every submodule; yields the paths of the modules that are running, innermost last."""
+def _log_calls(layer: nn.Module, log: LayerLog, returned: list[tuple[Tensor, int]]) -> Iterator[list[str]]:
+    """Log the call of every submodule, and its output with its version; yields the paths of the modules that are
+    running, innermost last."""
     running: list[str] = []
     handles = []
 
@@ -179,6 +183,7 @@ def _log_calls(layer: nn.Module, log: LayerLog) -> Iterator[list[str]]:
             given = tuple(one.clone() for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
             if made is not None and any(one.is_floating_point() for one in given):
                 log.calls.append(Call(path, module, given, made.clone(), len(log.calls)))
+                returned.append((made, made._version))
 
         return hook
 

@@ -149,8 +149,8 @@ def layer_shape(layer: nn.Module, config: Any, heads: int) -> LayerShape:
     widths = [module.out_features for module in layer.modules() if isinstance(module, nn.Linear)]
     widths += [module.nf for module in layer.modules() if isinstance(module, Conv1D)]
     width = getattr(config, "hidden_size", None)
-    if not isinstance(width, int):
-        raise NormscopeError(f"{type(config).__name__} has no hidden_size, which is needed to estimate memory.")
+    if not isinstance(width, int):  # the config of a larger model, which holds that of the text model
+        width = next((module.in_features for module in layer.modules() if isinstance(module, nn.Linear)), max(widths))
     return LayerShape(width=width, heads=heads, hidden=max(widths))
 
 

@@ -184,7 +184,7 @@ def log_outputs_to_freeze(loaded: LoadedModel) -> Iterator[LayerOutputs]:
         def hook(module: nn.Module, args: tuple[Any, ...], made: Any) -> None:
             if get_ident() != outputs.thread:
                 return
-            y = made[0] if isinstance(made, tuple) else made
+            y = made[0] if isinstance(made, tuple | list) else made
             outputs.latest[side] = closeness_rows(y.detach().to(loaded.dtype)).clone()  # others may change it in place
             outputs.counts[side] = outputs.counts.get(side, 0) + 1
             if outputs.counts[side] == depth:

@@ -94,7 +94,7 @@ def _value_zeroing_head_sizes(model: FrozenModel) -> tuple[int, int]:
 
 
 def _value_zeroing_layer_output(made: Any) -> Tensor:
-    return made[0] if isinstance(made, tuple) else made  # type: ignore[no-any-return]
+    return made[0] if isinstance(made, tuple | list) else made  # type: ignore[no-any-return]
 
 
 def _value_zeroing_cosine_distance(y: Tensor, other: Tensor) -> Tensor:

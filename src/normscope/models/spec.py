@@ -137,6 +137,7 @@ class Stack:
     layers: str  # path of the layer modules in the base model; `*` matches any index
     blocks: tuple[Block, ...]
     variants: tuple[tuple[Block, ...], ...] = ()  # blocks of layers that have other submodules, in the same order
+    in_place: bool = False  # layers change the outputs of submodules in place, so that copies are recorded
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def _plain_proof_pass(
     def output_hook(side: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if threading.get_ident() == thread:
-                y = output[0] if isinstance(output, tuple) else output
+                y = output[0] if isinstance(output, tuple | list) else output
                 found[side].append((module, y.clone()))  # it may be changed in place later
 
         return hook

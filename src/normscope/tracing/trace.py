@@ -253,6 +253,10 @@ class _StopPassError(Exception):
     """Stops a forward pass after the last requested record."""
 
 
+def _copy_of(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 class Recorder:
     """Collects the inputs and outputs of the current layer call, and delivers its record once the requested steps are
     complete, while the tensors are still in the CPU caches."""
@@ -289,7 +293,7 @@ class Recorder:
             if (path, module) in self.hooked:  # layers may share a module
                 continue
             self.hooked.add((path, module))
-            handles.append(module.register_forward_hook(self._submodule_hook(path)))
+            handles.append(module.register_forward_hook(self._submodule_hook(path, request.stack.in_place)))
             if path == last:
                 handles.append(module.register_forward_hook(self._last_submodule_hook(len(modules))))
         handles.append(layer.register_forward_hook(self._on_layer_end))
@@ -371,13 +375,13 @@ class Recorder:
 
         return hook
 
-    def _submodule_hook(self, path: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def _submodule_hook(self, path: str, copy: bool) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             call = self._call_to_record()
             if call is not None:
                 inputs, outputs = call.seen.setdefault(path, ([], []))
-                inputs.append(args)
-                outputs.append(output)
+                inputs.append(tuple(_copy_of(one) for one in args) if copy else args)
+                outputs.append(_copy_of(output) if copy else output)
 
         return hook
 
@@ -396,7 +400,7 @@ class Recorder:
             return
         assert self.current_call is not None
         call, requested = self.current_call, self._call_to_record() is not None
-        y = output[0] if isinstance(output, tuple) else output
+        y = output[0] if isinstance(output, tuple | list) else output
         if requested:
             check_last_norm(call, y)
             self._deliver_record(call, y)

@@ -1,0 +1,172 @@
+"""A reference without descriptions: any layer's own code, run on tensors that know which token they come from.
+
+The model runs once in float64, every call of a layer is recorded, and each is then replayed on `Traced` tensors, under
+the rules of `free_rules`: softmax, norm statistics, routing and gates on attention are held at what the forward pass
+made of them, an elementwise nonlinear function is split by integrated gradients from zero, and the rest is linear.
+Nothing here knows how any layer is built, and nothing is shared with the library that it judges or with other oracles.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map
+from transformers import PreTrainedModel
+
+from tests.helpers.free_rules import Broken, Function, Linear, Run, Traced, Untraceable, assert_complete
+
+SOURCES = ("hidden_states", "encoder_hidden_states")  # arguments of a layer, whatever their order
+
+
+@dataclass
+class Shares:
+    """sum over columns of parts + rest = actual. Columns: the layer's own tokens, then the encoder's."""
+
+    parts: Tensor  # (columns, ...)
+    rest: Tensor
+    actual: Tensor
+
+
+@dataclass
+class FreeLayer:
+    """One call of a layer."""
+
+    output: Shares
+    modules: dict[str, list[Shares]]  # path in the layer -> what each call of that module returned, if it has parts
+
+
+@dataclass
+class LayerCall:
+    layer: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@torch.no_grad()
+def free_oracle(model: PreTrainedModel, encoding: Mapping[str, Tensor], **options: Any) -> dict[str, list[FreeLayer]]:
+    """The calls of each list of layers in the base model, in order; `options` as for `decompose_call`."""
+    model = copy.deepcopy(model.base_model).double().eval()
+    model.set_attn_implementation("eager")
+    if any(hasattr(module, "experts") for module in model.modules()):
+        model.set_experts_implementation("eager")  # the default, a grouped product, refuses float64
+    for module in model.modules():
+        if hasattr(getattr(module, "config", None), "use_cache"):
+            module.config.use_cache = False  # a replay would find its own keys in the cache
+    calls: dict[str, list[LayerCall]] = {}
+    handles = []
+    for path, layers in layer_lists(model).items():
+        calls[path] = []
+        for layer in layers:
+            handles += record_calls(layer, calls[path])
+    model(**encoding)
+    for handle in handles:
+        handle.remove()
+    return {path: [decompose_call(call, **options) for call in some] for path, some in calls.items()}
+
+
+def layer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
+    """The outermost lists of modules."""
+    found: dict[str, nn.ModuleList] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and not any(path.startswith(f"{outer}.") for outer in found):
+            found[path] = module
+    return found
+
+
+def record_calls(layer: nn.Module, calls: list[LayerCall]) -> list[Any]:
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append(LayerCall(module, args, kwargs))
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        calls[-1].output = first(output).clone()
+
+    return [layer.register_forward_pre_hook(before, with_kwargs=True), layer.register_forward_hook(after)]
+
+
+def first(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple | list) else output
+
+
+@torch.no_grad()
+def decompose_call(call: LayerCall, *, hold_gates: bool = True) -> FreeLayer:
+    """Replay one call of a layer."""
+    sources = source_tensors(call)
+    run = Run(sum(source.shape[-2] for source in sources), hold_gates)
+    traced = trace_sources(sources, run)
+
+    def swap(leaf: Any) -> Any:
+        return next((one for source, one in zip(sources, traced, strict=True) if leaf is source), leaf)
+
+    modules: dict[str, list[Shares]] = {}
+    with sdpa_kernel([SDPBackend.MATH]), watched(call.layer, run, modules):
+        output = first(call.layer(*tree_map(swap, call.args), **tree_map(swap, call.kwargs)))
+    if not isinstance(output, Traced):
+        raise Untraceable("the layer's output does not depend on its input")
+    size = float(call.output.abs().max())
+    torch.testing.assert_close(output.value, call.output, rtol=0, atol=1e-12 * size)  # the replay is the call
+    return FreeLayer(shares(output, ""), modules)
+
+
+def source_tensors(call: LayerCall) -> list[Tensor]:
+    """The states that enter the layer: (batch, tokens, d)."""
+    bound = inspect.signature(call.layer.forward).bind(*call.args, **call.kwargs).arguments
+    bound |= bound.get("kwargs", {})
+    named = [bound[name] for name in SOURCES if isinstance(bound.get(name), Tensor)]
+    return named or [next(leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor))]
+
+
+def trace_sources(sources: list[Tensor], run: Run) -> list[Traced]:
+    """Part j is token j's own vector, and zero elsewhere; the rest is zero."""
+    traced, offset = [], 0
+    for source in sources:
+        pieces = [torch.zeros_like(source) for _ in range(run.columns + 1)]
+        for j in range(source.shape[-2]):
+            pieces[offset + j][..., j, :] = source[..., j, :]
+        traced.append(Traced(source.clone(), Linear(pieces), run))
+        offset += source.shape[-2]
+    return traced
+
+
+@contextmanager
+def watched(layer: nn.Module, run: Run, modules: dict[str, list[Shares]]) -> Iterator[None]:
+    """Keep `run.path` at the module being called, and what every module returns."""
+    handles = []
+    for path, module in layer.named_modules():
+
+        def enter(module: nn.Module, args: Any, path: str = path) -> None:
+            run.path.append(path)
+
+        def leave(module: nn.Module, args: Any, output: Any, path: str = path) -> None:
+            run.path.pop()
+            made = first(output)
+            if isinstance(made, Traced) and isinstance(made.state, Linear | Function):
+                modules.setdefault(path, []).append(shares(made, path))
+
+        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def shares(tensor: Traced, path: str) -> Shares:
+    if isinstance(tensor.state, Broken):
+        raise Untraceable(tensor.state.reason)
+    if not isinstance(tensor.state, Linear | Function):
+        raise Untraceable("the layer's output is held")
+    found = tensor[None][0]  # an operation that is not elementwise splits a function
+    assert isinstance(found, Traced)
+    assert isinstance(found.state, Linear)
+    tolerance = 1e-6 if tensor.run.single else 1e-12
+    assert_complete(found, tolerance, f"the output of {path or 'the layer'}")
+    return Shares(torch.stack(found.state.pieces[:-1]), found.state.pieces[-1], tensor.value.double())

@@ -21,7 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedModel
 
-from tests.helpers.free_rules import Broken, Function, Linear, Run, Traced, Untraceable, assert_complete
+from tests.helpers.free_parts import Broken, Function, Linear, Run, UntraceableError
+from tests.helpers.free_rules import Traced, is_complete
 
 SOURCES = ("hidden_states", "encoder_hidden_states")  # arguments of a layer, whatever their order
 
@@ -41,6 +42,7 @@ class FreeLayer:
 
     output: Shares
     modules: dict[str, list[Shares]]  # path in the layer -> what each call of that module returned, if it has parts
+    inputs: dict[str, list[Shares]]  # the same of the first argument
 
 
 @dataclass
@@ -53,14 +55,11 @@ class LayerCall:
 
 @torch.no_grad()
 def free_oracle(model: PreTrainedModel, encoding: Mapping[str, Tensor], **options: Any) -> dict[str, list[FreeLayer]]:
-    """The calls of each list of layers in the base model, in order; `options` as for `decompose_call`."""
-    model = copy.deepcopy(model.base_model).double().eval()
+    """The calls of each list of layers, in order, by the list's path; `options` as for `decompose_call`."""
+    model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")
     if any(hasattr(module, "experts") for module in model.modules()):
         model.set_experts_implementation("eager")  # the default, a grouped product, refuses float64
-    for module in model.modules():
-        if hasattr(getattr(module, "config", None), "use_cache"):
-            module.config.use_cache = False  # a replay would find its own keys in the cache
     calls: dict[str, list[LayerCall]] = {}
     handles = []
     for path, layers in layer_lists(model).items():
@@ -70,7 +69,15 @@ def free_oracle(model: PreTrainedModel, encoding: Mapping[str, Tensor], **option
     model(**encoding)
     for handle in handles:
         handle.remove()
-    return {path: [decompose_call(call, **options) for call in some] for path, some in calls.items()}
+    batch = len(next(iter(encoding.values())))
+    found = {}
+    for path, some in calls.items():
+        states = [source_tensors(call)[0].shape for call in some]
+        if some and states == [call.output.shape for call in some]:  # a list of layers, not of something else
+            if any(len(shape) == 3 and shape[0] != batch for shape in states):
+                raise UntraceableError(f"the first axis of the states in {path} is not the batch")
+            found[path] = [decompose_call(call, **options) for call in some]
+    return found
 
 
 def layer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
@@ -84,7 +91,7 @@ def layer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
 
 def record_calls(layer: nn.Module, calls: list[LayerCall]) -> list[Any]:
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(LayerCall(module, args, kwargs))
+        calls.append(LayerCall(module, *copy.deepcopy((args, kwargs))))  # the cache as it is before the call
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         calls[-1].output = first(output).clone()
@@ -93,7 +100,7 @@ def record_calls(layer: nn.Module, calls: list[LayerCall]) -> list[Any]:
 
 
 def first(output: Any) -> Any:
-    return output[0] if isinstance(output, tuple | list) else output
+    return (output[0] if output else None) if isinstance(output, tuple | list) else output
 
 
 @torch.no_grad()
@@ -107,13 +114,14 @@ def decompose_call(call: LayerCall, *, hold_gates: bool = True) -> FreeLayer:
         return next((one for source, one in zip(sources, traced, strict=True) if leaf is source), leaf)
 
     modules: dict[str, list[Shares]] = {}
-    with sdpa_kernel([SDPBackend.MATH]), watched(call.layer, run, modules):
+    inputs: dict[str, list[Shares]] = {}
+    with sdpa_kernel([SDPBackend.MATH]), watched(call.layer, run, modules, inputs):
         output = first(call.layer(*tree_map(swap, call.args), **tree_map(swap, call.kwargs)))
     if not isinstance(output, Traced):
-        raise Untraceable("the layer's output does not depend on its input")
+        raise UntraceableError("the layer's output does not depend on its input")
     size = float(call.output.abs().max())
     torch.testing.assert_close(output.value, call.output, rtol=0, atol=1e-12 * size)  # the replay is the call
-    return FreeLayer(shares(output, ""), modules)
+    return FreeLayer(shares(output, ""), modules, inputs)
 
 
 def source_tensors(call: LayerCall) -> list[Tensor]:
@@ -137,19 +145,20 @@ def trace_sources(sources: list[Tensor], run: Run) -> list[Traced]:
 
 
 @contextmanager
-def watched(layer: nn.Module, run: Run, modules: dict[str, list[Shares]]) -> Iterator[None]:
-    """Keep `run.path` at the module being called, and what every module returns."""
+def watched(
+    layer: nn.Module, run: Run, modules: dict[str, list[Shares]], inputs: dict[str, list[Shares]]
+) -> Iterator[None]:
+    """Keep `run.path` at the module being called, and what enters and leaves every module."""
     handles = []
     for path, module in layer.named_modules():
 
         def enter(module: nn.Module, args: Any, path: str = path) -> None:
             run.path.append(path)
+            keep(first(args), path, inputs)
 
         def leave(module: nn.Module, args: Any, output: Any, path: str = path) -> None:
             run.path.pop()
-            made = first(output)
-            if isinstance(made, Traced) and isinstance(made.state, Linear | Function):
-                modules.setdefault(path, []).append(shares(made, path))
+            keep(first(output), path, modules)
 
         handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:
@@ -159,14 +168,19 @@ def watched(layer: nn.Module, run: Run, modules: dict[str, list[Shares]]) -> Ite
             handle.remove()
 
 
+def keep(tensor: Any, path: str, kept: dict[str, list[Shares]]) -> None:
+    if isinstance(tensor, Traced) and isinstance(tensor.state, Linear | Function):
+        kept.setdefault(path, []).append(shares(tensor, path))
+
+
 def shares(tensor: Traced, path: str) -> Shares:
     if isinstance(tensor.state, Broken):
-        raise Untraceable(tensor.state.reason)
+        raise UntraceableError(tensor.state.reason)
     if not isinstance(tensor.state, Linear | Function):
-        raise Untraceable("the layer's output is held")
+        raise UntraceableError("the layer's output is held")
     found = tensor[None][0]  # an operation that is not elementwise splits a function
     assert isinstance(found, Traced)
     assert isinstance(found.state, Linear)
-    tolerance = 1e-6 if tensor.run.single else 1e-12
-    assert_complete(found, tolerance, f"the output of {path or 'the layer'}")
+    if not is_complete(found, 1e-6 if tensor.run.single else 1e-12):
+        raise UntraceableError(f"the parts do not sum to the model's own tensor at {path or 'the layer itself'}")
     return Shares(torch.stack(found.state.pieces[:-1]), found.state.pieces[-1], tensor.value.double())

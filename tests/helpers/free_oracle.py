@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedModel
 
-from tests.helpers.free_parts import Broken, Function, Linear, Run, UntraceableError
+from tests.helpers.free_parts import Broken, Held, Linear, Run, UntraceableError
 from tests.helpers.free_rules import Traced, is_complete
 
 SOURCES = ("hidden_states", "encoder_hidden_states")  # arguments of a layer, whatever their order
@@ -121,7 +121,7 @@ def decompose_call(call: LayerCall, *, hold_gates: bool = True) -> FreeLayer:
         raise UntraceableError("the layer's output does not depend on its input")
     size = float(call.output.abs().max())
     torch.testing.assert_close(output.value, call.output, rtol=0, atol=1e-12 * size)  # the replay is the call
-    return FreeLayer(shares(output, ""), modules, inputs)
+    return FreeLayer(shares(output), modules, inputs)
 
 
 def source_tensors(call: LayerCall) -> list[Tensor]:
@@ -169,18 +169,23 @@ def watched(
 
 
 def keep(tensor: Any, path: str, kept: dict[str, list[Shares]]) -> None:
-    if isinstance(tensor, Traced) and isinstance(tensor.state, Linear | Function):
+    if isinstance(tensor, Traced) and not isinstance(divided(tensor).state, Held | Broken):
         kept.setdefault(path, []).append(shares(tensor, path))
 
 
-def shares(tensor: Traced, path: str) -> Shares:
-    if isinstance(tensor.state, Broken):
-        raise UntraceableError(tensor.state.reason)
-    if not isinstance(tensor.state, Linear | Function):
-        raise UntraceableError("the layer's output is held")
-    found = tensor[None][0]  # an operation that is not elementwise splits a function
-    assert isinstance(found, Traced)
-    assert isinstance(found.state, Linear)
+def divided(tensor: Traced) -> Traced:
+    """The same, but not as a function, which any operation that is not elementwise divides among the tokens."""
+    same: Traced = tensor[None][0]  # type: ignore[assignment]
+    return same
+
+
+def shares(tensor: Traced, path: str = "the layer itself") -> Shares:
+    found = divided(tensor)
+    if isinstance(found.state, Broken):
+        raise UntraceableError(found.state.reason)
+    if not isinstance(found.state, Linear):
+        raise UntraceableError(f"the output is held: {path}")
     if not is_complete(found, 1e-6 if tensor.run.single else 1e-12):
-        raise UntraceableError(f"the parts do not sum to the model's own tensor at {path or 'the layer itself'}")
-    return Shares(torch.stack(found.state.pieces[:-1]), found.state.pieces[-1], tensor.value.double())
+        raise UntraceableError(f"the parts do not sum to the model's own tensor: {path}")
+    *parts, rest = found.state.pieces
+    return Shares(torch.stack(parts), rest, tensor.value.double())

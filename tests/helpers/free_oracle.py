@@ -77,6 +77,8 @@ def free_oracle(model: PreTrainedModel, encoding: Mapping[str, Tensor], **option
             if any(len(shape) == 3 and shape[0] != batch for shape in states):
                 raise UntraceableError(f"the first axis of the states in {path} is not the batch")
             found[path] = [decompose_call(call, **options) for call in some]
+    if not found:
+        raise UntraceableError("the model calls no list of layers")
     return found
 
 
@@ -104,10 +106,10 @@ def first(output: Any) -> Any:
 
 
 @torch.no_grad()
-def decompose_call(call: LayerCall, *, hold_gates: bool = True) -> FreeLayer:
-    """Replay one call of a layer."""
+def decompose_call(call: LayerCall, **options: Any) -> FreeLayer:
+    """Replay one call of a layer; `options` are the switches of `Run`."""
     sources = source_tensors(call)
-    run = Run(sum(source.shape[-2] for source in sources), hold_gates)
+    run = Run(sum(source.shape[-2] for source in sources), **options)
     traced = trace_sources(sources, run)
 
     def swap(leaf: Any) -> Any:

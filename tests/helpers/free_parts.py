@@ -25,7 +25,8 @@ class Run:
     """One call of a layer."""
 
     columns: int  # input tokens
-    hold_gates: bool = True
+    hold_gates: bool = True  # on what an attention returns
+    own_biases: bool = True  # the bias inside a value belongs to the value's token, otherwise to the rest
     path: list[str] = field(default_factory=list)  # the modules being called, the innermost last
     single: bool = False  # something with parts was computed in float32
     choices: list[Tensor] = field(default_factory=list)  # indices that topk returned

@@ -67,7 +67,7 @@ class Traced(Tensor):
     run: Run
     mark: str  # of a softmax in the making: "exp", "sum of exp"
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, value: Tensor, state: State, run: Run, mark: str = "") -> Traced:
@@ -82,7 +82,7 @@ class Traced(Tensor):
         return f"Traced({tuple(self.shape)}, {type(self.state).__name__})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return trace(func, args, kwargs or {})
 
 
@@ -96,7 +96,7 @@ def trace(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     in_place = func._schema.is_mutable
     if in_place and not isinstance(args[0], Traced):
         raise UntraceableError(f"a tensor without parts is overwritten by {run.place(func)}")
-    out = None if in_place else func(*plain(args), **plain(kwargs))
+    out: Any = None if in_place else func(*plain(args), **plain(kwargs))
     name = func.overloadpacket.__name__
     call = Call(run, func, name.rstrip("_") if in_place else name, args, kwargs, out)
     mark = call.mark()
@@ -317,9 +317,9 @@ class Call:
                 made.multiple_of = linear(factor) if factor.shape == shape_of(factor, other) else None
             return made
         args = list(self.args)  # an attention
-        args[live[0]] = Traced(
-            factor.value, owned(linear(factor), factor.dim() - 1 - (live[0] == factors[1])), self.run
-        )
+        if self.run.own_biases:
+            values = owned(linear(factor), factor.dim() - 1 - (live[0] == factors[1]))
+            args[live[0]] = Traced(factor.value, values, self.run)
         return Call(self.run, self.func, self.name, args, self.kwargs, self.out).piecewise((*biases, live[0]), 1)
 
     def joint_product(self) -> State | list[State]:
@@ -356,4 +356,4 @@ class Call:
 
 
 def shape_of(*args: Any) -> torch.Size:
-    return torch.broadcast_shapes(*(arg.shape for arg in args if isinstance(arg, Tensor)))
+    return torch.Size(torch.broadcast_shapes(*(arg.shape for arg in args if isinstance(arg, Tensor))))

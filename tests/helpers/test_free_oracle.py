@@ -151,6 +151,13 @@ def test_attention(weights: Callable[[Tensor], Tensor]) -> None:
     assert_shares(layer, attention_parts(weights) @ W2, B2)
 
 
+def test_value_biases_in_the_rest() -> None:
+    layer = decompose(lambda x: attention(x, softmax) + B2, own_biases=False)
+    (weights,) = (attention_parts() - layer.output.parts[:, 0]).sum(0, keepdim=True)
+    torch.testing.assert_close(weights, B.expand(N, D), rtol=0, atol=1e-13)  # the weights of a row sum to one
+    torch.testing.assert_close(layer.output.rest[0], (B + B2).expand(N, D), rtol=0, atol=1e-13)
+
+
 def test_fused_attention() -> None:
     assert_shares(decompose(lambda x: fused(x) @ W2 + B2), attention_parts() @ W2, B2)
 

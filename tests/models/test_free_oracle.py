@@ -105,6 +105,17 @@ def test_every_scope(name: str) -> None:
                 assert any(close), (scope, n)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_value_biases_in_the_remainder(name: str) -> None:
+    lens, encoding = given(name)
+    result = sides(lens.analyze(encoding, value_bias="remainder")).values()
+    oracle = free_oracle(lens.model, encoding, own_biases=False).values()
+    for analysis, layers in zip(result, oracle, strict=True):
+        for n, layer in enumerate(layers):
+            cells = vectors(layer.output).norm(dim=-1)
+            torch.testing.assert_close(analysis["layer"][n], cells, rtol=tolerance_of(name), atol=1e-14)
+
+
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("llama", {"hidden_act": "mish"}),

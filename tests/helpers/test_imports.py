@@ -10,7 +10,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
-ORACLES = ("oracle_parts", "bert_oracle", "layer_oracle", "detached")
+ORACLES = ("oracle_parts", "bert_oracle", "layer_oracle", "free_oracle", "detached")
 
 
 def imported_modules(path: Path) -> Iterator[str]:

@@ -17,14 +17,14 @@ from benchmarks.timing import Seconds, Task, best, interleaved
 from normscope import Analyzer
 from normscope.decompose.kernels import multiply_packed_kernel, pack_kernel_matrix
 from normscope.engine.request import default_budget
-from normscope.models.registry import find_family
+from normscope.models.registry import family_of
 from normscope.models.scopes import scope_aliases, scope_names
 from normscope.tracing import proof
 
 
 def attention_names(model: PreTrainedModel) -> tuple[str, ...]:
     """The scopes of a layer up to the end of its attention block."""
-    blocks = find_family(model).stacks[-1].blocks
+    blocks = family_of(model).stacks[-1].blocks
     names = scope_names(blocks)
     return names[: names.index(scope_aliases(blocks)["attention-block"]) + 1]
 
@@ -229,7 +229,7 @@ def extra_memory(
     """Peak memory of all (or the attention) scopes beyond that of the forward pass, each in a separate process."""
     peaks = {what: peak_of(what, shape, layers, length) for what in ("forward", scopes)}
     model = models.SHAPES[shape](1)
-    count = len(scope_names(find_family(model).stacks[-1].blocks)) if scopes == "all" else len(attention_names(model))
+    count = len(scope_names(family_of(model).stacks[-1].blocks)) if scopes == "all" else len(attention_names(model))
     peaks["maps"] = 4 * count * layers * length**2
     extra = peaks[scopes] - peaks["forward"] - (peaks["maps"] if without_maps else 0)
     return Row(

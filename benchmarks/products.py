@@ -18,7 +18,7 @@ from benchmarks import models
 from normscope import Analyzer
 from normscope.decompose.state import EXTRA_VECTORS
 from normscope.engine.request import steps_until
-from normscope.models.registry import find_family
+from normscope.models.registry import family_of
 from normscope.models.scopes import layer_steps, scope_aliases
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.records import AttentionRecord, LayerRecord, NormRecord
@@ -36,7 +36,7 @@ class Products:
         self.grams = torch.empty(2, length, heads, heads + EXTRA_VECTORS)
         self.forms = torch.empty(2, length, heads, length)
         self.maps = torch.empty(layers, 5, length, length)
-        stack = find_family(model).stacks[-1]
+        stack = family_of(model).stacks[-1]
         steps = steps_until(layer_steps(stack.blocks), [scope_aliases(stack.blocks)["attention-block"]])
         self.records = RecordRequest(
             stack, steps, range(layers), self._on_layer, torch.ones(1, length, dtype=torch.bool)

@@ -22,6 +22,7 @@ ROOMS = (
     ("labels", "frames", "result_base", "saving", "word_level", "analysis", "encoder_decoder_analysis"),
     ("engine",),
     ("flow",),
+    ("derivation",),
     ("analyzer", "model_loading", "checking"),
     ("corpus",),
     ("figure_style", "view"),

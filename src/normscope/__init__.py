@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from normscope.analysis import Analysis
     from normscope.analyzer import Analyzer
     from normscope.corpus.measure_registry import register_measure
+    from normscope.derivation.prove import derive
     from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
     from normscope.flow.result import Flow
     from normscope.models.registry import register_family
@@ -24,6 +25,7 @@ __all__ = [
     "NormscopeError",
     "NormscopeWarning",
     "__version__",
+    "derive",
     "register_family",
     "register_measure",
 ]
@@ -34,6 +36,7 @@ _LAZY = {
     "Analyzer": "normscope.analyzer",
     "EncoderDecoderAnalysis": "normscope.encoder_decoder_analysis",
     "Flow": "normscope.flow.result",
+    "derive": "normscope.derivation.prove",
     "register_family": "normscope.models.registry",
     "register_measure": "normscope.corpus.measure_registry",
 }

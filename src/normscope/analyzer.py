@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from typing_extensions import TypeVar
 
 from normscope import default_model
-from normscope.derive.family import describe_model
-from normscope.derive.prove import prove_description
+from normscope.derivation.family import describe_model
+from normscope.derivation.prove import announce, prove_description
 from normscope.engine.request import Estimate, Options, requests_for
 from normscope.engine.run import Progress, Result, Workspace, batch_cost, run_batch, run_stream
 from normscope.errors import NormscopeError
@@ -24,7 +24,7 @@ from normscope.inputs.encode import Input, check_tokenizer, encode
 from normscope.inputs.item import Item
 from normscope.models import loading, versions
 from normscope.models.loaded import LoadedModel, load_model, run_dtype
-from normscope.models.registry import refuse_unknown_type
+from normscope.models.registry import is_built_in, refuse_unknown_type
 from normscope.models.spec import Family
 from normscope.tracing.proof import prove
 
@@ -44,8 +44,7 @@ class Analyzer(Generic[ResultT]):
         dtype: Precision of the decomposition, torch.float32 or torch.float64; default: the model's, at least float32.
             A model in half precision is copied.
         memory_budget: Memory limit of an analysis in bytes; default: most of the free memory.
-        derive: Describe a model of an unknown type by watching it, and prove the description (see `normscope.derive`).
-            If False, unknown types are refused.
+        derive: Describe a model of an unknown type by watching it (see `normscope.derive`), instead of refusing it.
 
     Raises:
         NormscopeError: If the model's family is not supported, or the model computes something other than its family.
@@ -66,8 +65,8 @@ class Analyzer(Generic[ResultT]):
         if self.family.input != "image":
             check_tokenizer(tokenizer, self.loaded.limits.vocabulary)
         prove(self.loaded)
-        if self.family.derived:
-            prove_description(self.loaded)
+        if not is_built_in(self.family):
+            announce(self.loaded, prove_description(self.loaded))
 
     @classmethod
     def from_pretrained(

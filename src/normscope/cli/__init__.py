@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from normscope._version import __version__
-from normscope.cli import analyze, check, corpus, demo, faithfulness, flow, models, paper, serve
+from normscope.cli import analyze, check, corpus, demo, derive, faithfulness, flow, models, paper, serve
 from normscope.errors import NormscopeError
 from normscope.view.wording import COMMAND_LINE
 
@@ -69,6 +69,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "faithfulness": faithfulness.faithfulness_command,
     "check": check.check_command,
     "models": models.models_command,
+    "derive": derive.derive_command,
 }
 for name, command in COMMANDS.items():
     app.command(name, cls=Command)(command)

@@ -195,6 +195,7 @@ def _assemble_analysis(
         info={
             "model": loaded.name,
             "family": loaded.family.name,
+            "derived": loaded.family.derived,
             "side": request.stack.side,
             "causal": request.stack.side == "decoder",
             "dtype": str(loaded.dtype).removeprefix("torch."),

@@ -45,7 +45,13 @@ def run_flow(
         rows=labels[sides[0].side],
         columns=tuple(label for stack in sides for label in labels[stack.side]),
         layers=tuple(range(loaded.depths[-1])),
-        info={"model": loaded.name, "family": loaded.family.name, "gate": gate, "target": target}
+        info={
+            "model": loaded.name,
+            "family": loaded.family.name,
+            "derived": loaded.family.derived,
+            "gate": gate,
+            "target": target,
+        }
         | ({"warnings": list(item.warnings)} if item.warnings else {}),
         _maps=None if chosen.maps is None else lambda: _check_maps(loaded, gate, chosen.maps(run)),  # type: ignore[misc]
     )

@@ -232,12 +232,10 @@ QWEN3_MOE = replace(
     MIXTRAL,
     name="Qwen3-MoE",
     model_types=("qwen3_moe",),
-    attributes=MIXTRAL.attributes | attribute_names("moe_intermediate_size num_experts norm_topk_prob"),
-    refusals=(
-        Refusal("decoder_sparse_step", 1, "only some of its layers have experts"),
-        Refusal("mlp_only_layers", [], "only some of its layers have experts"),
-    ),
-    note="as Qwen3, with a mixture of experts; routing weights are frozen",
+    stacks=(replace(MIXTRAL.stacks[0], variants=(LLAMA.stacks[0].blocks,)),),
+    attributes=MIXTRAL.attributes
+    | attribute_names("moe_intermediate_size num_experts norm_topk_prob decoder_sparse_step mlp_only_layers"),
+    note="as Qwen3, with a mixture of experts in all or some layers; routing weights are frozen",
 )
 
 GPT_OSS = replace(

@@ -86,12 +86,16 @@ class LoadedModel:
 
 
 def load_model(
-    model: Any, tokenizer: Any, dtype: torch.dtype | None, describe: Callable[[PreTrainedModel], Family]
+    model: Any,
+    tokenizer: Any,
+    dtype: torch.dtype | None,
+    describe: Callable[[PreTrainedModel], Family],
+    known: bool = True,
 ) -> LoadedModel:
     """Unwrap a model, convert half precision to float32, and collect what is known about it. `describe` finds the
-    family of a model whose type is unknown."""
+    family of a model whose type is unknown, or of any model unless `known`."""
     model = loading.unwrap_compiled(model)
-    family = find_family(loading.unwrap_adapters(model))
+    family = find_family(loading.unwrap_adapters(model)) if known else None
     given = loading.single_precision(model)
     if family is None:
         family = describe(loading.unwrap_adapters(given))

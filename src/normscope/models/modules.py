@@ -140,7 +140,7 @@ def value_rows(x: Tensor, packing: Packing, heads: int, width: int) -> Tensor:
     if packing == "interleaved":
         return x.view(*x.shape[:-1], heads, 3, width)[..., 2, :]
     if isinstance(packing, tuple):
-        return x[..., columns.to(x.device)].unflatten(-1, (heads, width))
+        return x[..., columns.to(x.device)].view(*x.shape[:-1], heads, width)
     return x[..., -heads * width :].reshape(*x.shape[:-1], heads, width)
 
 
@@ -246,6 +246,15 @@ def without_compilation(base: nn.Module) -> AbstractContextManager[Any]:
     """A context in which compiled parts of the model run eagerly, so that hooks are called."""
     compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in base.modules())
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def refuse_autocast(device: torch.device) -> None:
+    """Raise an error under `torch.autocast`, which would compute in half precision."""
+    if torch.is_autocast_enabled(device.type):
+        raise NormscopeError(
+            "torch.autocast is on: the model would compute in half precision, whose rounding errors exceed small "
+            "contributions. Leave the autocast context, or use torch.autocast(..., enabled=False)."
+        )
 
 
 def norm_epsilon(module: nn.Module) -> float | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from normscope import plugins
 from normscope.errors import NormscopeError
 from normscope.models import causal, encoder_decoders, encoders, vision
-from normscope.models.spec import Attention, Experts, Family, FeedForward, Stack
+from normscope.models.description import family_from_json
+from normscope.models.scopes import scope_names
+from normscope.models.spec import Attention, Block, Experts, Family, FeedForward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -32,19 +35,29 @@ def _plugin_families() -> tuple[Family, ...]:
     return tuple(plugins.load_entry_points("normscope.families", check_family))
 
 
-def register_family(family: Family) -> None:
+def is_built_in(family: Family) -> bool:
+    """Whether a family is one of normscope's own, which its tests prove."""
+    return any(family is known for known in FAMILIES)
+
+
+def register_family(family: Family | str | Path) -> None:
     """Register a model family in this process. It takes precedence over built-in families of the same model type.
+
+    Before a model of a registered family is analysed, the description is proved on it: maps, maps without value biases
+    and the flow must close.
 
     A package can register families in every process with `normscope.families` entry points, each naming a Family.
 
     ``register_family(Family("Mine", ("my_model_type",), (Stack("decoder", "layers.*", blocks),), attributes))``
 
     Args:
-        family: Description of the layers. A registered family of the same name is replaced.
+        family: Description of the layers, as a Family, as JSON (see `normscope derive --json`), or the path of a JSON
+            file. A registered family of the same name is replaced.
 
     Raises:
         NormscopeError: If `family` is not a Family, or its layers are not supported.
     """
+    family = family if isinstance(family, Family) or not isinstance(family, str | Path) else family_from_json(family)
     check_family(family)
     _registered[:] = [known for known in _registered if known.name != family.name]
     _registered.insert(0, family)
@@ -55,7 +68,10 @@ def check_family(family: Any) -> None:
     if not isinstance(family, Family):
         raise NormscopeError(f"Expected a normscope.models.spec.Family, not {type(family).__name__}.")
     for stack in family.stacks:
-        _check_stack(family, stack)
+        for blocks in (stack.blocks, *stack.variants):
+            _check_blocks(family, blocks)
+        if any(scope_names(blocks) != scope_names(stack.blocks) for blocks in stack.variants):
+            raise NormscopeError(f"The layers of {family.name} have different components in different orders.")
     sides = [stack.side for stack in family.stacks]
     if sides not in (["encoder"], ["decoder"], ["encoder", "decoder"]):
         raise NormscopeError(
@@ -63,15 +79,15 @@ def check_family(family: Any) -> None:
         )
 
 
-def _check_stack(family: Family, stack: Stack) -> None:
-    ops = [[branch.op for branch in block.branches] for block in stack.blocks]
+def _check_blocks(family: Family, blocks: tuple[Block, ...]) -> None:
+    ops = [[branch.op for branch in block.branches] for block in blocks]
     if not ops or not isinstance(ops[0][0], Attention) or ops[0][0].cross:
         raise NormscopeError(f"A layer of {family.name} must begin with self-attention.")
     flat = [op for block in ops for op in block]
     if sum(isinstance(op, Attention) and not op.cross for op in flat) > 1:
         raise NormscopeError(f"A layer of {family.name} has more than one self-attention, which is not supported.")
-    for number, block in enumerate(stack.blocks[1:]):
-        if stack.blocks[number].after is None and not any(branch.entry for branch in block.branches):
+    for number, block in enumerate(blocks[1:]):
+        if blocks[number].after is None and not any(branch.entry for branch in block.branches):
             raise NormscopeError(
                 f"In a layer of {family.name}, cross-attention reads a residual sum without a norm in between, which "
                 "is not supported."
@@ -101,6 +117,11 @@ def find_family(model: Any) -> Family | None:
     if config.model_type in REFUSED:
         raise NormscopeError(f"{type(model).__name__} cannot be decomposed: {REFUSED[config.model_type]}.")
     return None
+
+
+def family_of(model: Any) -> Family:
+    """The family of a Hugging Face model; raises an error if its type is unknown or not supported."""
+    return find_family(model) or refuse_unknown_type(model)
 
 
 def refuse_unknown_type(model: Any) -> NoReturn:

@@ -16,12 +16,9 @@ from normscope.models.modules import (
     activation_at,
     activation_name,
     expert_parameters,
-    is_plain_linear,
-    is_wrapped_on_path,
     layer_attribute,
     layer_submodule,
     linear_map,
-    linear_paths,
     norm_epsilon,
     norm_inverse,
     norm_map,
@@ -31,14 +28,14 @@ from normscope.models.modules import (
 )
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
-from normscope.tracing.closeness import closeness_rows, coarser, is_close, is_close_to_product
+from normscope.tracing.call_values import latent_constant, latent_fits, nearly_equal, proof_record, value_head_count
+from normscope.tracing.closeness import closeness_rows, is_close_to_product
 from normscope.tracing.records import (
     AttentionRecord,
     FeedForwardRecord,
     LayerRecord,
     NormRecord,
     Projection,
-    ProofRecord,
     Record,
     ResidualRecord,
     ScaleRecord,
@@ -126,42 +123,16 @@ class LayerCall:
             elif isinstance(part, Experts):
                 parts.append(self._experts_record(part))
             elif isinstance(part, Norm):
-                parts.append(self._norm_record(part))
+                parts.append(self.norm_record(part))
             elif isinstance(part, str | float):
                 given = layer_attribute(self.layer, part) if isinstance(part, str) else part
                 scale = torch.as_tensor(given, dtype=self.dtype, device=self.input.device).detach()
                 parts.append(ScaleRecord(scale.expand(self.input.shape[-1])))
             else:
                 # The sum is the input of the next component, or the output of the layer.
-                parts.append(ResidualRecord(self._cast(y if step.reader is None else self.input_of(step.reader))))
-        proof = self._proof_record(steps, parts) if self.request.for_proof else None
-        return LayerRecord(self.index, self._cast(self.input), tuple(parts), self.steps, proof)
-
-    def _proof_record(self, steps: Sequence[Step], parts: Sequence[Record]) -> ProofRecord:
-        read = {path: self._cast(self.input_of(path)) for path in linear_paths(steps)}
-        values: dict[str, Tensor] = {}
-        attentions = [step.part for step in steps if isinstance(step.part, Attention)]
-        for part, record in zip(attentions, (one for one in parts if isinstance(one, AttentionRecord)), strict=True):
-            # A model's own code may compute values in several steps; only modifications need a proof.
-            if is_plain_linear(layer_submodule(self.layer, part.value), own_hooks=1) and not is_wrapped_on_path(
-                self.layer, part.value
-            ):
-                continue
-            read[part.value] = self._cast(self.input_of(part.value, part.cross))
-            output = self._cast(self.output_of(part.value, part.cross))
-            self._refuse_mixed_values(layer_submodule(self.layer, part.value), part.value, output)
-            rows = value_rows(output, part.packing, record.values.shape[1], record.values.shape[3])
-            values[part.value] = rows.transpose(1, 2)
-        return ProofRecord(read, self.plain, values, self._cast(self.encoder))
-
-    def _refuse_mixed_values(self, module: nn.Module, path: str, output: Tensor) -> None:
-        """Raise an error if the value of a token changes when the token is alone, so depends on other tokens."""
-        alone = self._cast(self.unflatten(module(self.seen[path][0][0][0][:, :1])))
-        if not torch.allclose(alone, output[:, :1], rtol=1e-4, atol=1e-5 * float(output.abs().amax())):
-            raise NormscopeError(
-                f"{path} of layer {self.index} (counted from 0) computes the value of a token from other tokens too, "
-                "so that values cannot be attributed to tokens. Remove the adapter, hook or wrapper that mixes them."
-            )
+                parts.append(ResidualRecord(self.cast(y if step.reader is None else self.input_of(step.reader))))
+        proof = proof_record(self, parts) if self.request.for_proof else None
+        return LayerRecord(self.index, self.cast(self.input), tuple(parts), self.steps, proof)
 
     def _attention_record(self, part: Attention, before: Norm | None, shift: Tensor | None) -> AttentionRecord:
         """`before` is the norm whose output the attention reads, and `shift` its beta."""
@@ -176,20 +147,20 @@ class LayerCall:
                 before = shift = None
             self._check_values(part, values, None if before is None else before.path)
             if part.latent is not None:
-                shift = self._latent_constant(part, shift)
+                shift = latent_constant(self, part, shift)
             constant = value_constant(
                 layer_submodule(self.layer, part.value), part.packing, shared, values.shape[3], shift
             )
         return AttentionRecord(
             weights=weights,
-            values=self._cast(values),
-            value_bias=None if constant is None else self._cast(constant),
-            matrix=self._cast(weight).t().unflatten(0, (heads, -1)),
-            bias=self._cast(bias),
-            output=self._cast(self.output_of(part.output)),
+            values=self.cast(values),
+            value_bias=None if constant is None else self.cast(constant),
+            matrix=self.cast(weight).t().unflatten(0, (heads, -1)),
+            bias=self.cast(bias),
+            output=self.cast(self.output_of(part.output)),
             cross=part.cross,
             sinks=part.sinks,
-            latent=None if part.latent_norm is None else self._norm_record(part.latent_norm),
+            latent=None if part.latent_norm is None else self.norm_record(part.latent_norm),
         )
 
     def _weights_and_values(self, part: Attention, width: int) -> tuple[Tensor, Tensor]:
@@ -207,35 +178,16 @@ class LayerCall:
             if part.module not in self.products:
                 raise NormscopeError(f"{part.module} multiplies no attention probabilities with values.")
             given, values = self.products[part.module]
-            shared = self._value_head_count(part, given.shape[1], values.shape[3])
+            shared = value_head_count(self, part, given.shape[1], values.shape[3])
             values = values[:, :: given.shape[1] // shared]
         else:
             given = self.seen[part.probabilities][0][0][0]
             small = width // given.shape[1]
-            shared = self._value_head_count(part, given.shape[1], small)
+            shared = value_head_count(self, part, given.shape[1], small)
             values = value_rows(self.output_of(part.value, part.cross), part.packing, shared, small).transpose(1, 2)
         items, heads, rows, columns = given.shape
-        space = self.space.take(bool(self.attention), (items, heads, columns, rows), given.device)
+        space = self.space.take(part.cross, (items, heads, columns, rows), given.device)
         return space.copy_(given.permute(0, 3, 1, 2)).permute(0, 2, 3, 1), values
-
-    def _value_head_count(self, part: Attention, heads: int, width: int) -> int:
-        """The number of value heads in the output of the value projection, which may have queries and keys too."""
-        if isinstance(part.packing, tuple):
-            return len(part.packing)
-        count = linear_map(layer_submodule(self.layer, part.value))[0].shape[0] // width
-        return {"alone": count, "tail": (count - heads) // 2, "interleaved": heads}[part.packing]
-
-    def _latent_constant(self, part: Attention, shift: Tensor | None) -> Tensor | None:
-        """The part of the latent vector that depends on no token: none, unless a bias or shift precedes its norm, which
-        divides it by a statistic of each token."""
-        assert part.latent is not None
-        assert part.latent_norm is not None
-        if shift is not None or linear_map(layer_submodule(self.layer, part.latent))[1] is not None:
-            raise NormscopeError(
-                "value_bias='remainder' is not supported here: values are made in two steps with a norm between, and a "
-                "bias comes before that norm. Leave it out."
-            )
-        return self._norm_record(part.latent_norm).shift
 
     def _move_virtual_last(self, part: Attention, weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Move virtual keys and values from the front to the end, so that rows and columns of tokens agree."""
@@ -271,10 +223,10 @@ class LayerCall:
         weight, bias = linear_map(layer_submodule(self.layer, part.value))
         read = entered if part.latent is None else self.input_of(part.value, any_length=True)
         if (
-            not _nearly_equal(projected, values)
-            or not _nearly_equal(given, entered)
+            not nearly_equal(projected, values)
+            or not nearly_equal(given, entered)
             or not is_close_to_product(closeness_rows(read), weight.t(), bias, closeness_rows(flat))
-            or not self._latent_fits(part, read)
+            or not latent_fits(self, part, read)
         ):
             raise NormscopeError(
                 f"The values of {part.module} do not come from {part.value} after {norm or 'no norm'}: a hook changes "
@@ -282,37 +234,29 @@ class LayerCall:
                 "with value_bias='remainder' would be wrong; use value_bias='token'."
             )
 
-    def _latent_fits(self, part: Attention, read: Tensor) -> bool:
-        """Whether `value` reads the norm of the first outputs of `latent`."""
-        if part.latent is None or part.latent_norm is None:
-            return True
-        normed, entered = self.output_of(part.latent_norm.path, True), self.input_of(part.latent_norm.path, True)
-        made = self.output_of(part.latent, True)[..., : entered.shape[-1]]
-        return _nearly_equal(read, normed) and _nearly_equal(made, entered)
-
-    def _norm_record(self, part: Norm) -> NormRecord:
+    def norm_record(self, part: Norm) -> NormRecord:
         module: Any = layer_submodule(self.layer, part.path)
-        x, output = self._cast(self.input_of(part.path)), self._cast(self.output_of(part.path))
+        x, output = self.cast(self.input_of(part.path)), self.cast(self.output_of(part.path))
         if isinstance(module, nn.Identity):
             return NormRecord("rms", torch.ones_like(x[..., 0]), torch.ones_like(x[0, 0]), None, output)
         centred = part.kind == "layer"
         epsilon, weight = norm_epsilon(module), getattr(module, "weight", None)
         unusual = part.probed or hasattr(module, "base_layer") or not isinstance(weight, Tensor | None)
         if epsilon is None or unusual:
-            gain, shift = (self._cast(one) for one in norm_map(module, x.shape[-1], centred))
+            gain, shift = (self.cast(one) for one in norm_map(module, x.shape[-1], centred))
             inverse = norm_inverse(x, output, gain, shift, centred)
             return NormRecord(part.kind, inverse, gain, shift, output)
-        gain = torch.ones_like(x[0, 0]) if weight is None else self._cast(weight)
+        gain = torch.ones_like(x[0, 0]) if weight is None else self.cast(weight)
         gain = gain + part.offset if part.offset else gain
         if centred:  # 1 / sqrt(variance + eps), as returned by the kernel that the model uses
             # The kernel is twice as fast with a gain as without.
             inverse = torch.native_layer_norm(x, [x.shape[-1]], gain, None, epsilon)[2][..., 0]
         else:
             inverse = (x.square().mean(-1) + epsilon).rsqrt()
-        return NormRecord(part.kind, inverse, gain, self._cast(getattr(module, "bias", None)), output)
+        return NormRecord(part.kind, inverse, gain, self.cast(getattr(module, "bias", None)), output)
 
     def _feed_forward_record(self, part: FeedForward) -> FeedForwardRecord:
-        return FeedForwardRecord((self._unit(part),), self._cast(self.output_of(part.out)))
+        return FeedForwardRecord((self._unit(part),), self.cast(self.output_of(part.out)))
 
     def _unit(self, part: FeedForward) -> Unit:
         into = self._projection(part.into)
@@ -330,25 +274,25 @@ class LayerCall:
             # `forward` bypasses hooks; the proof finds out if they change values.
             activation=activation.forward if isinstance(activation, nn.Module) else activation,
             activation_name=activation_name(activation),
-            out=self._cast(out).t(),
-            out_bias=self._cast(out_bias),
+            out=self.cast(out).t(),
+            out_bias=self.cast(out_bias),
         )
 
     def _projection(self, path: str) -> Projection:
         weight, bias = linear_map(layer_submodule(self.layer, path))
-        return Projection(self._cast(weight).t(), self._cast(bias), self._cast(self.output_of(path)))
+        return Projection(self.cast(weight).t(), self.cast(bias), self.cast(self.output_of(path)))
 
     def _experts_record(self, part: Experts) -> FeedForwardRecord:
         """One unit for each expert that some token chose, with its hidden states on all tokens."""
         module: Any = layer_submodule(self.layer, part.module)
         x, chosen, routing = (self.unflatten(given) for given in self.seen[part.module][0][0][:3])
-        x, routing = self._cast(x), self._cast(routing)
+        x, routing = self.cast(x), self.cast(routing)
         activation = layer_attribute(self.layer, part.activation)
         units = []
         for expert in chosen.unique().tolist():
             weight, bias = expert_parameters(module, part.into, part.into_bias, expert, part.transposed)
             out, out_bias = expert_parameters(module, part.out, part.out_bias, expert, part.transposed)
-            weight, bias, out, out_bias = (self._cast(one) for one in (weight, bias, out, out_bias))
+            weight, bias, out, out_bias = (self.cast(one) for one in (weight, bias, out, out_bias))
             both = Projection(weight, bias, x @ weight if bias is None else x @ weight + bias)
             into, up = (_projection_half(both, n, part.interleaved) for n in range(2))
             plain = activation.forward if isinstance(activation, nn.Module) else activation
@@ -360,17 +304,17 @@ class LayerCall:
                     bend=float(layer_attribute(module, part.bend)),
                 )
             units.append(replace(unit, routing=(routing * (chosen == expert)).sum(-1)))
-        output = self._cast(self.output_of(part.module))
+        output = self.cast(self.output_of(part.module))
         if part.shared is not None:
-            made = self._cast(self.output_of(part.shared.out))
+            made = self.cast(self.output_of(part.shared.out))
             gate = torch.ones_like(made[..., 0])
             if part.shared_gate is not None:
-                gate = self._cast(self.output_of(part.shared_gate)).sigmoid()[..., 0]
+                gate = self.cast(self.output_of(part.shared_gate)).sigmoid()[..., 0]
             units.append(replace(self._unit(part.shared), routing=gate))
             output = output + gate[..., None] * made
         return FeedForwardRecord(tuple(units), output)
 
-    def _cast(self, tensor: Any) -> Any:
+    def cast(self, tensor: Any) -> Any:
         if tensor is None or (tensor.dtype == self.dtype and not tensor.requires_grad):
             return tensor
         return tensor.detach().to(self.dtype)
@@ -393,7 +337,9 @@ class LayerCall:
         return whole
 
     def unflatten(self, x: Tensor) -> Tensor:
-        """(b, n, ...), even if the model has flattened items and tokens into one dimension."""
+        """(b, n, ...), even if the model has flattened items and tokens into one dimension, or has one in between."""
+        if x.dim() > self.input.dim():
+            return x.flatten(1, -2)
         return x.unflatten(0, (len(self.input), -1)) if x.dim() < self.input.dim() else x
 
 
@@ -404,10 +350,6 @@ def _projection_half(both: Projection, number: int, interleaved: bool = False) -
         return x[..., number::2] if interleaved else x.chunk(2, -1)[number]
 
     return Projection(part(both.weight), None if both.bias is None else part(both.bias), part(both.hidden))
-
-
-def _nearly_equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and is_close(closeness_rows(a), closeness_rows(b), coarser(a.dtype, b.dtype))
 
 
 def _join_chunks(pieces: list[Tensor]) -> Tensor:

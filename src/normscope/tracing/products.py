@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ROUNDING = 1e-4  # how far the sums of probabilities may exceed one
@@ -24,6 +24,54 @@ FUSED = (
     aten._scaled_dot_product_fused_attention_overrideable,
 )
 OnProduct = Callable[[Tensor, Tensor, Tensor], None]  # weights (B, i, j), values (B, j, d_h), their product (B, i, d_h)
+
+
+class ProductRecorder(Protocol):
+    """The part of a Recorder that products need."""
+
+    attending: str  # path of the running attention whose products are watched
+    current_call: Any
+
+    def is_active(self) -> bool: ...
+
+    def call_to_record(self) -> Any: ...
+
+
+def product_watch(recorder: ProductRecorder) -> ProductWatch:
+    """A context that keeps the first product of every watched attention in the layer call in progress."""
+
+    def lengths() -> set[int]:
+        call = recorder.call_to_record() if recorder.attending else None
+        if call is None or recorder.attending in call.products:
+            return set()
+        return {one.shape[-2] for one in (call.input, call.encoder) if one is not None}
+
+    def keep(weights: Tensor, values: Tensor, mixed: Tensor) -> None:
+        call = recorder.current_call
+        both = tuple(one.unflatten(0, (len(call.input), -1)) for one in (weights, values))
+        call.products[recorder.attending] = both
+
+    return ProductWatch(lengths, keep)
+
+
+def attention_hooks(recorder: ProductRecorder, module: nn.Module, path: str) -> list[Any]:
+    """Hooks that tell the recorder while an attention runs."""
+
+    def hook(running: str) -> Callable[..., None]:
+        def tell(module: nn.Module, *given: Any) -> None:
+            if recorder.is_active():
+                recorder.attending = running
+
+        return tell
+
+    return [module.register_forward_pre_hook(hook(path)), module.register_forward_hook(hook(""))]
+
+
+def copy_tensors(value: Any) -> Any:
+    """A copy of a tensor, or of the tensors in a tuple, for layers that change tensors in place."""
+    if isinstance(value, tuple):
+        return tuple(copy_tensors(one) for one in value)
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 class ProductWatch(TorchDispatchMode):

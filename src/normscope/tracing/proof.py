@@ -38,7 +38,7 @@ from normscope.tracing.trace import (
     attention_configs,
     attention_implementation,
     model_lock,
-    refuse_autocast,
+
     watched_pass,
 )
 

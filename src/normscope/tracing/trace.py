@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,6 +34,7 @@ from normscope.models.modules import (
     layer_modules,
     layer_submodule,
     product_paths,
+    refuse_autocast,
     watched_paths,
     without_compilation,
 )
@@ -46,7 +47,7 @@ from normscope.tracing.build import (
     check_last_norm,
     is_encoder_output,
 )
-from normscope.tracing.products import ProductWatch
+from normscope.tracing.products import attention_hooks, copy_tensors, product_watch
 
 _guard = threading.Lock()
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -104,26 +105,6 @@ def _swap_attention(config: Any) -> None:
             # The public setter would change sub-configs too.
             config._attn_implementation_internal = _register_stand_in(own)
         _swapped[id(config)][1] += 1
-
-
-class _InterfaceCalls:
-    """Takes the place of a Recorder and notes the modules that call the attention interface."""
-
-    def __init__(self) -> None:
-        self.modules: set[int] = set()
-
-    def attend(self, eager: Callable[..., Any], module: nn.Module, *args: Any) -> Any:
-        *given, kwargs = args
-        self.modules.add(id(module))
-        return eager(module, *given, **kwargs)
-
-
-def interface_modules(base: PreTrainedModel, inputs: Mapping[str, Any]) -> frozenset[int]:
-    """Ids of the modules that call transformers' attention interface in a pass."""
-    noted = _InterfaceCalls()
-    with model_lock(base), torch.no_grad(), without_compilation(base), attention_stand_in(base, noted):
-        base(**inputs)
-    return frozenset(noted.modules)
 
 
 def _restore_attention(config: Any) -> None:
@@ -223,7 +204,8 @@ def watched_pass(
     with model_lock(base), torch.no_grad(), without_compilation(base):
         recorder = Recorder(dtype, () if to_the_end or has_foreign_hooks(base) else requests)
         output = None
-        with attention_stand_in(base, recorder) as handles, recorder.product_watch(requests):
+        products = any(product_paths(request.steps) for request in requests)
+        with attention_stand_in(base, recorder) as handles, product_watch(recorder) if products else nullcontext():
             for request in requests:
                 for layer in layer_modules(base, request.stack):
                     recorder.attach(layer, request, handles)
@@ -240,21 +222,8 @@ def watched_pass(
         return output
 
 
-def refuse_autocast(device: torch.device) -> None:
-    """Raise an error under `torch.autocast`, which would compute in half precision."""
-    if torch.is_autocast_enabled(device.type):
-        raise NormscopeError(
-            "torch.autocast is on: the model would compute in half precision, whose rounding errors exceed small "
-            "contributions. Leave the autocast context, or use torch.autocast(..., enabled=False)."
-        )
-
-
 class _StopPassError(Exception):
     """Stops a forward pass after the last requested record."""
-
-
-def _copy_of(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 class Recorder:
@@ -286,9 +255,7 @@ class Recorder:
             self.plain_linear[id(layer)] = frozenset(path for path in modules if is_plain_linear(modules[path]))
         handles.append(layer.register_forward_pre_hook(self._layer_start_hook(request, steps), with_kwargs=True))
         for path in product_paths(steps):
-            module = layer_submodule(layer, path) if path else layer
-            handles.append(module.register_forward_pre_hook(self._attending_hook(path)))
-            handles.append(module.register_forward_hook(self._attending_hook("")))
+            handles += attention_hooks(self, layer_submodule(layer, path) if path else layer, path)
         for path, module in modules.items():
             if (path, module) in self.hooked:  # layers may share a module
                 continue
@@ -310,48 +277,22 @@ class Recorder:
                 "the Analyzer was created. Create a new Analyzer."
             )
 
-    def _is_active(self) -> bool:
+    def is_active(self) -> bool:
         """True in the thread of the trace, while the model runs."""
         return threading.get_ident() == self.thread and getattr(active_trace, "recorder", None) is self
 
-    def _call_to_record(self) -> LayerCall | None:
+    def call_to_record(self) -> LayerCall | None:
         """The layer call in progress if its record is requested and not yet delivered."""
         call = self.current_call
-        if not self._is_active() or call is None or call.recorded:
+        if not self.is_active() or call is None or call.recorded:
             return None
         return call if call.request.layers is None or call.index in call.request.layers else None
-
-    def product_watch(self, requests: Sequence[RecordRequest]) -> AbstractContextManager[Any]:
-        """A context that records the products of attentions outside the interface, if any is requested."""
-        if not any(product_paths(request.steps) for request in requests):
-            return nullcontext()
-
-        def lengths() -> set[int]:
-            call = self._call_to_record() if self.attending else None
-            if call is None or self.attending in call.products:
-                return set()
-            return {one.shape[-2] for one in (call.input, call.encoder) if one is not None}
-
-        def keep(weights: Tensor, values: Tensor, mixed: Tensor) -> None:
-            call = self.current_call
-            assert call is not None
-            both = (one.unflatten(0, (len(call.input), -1)) for one in (weights, values))
-            call.products[self.attending] = next(both), next(both)
-
-        return ProductWatch(lengths, keep)
-
-    def _attending_hook(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, *given: Any) -> None:
-            if self._is_active():
-                self.attending = path
-
-        return hook
 
     def _layer_start_hook(
         self, request: RecordRequest, steps: tuple[Step, ...]
     ) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not self._is_active():
+            if not self.is_active():
                 return
             stack, index = request.stack, self.call_counts.get(request.stack.side, 0)
             if request.calls is not None and not any(module is one for one in request.calls[index : index + 1]):
@@ -377,11 +318,11 @@ class Recorder:
 
     def _submodule_hook(self, path: str, copy: bool) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            call = self._call_to_record()
+            call = self.call_to_record()
             if call is not None:
                 inputs, outputs = call.seen.setdefault(path, ([], []))
-                inputs.append(tuple(_copy_of(one) for one in args) if copy else args)
-                outputs.append(_copy_of(output) if copy else output)
+                inputs.append(copy_tensors(args) if copy else args)
+                outputs.append(copy_tensors(output) if copy else output)
 
         return hook
 
@@ -389,17 +330,17 @@ class Recorder:
         """Hook that delivers the record after the last requested submodule, once all `count` submodules were called."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            call = self._call_to_record()
+            call = self.call_to_record()
             if call is not None and len(call.seen) == count:
                 self._deliver_record(call, call.unflatten(output))
 
         return hook
 
     def _on_layer_end(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not self._is_active():
+        if not self.is_active():
             return
         assert self.current_call is not None
-        call, requested = self.current_call, self._call_to_record() is not None
+        call, requested = self.current_call, self.call_to_record() is not None
         y = output[0] if isinstance(output, tuple | list) else output
         if requested:
             check_last_norm(call, y)
@@ -440,7 +381,7 @@ class Recorder:
     ) -> tuple[Tensor, Tensor]:
         """Eager attention of the model's family, some heads at a time so that the scores stay in cache. A
         different softmax would round differently and change later layers by about 1e-6."""
-        call = self._call_to_record()
+        call = self.call_to_record()
         if call is None:
             return eager(module, query, key, value, mask, **kwargs)  # type: ignore[no-any-return]
         items, heads, rows = query.shape[:3]

@@ -11,7 +11,9 @@ import warnings
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from normscope.derivation.family import describe_model
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import Workspace, run_batch
 from normscope.errors import NormscopeError, NormscopeWarning
@@ -19,11 +21,36 @@ from normscope.flow.run import run_flow
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.inputs.samples import random_inputs
-from normscope.models.loaded import LoadedModel
+from normscope.models.loaded import LoadedModel, load_model
+from normscope.models.registry import check_family
+from normscope.models.spec import Family
+from normscope.tracing.proof import prove
 
 CLOSE = 1e-5  # largest completeness error
 LENGTHS = (9, 5)  # tokens of the two inputs, which are also padded to the same length
 NO_REMAINDER = "value_bias='remainder' is not supported"  # for some biases, which the flow checks too
+
+
+def derive(model: PreTrainedModel) -> Family:
+    """Describe a model by watching one short pass, and prove the description on it.
+
+    Works for any type of text model in transformers whose layers consist of attention, feed-forwards (experts too),
+    norms and residual connections, whether or not normscope knows the type.
+
+    Args:
+        model: A transformers model in evaluation mode.
+
+    Returns:
+        The family, for `normscope.register_family` or to look at.
+
+    Raises:
+        NormscopeError: If something in a layer is not explained, naming it, or if the description does not hold.
+    """
+    loaded = load_model(model, None, None, describe_model, known=False)
+    check_family(loaded.family)
+    prove(loaded)
+    prove_description(loaded)
+    return loaded.family
 
 
 def prove_description(loaded: LoadedModel) -> float:
@@ -40,6 +67,17 @@ def prove_description(loaded: LoadedModel) -> float:
             found.maps  # noqa: B018  # computed on demand
             worst = max(worst, _refuse_open(loaded, "flow", found.completeness))
     return worst
+
+
+def announce(loaded: LoadedModel, error: float) -> None:
+    """Warn in one line that the family of a model was derived."""
+    if loaded.family.derived:
+        warnings.warn(
+            f"normscope has no family for {type(loaded.model).__name__}: its layers were described by watching it, and "
+            f"the description was proved on it (completeness {error:.0e}; `normscope derive` shows it).",
+            NormscopeWarning,
+            stacklevel=3,
+        )
 
 
 def _maps_error(loaded: LoadedModel, items: list[Item], value_bias: Any, workspace: Workspace) -> float:

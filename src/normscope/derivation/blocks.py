@@ -9,9 +9,9 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from normscope.derive.attention import Operation, UnexplainedError
-from normscope.derive.match import CLOSE, is_linear, norm_of_call, rows, same
-from normscope.derive.watch import LayerLog
+from normscope.derivation.attention import Operation, UnexplainedError
+from normscope.derivation.match import CLOSE, is_linear, norm_of_call, rows, same
+from normscope.derivation.watch import LayerLog
 from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm
 
 

@@ -11,24 +11,37 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from normscope.derive.attention import UnexplainedError, find_attention
-from normscope.derive.blocks import find_blocks
-from normscope.derive.feed_forward import find_feed_forwards
-from normscope.derive.layers import Chain, find_chains
-from normscope.derive.match import IDENTITY
-from normscope.derive.watch import LayerCallArguments, watch_layer
+from normscope.derivation.attention import UnexplainedError, find_attention
+from normscope.derivation.blocks import find_blocks
+from normscope.derivation.feed_forward import find_feed_forwards
+from normscope.derivation.layers import Chain, find_chains, interface_modules
+from normscope.derivation.match import IDENTITY
+from normscope.derivation.watch import LayerCallArguments, watch_layer
 from normscope.errors import NormscopeError
-from normscope.models.modules import layer_blocks
+from normscope.models.modules import layer_blocks, vocabulary_size
 from normscope.models.scopes import scope_names
 from normscope.models.spec import Block, Branch, Family, Norm, Stack
-from normscope.tracing.trace import interface_modules
 
 LENGTH, TARGETS = 11, 7  # tokens of the pass that is watched, and of its target in an encoder-decoder
+_described: dict[Any, Family] = {}  # by class and config, so that a model is watched once in a process
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "n_ctx")
 
 
 def describe_model(model: PreTrainedModel) -> Family:
-    """The family of a model, derived from one short pass; raises an error that names what nothing explains."""
+    """The family of a model, derived from one short pass; raises an error that names what nothing explains. A model of
+    the same class and config is not watched again."""
+    if any(module.training for module in model.modules() if not isinstance(module, nn.ModuleList)):
+        raise NormscopeError(
+            "The model is in training mode, so dropout would change what is watched. Call model.eval()."
+        )
+    base: Any = model.base_model
+    key = (type(model), type(base), base.config.to_json_string())
+    if key not in _described:
+        _described[key] = _watch_model(model)
+    return _described[key]
+
+
+def _watch_model(model: PreTrainedModel) -> Family:
     base: Any = model.base_model
     inputs = _short_input(model)
     try:
@@ -39,6 +52,8 @@ def describe_model(model: PreTrainedModel) -> Family:
         raise
     except Exception as error:  # models may raise anything
         raise NormscopeError(f"{type(model).__name__} cannot be described: a short pass fails ({error}).") from error
+    if len(chains) == 1 and chains[0].crosses:
+        raise NormscopeError(f"{type(model).__name__} cannot be described: its encoder has no layers with attention.")
     stacks = tuple(_stack(base, chain, interface, len(chains) == 2) for chain in chains)
     if [stack.side for stack in stacks] not in (["encoder"], ["decoder"], ["encoder", "decoder"]):
         raise NormscopeError(f"{type(model).__name__} has {len(stacks)} stacks of layers, which cannot be described.")
@@ -61,8 +76,9 @@ def _short_input(model: PreTrainedModel) -> dict[str, Any]:
     names = inspect.signature(base.forward).parameters
     if "input_ids" not in names:
         raise NormscopeError(f"{type(model).__name__} does not read token ids; only models of text can be derived.")
-    embedding: Any = base.get_input_embeddings()
-    vocabulary = int(getattr(embedding, "num_embeddings", 0) or embedding.weight.shape[0])
+    vocabulary = vocabulary_size(base.get_input_embeddings())
+    if vocabulary < 2:
+        raise NormscopeError(f"{type(model).__name__} has no table of token embeddings that its inputs could index.")
     generator = torch.Generator().manual_seed(0)
     low = min(5, vocabulary - 1)
     given: dict[str, Any] = {"input_ids": torch.randint(low, vocabulary, (1, LENGTH), generator=generator)}
@@ -91,7 +107,7 @@ def _stack(base: nn.Module, chain: Chain, interface: frozenset[int], two: bool) 
                 ) from None
             causal, in_place = causal and masked, in_place or changes
         found.setdefault(known[key], []).append(call)
-    kinds = _merge_identities(list(found))
+    kinds = _same_roles(_merge_identities(list(found)))
     side = ("decoder" if chain.crosses else "encoder") if two else ("decoder" if causal else "encoder")
     if len({scope_names(blocks) for blocks in kinds}) > 1:
         raise NormscopeError(
@@ -152,15 +168,42 @@ def _drop_identities(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     return tuple(replace(block, branches=tuple(map(known, block.branches))) for block in blocks)
 
 
+def _same_roles(kinds: list[tuple[Block, ...]]) -> list[tuple[Block, ...]]:
+    """Kinds of layers in which a branch has a scale, of 1 if need be, in all kinds or in none."""
+    scaled = {
+        (n, k)
+        for blocks in kinds
+        for n, block in enumerate(blocks)
+        for k, branch in enumerate(block.branches)
+        if branch.scale is not None
+    }
+
+    def with_scale(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+        return tuple(
+            replace(
+                block,
+                branches=tuple(
+                    replace(one, scale=1.0) if (n, k) in scaled and one.scale is None else one
+                    for k, one in enumerate(block.branches)
+                ),
+            )
+            for n, block in enumerate(blocks)
+        )
+
+    return [with_scale(blocks) for blocks in kinds] if len(kinds) > 1 else kinds
+
+
 def _identities(blocks: tuple[Block, ...]) -> int:
     return sum(b.pre is not None and b.pre.offset == IDENTITY for block in blocks for b in block.branches)
 
 
 def _without_identity(blocks: tuple[Block, ...]) -> Any:
-    """The blocks with the first norm of each branch by its path alone, since an identity has no kind."""
+    """The blocks for comparison: the first norm of each branch by its path alone, since an identity has no kind, and no
+    scales of 1."""
 
     def plain(branch: Branch) -> Branch:
-        return branch if branch.pre is None else replace(branch, pre=Norm(branch.pre.path))
+        pre = None if branch.pre is None else Norm(branch.pre.path)
+        return replace(branch, pre=pre, scale=None if branch.scale == 1.0 else branch.scale)
 
     return tuple(replace(block, branches=tuple(map(plain, block.branches))) for block in blocks)
 

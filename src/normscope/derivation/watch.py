@@ -94,8 +94,16 @@ def first_tensor(output: Any) -> Tensor | None:
 
 
 def watch_layer(call: LayerCallArguments, seed: int = 0) -> LayerLog:
-    """Call a randomised float64 copy of the layer on random states, and log what happens inside."""
-    layer = copy.deepcopy(call.layer).double().eval()
+    """Call a randomised copy of the layer on random states, and log what happens inside. In float64, or in float32 if
+    the layer's code does not run in float64."""
+    try:
+        return _watch_copy(call, seed, torch.float64)
+    except RuntimeError:  # such as masks that overflow
+        return _watch_copy(call, seed, torch.float32)
+
+
+def _watch_copy(call: LayerCallArguments, seed: int, dtype: torch.dtype) -> LayerLog:
+    layer = copy.deepcopy(call.layer).to("cpu", dtype).eval()
     for module in layer.modules():  # grouped matrix products do not exist in float64
         config: Any = getattr(module, "config", None)
         if hasattr(config, "_experts_implementation_internal"):
@@ -103,12 +111,12 @@ def watch_layer(call: LayerCallArguments, seed: int = 0) -> LayerLog:
     generator = torch.Generator().manual_seed(seed)
     randomise_parameters(layer, generator)
     given = call.states
-    fresh = torch.randn(given.shape, generator=generator, dtype=torch.float64)
+    fresh = torch.randn(given.shape, generator=generator, dtype=torch.float64).to(dtype)
     encoder = encoder_states(call.args, call.kwargs)
     replaced = {id(given): fresh}
     if encoder is not None:
-        replaced[id(encoder)] = torch.randn(encoder.shape, generator=generator, dtype=torch.float64)
-    args, kwargs = (_in_double(one, replaced) for one in (call.args, dict(call.kwargs)))
+        replaced[id(encoder)] = torch.randn(encoder.shape, generator=generator, dtype=torch.float64).to(dtype)
+    args, kwargs = (_converted(one, replaced, dtype) for one in (call.args, dict(call.kwargs)))
     log = LayerLog(layer, fresh, fresh, None if encoder is None else replaced[id(encoder)])
     lengths = {len(one.flatten(0, -2)) for one in (log.input, log.encoder) if one is not None}
     returned: list[tuple[Tensor, int]] = []
@@ -147,19 +155,18 @@ def encoder_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | N
     return None
 
 
-def _in_double(value: Any, replaced: Mapping[int, Tensor]) -> Any:
-    """Arguments in float64, some of them replaced; caches hold the keys of an earlier pass and are left out."""
+def _converted(value: Any, replaced: Mapping[int, Tensor], dtype: torch.dtype) -> Any:
+    """Arguments in another dtype, some of them replaced; caches hold the keys of an earlier pass and are left out."""
     if isinstance(value, Cache):
         return None
     if isinstance(value, Tensor):
         if id(value) in replaced:
             return replaced[id(value)]
-        # Masks hold the lowest number of their dtype, which would overflow in softmaxes that cast to float32.
-        return value.double() if value.is_floating_point() else value
+        return value.to("cpu", dtype) if value.is_floating_point() else value.cpu()
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        return type(value)(_in_double(one, replaced) for one in value)
+        return type(value)(_converted(one, replaced, dtype) for one in value)
     if type(value) is dict:
-        return {key: _in_double(one, replaced) for key, one in value.items()}
+        return {key: _converted(one, replaced, dtype) for key, one in value.items()}
     return value
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from normscope.derive.attention import Operation
-from normscope.derive.match import is_linear, rows, same
-from normscope.derive.watch import Call, LayerLog
+from normscope.derivation.attention import Operation
+from normscope.derivation.match import is_linear, rows, same
+from normscope.derivation.watch import Call, LayerLog
 from normscope.models.spec import Experts, FeedForward
 
 NAMED = ("gelu", "gelu_new", "silu", "relu", "quick_gelu", "relu2", "tanh", "gelu_pytorch_tanh", "sigmoid", "mish")

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from normscope.derive.match import ColumnMatch, is_linear, match_columns, norm_of_call, rows, same
-from normscope.derive.watch import Call, LayerLog, Product
+from normscope.derivation.match import ColumnMatch, is_linear, match_columns, norm_of_call, rows, same
+from normscope.derivation.watch import Call, LayerLog, Product
 from normscope.errors import NormscopeError
 from normscope.models.spec import Attention, Experts, FeedForward, Norm
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from normscope.derive.watch import LayerCallArguments, encoder_states, first_tensor, hidden_states
+from normscope.derivation.watch import LayerCallArguments, encoder_states, first_tensor, hidden_states
 from normscope.errors import NormscopeError
+from normscope.models.modules import without_compilation
 from normscope.tracing.products import ProductWatch
+from normscope.tracing.trace import attention_stand_in, model_lock
 
 
 @dataclass
@@ -100,3 +103,23 @@ def _log_repeated_modules(base: nn.Module, chains: dict[str, Chain]) -> Iterator
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _InterfaceCalls:
+    """Takes the place of a Recorder and notes the modules that call the attention interface."""
+
+    def __init__(self) -> None:
+        self.modules: set[int] = set()
+
+    def attend(self, eager: Callable[..., Any], module: nn.Module, *args: Any) -> Any:
+        *given, kwargs = args
+        self.modules.add(id(module))
+        return eager(module, *given, **kwargs)
+
+
+def interface_modules(base: PreTrainedModel, inputs: Mapping[str, Any]) -> frozenset[int]:
+    """Ids of the modules that call transformers' attention interface in a pass."""
+    noted = _InterfaceCalls()
+    with model_lock(base), torch.no_grad(), without_compilation(base), attention_stand_in(base, noted):
+        base(**inputs)
+    return frozenset(noted.modules)

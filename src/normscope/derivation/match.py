@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from normscope.derive.watch import Call
+from normscope.derivation.watch import Call
 from normscope.models.modules import norm_epsilon
 from normscope.models.spec import Norm
 
@@ -91,7 +91,7 @@ def match_columns(values: Tensor, call: Call) -> ColumnMatch | None:
     made = rows(call.output)
     if len(made) != tokens or made.shape[1] < heads * width:
         return None
-    probe = torch.randn(tokens, generator=torch.Generator().manual_seed(0), dtype=made.dtype)
+    probe = torch.randn(tokens, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(made.dtype)
     keys, order = (probe @ made).sort()
     wanted = torch.einsum("t,htw->hw", probe, values)
     above = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)

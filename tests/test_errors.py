@@ -288,12 +288,14 @@ def test_one_submodule_in_training_mode() -> None:
 def test_unknown_family() -> None:
     config = AutoConfig.for_model("xlnet", d_model=8, n_head=2, n_layer=1, d_inner=8, vocab_size=20)
     names = (name for family in normscope.models.registry.FAMILIES for name in family.model_types)
-    refused(lambda: Analyzer(AutoModel.from_config(config).eval()), "'xlnet'", "Known families", "register", *names)
+    model = AutoModel.from_config(config).eval()
+    refused(lambda: Analyzer(model, derive=False), "'xlnet'", "Known families", "derive", "register", *names)
+    refused(lambda: Analyzer(model), "XLNetModel cannot be described", "layer.0 (XLNetLayer)", "no linear module")
 
 
-@pytest.mark.parametrize("kind", ["bloom", "mamba"])
+@pytest.mark.parametrize("kind", ["rwkv", "mamba"])
 def test_family_that_cannot_be_decomposed(kind: str) -> None:
-    config = AutoConfig.for_model(kind, hidden_size=8, n_head=2, num_hidden_layers=1, n_layer=1, vocab_size=20)
+    config = AutoConfig.for_model(kind, hidden_size=8, num_hidden_layers=1, vocab_size=20)
     refused(
         lambda: Analyzer(AutoModel.from_config(config).eval()), normscope.models.registry.REFUSED[kind], "decomposed"
     )
@@ -520,7 +522,7 @@ def test_unsupported_checkpoint(tmp_path: Path) -> None:
     config = AutoConfig.for_model("xlnet", d_model=8, n_head=2, n_layer=1, d_inner=8, vocab_size=25)
     AutoModel.from_config(config).save_pretrained(tmp_path)
     toy_tokenizer().save_pretrained(tmp_path)
-    refused(lambda: Analyzer.from_pretrained(tmp_path), "'xlnet'", "Known families")
+    refused(lambda: Analyzer.from_pretrained(tmp_path), "XLNetModel cannot be described")
 
 
 def test_missing_default_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,14 @@ from torch import Tensor, nn
 
 import normscope.models.registry
 from normscope import Analyzer
-from normscope.flow.methods import METHODS
 from normscope.models.modules import layer_modules
 from normscope.models.scopes import layer_steps
 from normscope.models.spec import Attention, Experts, FeedForward, Norm
 from normscope.tracing import proof
-from tests.helpers.compare import refused, relative, state_of
+from tests.helpers.compare import refused, relative
 from tests.helpers.detached import Detached
 from tests.helpers.flow_cases import LANGUAGE, encoding, open_case
-from tests.helpers.odd_families import IDS, LATENT, bloom, bloom_family, latent, latent_family
+from tests.helpers.odd_families import IDS, bloom, bloom_family
 from tests.helpers.tiny import FAMILIES, GATED, VALUE_PROJECTIONS, tiny
 
 
@@ -161,22 +160,6 @@ def test_refused_with_every_gate(gate: str) -> None:
 def register(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(normscope.models.registry, "_registered", [])
     return normscope.models.registry.register_family
-
-
-@pytest.mark.parametrize("rank", [8, 24])  # 24 is the width of the states, so that shapes do not tell
-@pytest.mark.parametrize(("value", "packing"), LATENT)
-def test_values_that_are_made_in_two_steps(register: Any, value: str, packing: Any, rank: int) -> None:
-    model = latent(rank)
-    register(latent_family(model, value, packing))
-    lens = Analyzer(model)
-    before = state_of(model)
-    words = ("model.layers.0 (DeepseekV3DecoderLayer)", "in more than one step")
-    for method in METHODS:
-        if method in ("globenc", "alti+"):  # which are not for it anyway
-            continue
-        chosen = f"{method}:layer" if method == "rollout-raw" else method
-        refused(lambda chosen=chosen: lens.flow(IDS, method=chosen, target=3), *words)
-    assert state_of(model) == before
 
 
 @pytest.mark.parametrize(("name", "path"), VALUE_PROJECTIONS)

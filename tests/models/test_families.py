@@ -212,8 +212,6 @@ def test_variants(name: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("qwen3_moe", {"mlp_only_layers": [0]}),
-        ("qwen3_moe", {"decoder_sparse_step": 2}),
         ("deberta-v2", {"conv_kernel_size": 3}),
         ("gpt2", {"add_cross_attention": True}),
     ],

@@ -51,10 +51,8 @@ def test_probabilities_of_a_packed_projection(register: Any) -> None:
 @pytest.mark.parametrize(("value", "packing"), LATENT)
 def test_values_that_are_made_in_two_steps(register: Any, value: str, packing: Any, rank: int) -> None:
     model = latent(rank)
-    register(latent_family(model, value, packing))
-    lens = Analyzer(model)
-    assert complete(lens.analyze(IDS), 1e-5)  # with the values as the model used them
-    refused(lambda: lens.analyze(IDS, value_bias="remainder"), "computed in more than one step")
+    register(latent_family(model, value, packing))  # maps would close, with the values as the model used them
+    refused(lambda: Analyzer(model), "computed in more than one step")
 
 
 def more(module: Any, args: Any, made: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope.derivation.match import ColumnMatch, is_linear, match_columns, norm_of_call, rows, same
 from normscope.derivation.watch import Call, LayerLog, Product
 from normscope.errors import NormscopeError
+from normscope.models.modules import MATMUL
 from normscope.models.spec import Attention, Experts, FeedForward, Norm
 
 
@@ -43,7 +44,7 @@ def find_attention(log: LayerLog, product: Product, interface: frozenset[str]) -
         source.call.path,
         out.path,
         packing=_packing(source, values.shape[2], rows(source.call.output).shape[1]),
-        probabilities=None if module in interface else "matmul",
+        probabilities=None if module in interface else _probabilities(log, product),
         cross=cross,
         sinks=bool((weights.sum(-1) < 1 - 1e-4).any()),
         latent=None if first is None else first[0].path,
@@ -51,6 +52,16 @@ def find_attention(log: LayerLog, product: Product, interface: frozenset[str]) -
     )
     entry = source.call if first is None else first[0]
     return Operation(op, rows(entry.input), rows(out.output), out.order, frozenset({source.call.path, out.path}))
+
+
+def _probabilities(log: LayerLog, product: Product) -> str:
+    """The dropout module that the probabilities pass through, or "matmul" for the product itself."""
+    for call in log.calls:
+        if isinstance(call.module, nn.Dropout) and call.input.dim() == 4:
+            given = call.input.flatten(0, 1)
+            if given.shape == product.weights.shape and same(given, product.weights):
+                return call.path
+    return MATMUL
 
 
 def _latent_projection(log: LayerLog, value: Call) -> tuple[Call, Norm] | None:

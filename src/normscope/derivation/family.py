@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
@@ -141,10 +142,10 @@ def _structure(layer: nn.Module) -> Any:
     modules = tuple((path, type(module).__name__) for path, module in layer.named_modules())
     shapes = tuple((name, tuple(one.shape)) for name, one in layer.named_parameters())
     plain = tuple(
-        (path, name, value)
+        (path, name, repr(value))
         for path, module in layer.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, bool | float | str) and name not in ("training", "layer_idx")
+        if (isinstance(value, bool | float | str | tuple) or dataclasses.is_dataclass(value)) and name != "training"
     )
     return modules, shapes, plain
 

@@ -84,7 +84,7 @@ def _scope_branch_steps(branch: Branch, path: str, *, mixed: bool, parallel: boo
         steps.append(Step("op", op, None if second else f"{path}-N", alias=None if second else "ff"))
     if branch.post:
         path += "LN"
-        steps.append(Step("post", branch.post, f"{path}-N"))
+        steps.append(Step("post", branch.post, None if second else f"{path}-N"))
     if branch.scale is not None:
         steps.append(Step("scale", branch.scale))
     steps[0] = replace(steps[0], starts=True)

@@ -28,7 +28,7 @@ from normscope.inputs.encode import encode, forward_inputs, real_tokens
 from normscope.inputs.item import Item
 from normscope.inputs.samples import random_inputs
 from normscope.models.loaded import LayerCalls, LoadedModel, update_prompt
-from normscope.models.modules import layer_modules, without_compilation
+from normscope.models.modules import layer_modules, refuse_autocast, without_compilation
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Side, Stack
 from normscope.tracing.build import RecordRequest
@@ -38,7 +38,6 @@ from normscope.tracing.trace import (
     attention_configs,
     attention_implementation,
     model_lock,
-
     watched_pass,
 )
 

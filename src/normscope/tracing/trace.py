@@ -203,8 +203,7 @@ def watched_pass(
     refuse_autocast(base.device)
     with model_lock(base), torch.no_grad(), without_compilation(base):
         recorder = Recorder(dtype, () if to_the_end or has_foreign_hooks(base) else requests)
-        output = None
-        products = any(product_paths(request.steps) for request in requests)
+        output, products = None, any(product_paths(request.steps) for request in requests)
         with attention_stand_in(base, recorder) as handles, product_watch(recorder) if products else nullcontext():
             for request in requests:
                 for layer in layer_modules(base, request.stack):
@@ -241,7 +240,7 @@ class Recorder:
         self.space = ProbabilitySpace(dtype)
         self.hooked: set[tuple[str, nn.Module]] = set()
         self.plain_linear: dict[int, frozenset[str]] = {}  # id of a layer -> paths of its unmodified linear submodules
-        self.attending = ""  # path of the running attention whose products are watched
+        self.attending = ""  # path of the running attention, if its products are watched
         self.in_model = True  # False while a record is processed, so that its errors are not taken for the model's
 
     def attach(self, layer: nn.Module, request: RecordRequest, handles: list[Any]) -> None:
@@ -255,7 +254,7 @@ class Recorder:
             self.plain_linear[id(layer)] = frozenset(path for path in modules if is_plain_linear(modules[path]))
         handles.append(layer.register_forward_pre_hook(self._layer_start_hook(request, steps), with_kwargs=True))
         for path in product_paths(steps):
-            handles += attention_hooks(self, layer_submodule(layer, path) if path else layer, path)
+            handles += attention_hooks(self, layer_submodule(layer, path), path)
         for path, module in modules.items():
             if (path, module) in self.hooked:  # layers may share a module
                 continue
@@ -358,9 +357,8 @@ class Recorder:
             record = call.record(y)
             self.recorded.setdefault(call.request.stack.side, set()).add(call.index)
             call.recorded = True
-            call.seen.clear()
-            call.attention.clear()
-            call.products.clear()
+            for kept in (call.seen, call.attention, call.products):
+                kept.clear()
             call.request.on_layer(record)
             self.in_model = True
         finally:

@@ -1,0 +1,124 @@
+"""Architectures written for these tests: each derived and equal to the oracle without descriptions, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from normscope import Analyzer, NormscopeWarning
+from tests.helpers.compare import refused
+from tests.helpers.free_oracle import free_oracle
+from tests.helpers.odd_models import Shape, odd_model
+
+IDS = torch.tensor([[5, 9, 7, 30, 8, 41, 12]])
+DERIVED = "ignore:normscope has no family"
+pytestmark = pytest.mark.filterwarnings(DERIVED)
+
+SHAPES = {
+    "einsum": Shape(),
+    "bmm": Shape(attention="bmm", packed="", causal=False),
+    "matmul": Shape(attention="matmul", packed="qkv"),
+    "fused": Shape(attention="sdpa", packed="kvq"),
+    "fused, encoder": Shape(attention="sdpa", causal=False),
+    "post-norm": Shape(before=False, end=True, causal=False),
+    "norm after the branch": Shape(before=False, after=True),
+    "three norms": Shape(after=True, end=True),
+    "scaled": Shape(scale=0.22),
+    "two projections": Shape(gated="two"),
+    "halves": Shape(gated="halves"),
+    "swapped": Shape(gated="swapped"),
+    "parallel": Shape(parallel=True, gated="two"),
+    "parallel, scaled": Shape(parallel=True, scale=0.5, after=True),
+    "decoy": Shape(decoy="unused", packed=""),
+    "twin": Shape(decoy="twin", packed=""),
+}
+
+
+def check(*shapes: Shape) -> None:
+    """Maps of the layer equal to the oracle's, cell by cell."""
+    model = odd_model(*shapes)
+    lens = Analyzer(model)
+    assert lens.family.derived
+    result = lens.analyze({"input_ids": IDS})
+    assert result.info["derived"] is True
+    (layers,) = free_oracle(model, {"input_ids": IDS}).values()
+    for n, layer in enumerate(layers):
+        parts = layer.output.parts
+        expected = (parts[:, 0] if parts.dim() == 4 else parts).norm(dim=-1).t()
+        found = result["layer"][n].double()
+        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12 * float(expected.max()))
+    assert max(float(one.max()) for one in result.completeness.values()) < 1e-9
+    flow = lens.flow({"input_ids": IDS})
+    assert flow.maps.shape[0] == len(shapes)
+    assert flow.completeness is not None
+    assert float(flow.completeness.max()) < 1e-9
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_derived_and_equal_to_the_oracle(name: str) -> None:
+    check(SHAPES[name], SHAPES[name])
+
+
+def test_layers_that_differ_in_scale() -> None:
+    """Layers with the same modules that use them differently cannot be told apart by their modules."""
+    refused(lambda: Analyzer(odd_model(Shape(scale=0.5), Shape())), "layers with the same modules use them differently")
+
+
+def test_parallel_and_sequential_in_one_stack() -> None:
+    refused(lambda: Analyzer(odd_model(Shape(), Shape(parallel=True))), "different components in different orders")
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ("tanh values", ("steps.0 (OddLayer)", "values of mix are not the output of a linear module")),
+        ("squared", ("steps.0", "no linear module reads the mixed values")),
+        ("product", ("steps.0", "not a sum of its input")),
+        ("recurrence", ("no layers that can be described",)),
+    ],
+)
+def test_refused_with_what_is_not_explained(odd: str, words: tuple[str, ...]) -> None:
+    refused(lambda: Analyzer(odd_model(Shape(odd=odd), Shape(odd=odd))), *words)
+
+
+def test_two_attentions_in_a_layer() -> None:
+    refused(lambda: Analyzer(odd_model(Shape(odd="two attentions"))), "no layers that can be described")
+
+
+def test_layers_that_skip_depending_on_the_data() -> None:
+    refused(lambda: Analyzer(odd_model(*[Shape(odd="skips")] * 6)))
+
+
+def test_dropout() -> None:
+    refused(lambda: Analyzer(odd_model(Shape()).train()), "training mode")
+
+
+def test_one_line_says_so() -> None:
+    with pytest.warns(NormscopeWarning, match="no family for OddModel: its layers were described by watching it"):
+        Analyzer(odd_model(Shape()))
+
+
+def test_no_derivation_on_request() -> None:
+    refused(lambda: Analyzer(odd_model(Shape()), derive=False), "'odd'", "does not know")
+
+
+shapes = st.builds(
+    Shape,
+    attention=st.sampled_from(["einsum", "bmm", "matmul", "sdpa"]),
+    packed=st.sampled_from(["", "qkv", "vqk", "kvq"]),
+    before=st.booleans(),
+    after=st.booleans(),
+    end=st.booleans(),
+    scale=st.sampled_from([1.0, 0.3, 1.7]),
+    gated=st.sampled_from(["", "two", "halves", "swapped"]),
+    decoy=st.sampled_from(["", "unused", "twin"]),
+    causal=st.booleans(),
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(shapes)
+def test_any_combination(shape: Shape) -> None:
+    check(shape)

@@ -1,0 +1,34 @@
+"""Tiny random models of many types in transformers: derived, proved, and equal to the oracle without descriptions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from normscope import Analyzer
+from tests.helpers.compare import sides
+from tests.helpers.free_oracle import free_oracle
+from tests.helpers.zoo import inputs_for, tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore:normscope has no family")
+# One of each kind: parallel, packed, own attention code, norms after the branch, experts with a shared one, layers that
+# differ, latent values, a text model inside a larger one, encoder-decoders.
+TYPES = (
+    "bloom", "cohere", "cohere2_moe", "deepseek_v3", "falcon", "gemma3", "granite", "granitemoeshared", "mbart",
+    "olmo2", "openai-gpt", "persimmon", "qwen2_moe", "smollm3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_maps_equal_the_oracle(name: str) -> None:
+    model = tiny_model(name)
+    given = inputs_for(model, 7)
+    lens = Analyzer(model)
+    assert lens.family.derived
+    found = list(sides(lens.analyze({key: one for key, one in given.items() if "input_ids" in key})).values())
+    expected = [layers for layers in free_oracle(model, given).values() if len(layers) > 1]
+    for analysis, layers in zip(found, expected[-len(found) :], strict=True):
+        for n, layer in enumerate(layers):
+            parts = layer.output.parts
+            norms = (parts[:, 0] if parts.dim() == 4 else parts).norm(dim=-1).t()
+            assert torch.allclose(analysis["layer"][n].double(), norms, rtol=1e-4, atol=1e-5 * float(norms.max()))

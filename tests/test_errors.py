@@ -295,7 +295,7 @@ def test_unknown_family() -> None:
 
 @pytest.mark.parametrize("kind", ["rwkv", "mamba"])
 def test_family_that_cannot_be_decomposed(kind: str) -> None:
-    config = AutoConfig.for_model(kind, hidden_size=8, num_hidden_layers=1, vocab_size=20)
+    config = AutoConfig.for_model(kind, hidden_size=8, num_hidden_layers=2, vocab_size=20)
     refused(
         lambda: Analyzer(AutoModel.from_config(config).eval()), normscope.models.registry.REFUSED[kind], "decomposed"
     )

@@ -1,0 +1,40 @@
+"""The coverage page is current: its counts follow from its rows, and rows made again are the same."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from docs.make_coverage import PAGE, coverage_of
+from tests.helpers.zoo import CANNOT, model_types
+
+ROWS = {
+    cells[0]: cells[1]
+    for line in PAGE.read_text(encoding="utf-8").splitlines()
+    if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 4 and cells[0] in model_types()
+}
+
+
+def test_every_type_has_a_row_and_is_counted() -> None:
+    assert set(ROWS) == set(model_types())
+    counts = {status: list(ROWS.values()).count(status) for status in ("described", "derived", "refused", "not built")}
+    assert sum(counts.values()) == len(ROWS)
+    assert counts["not built"] == len(CANNOT)
+    said = re.search(r"\*\*(\d+) of (\d+) model types are taken\*\*, (\d+) described and (\d+) derived", PAGE.read_text())
+    assert said is not None
+    taken = counts["described"] + counts["derived"]
+    assert [int(one) for one in said.groups()] == [
+        taken, len(ROWS) - counts["not built"], counts["described"], counts["derived"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ROWS)[3::24])
+def test_rows_made_again(name: str) -> None:
+    assert coverage_of(name).status == ROWS[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_every_row_made_again(name: str) -> None:
+    assert coverage_of(name).status == ROWS[name]

@@ -21,7 +21,9 @@ def test_every_type_has_a_row_and_is_counted() -> None:
     counts = {status: list(ROWS.values()).count(status) for status in ("described", "derived", "refused", "not built")}
     assert sum(counts.values()) == len(ROWS)
     assert counts["not built"] == len(CANNOT)
-    said = re.search(r"\*\*(\d+) of (\d+) model types are taken\*\*, (\d+) described and (\d+) derived", PAGE.read_text())
+    said = re.search(
+        r"\*\*(\d+) of (\d+) model types are taken\*\*, (\d+) described and (\d+) derived", PAGE.read_text()
+    )
     assert said is not None
     taken = counts["described"] + counts["derived"]
     assert [int(one) for one in said.groups()] == [

@@ -319,9 +319,9 @@ def activation_at(layer: nn.Module, path: str) -> Any:
 
 
 def layer_attribute(layer: nn.Module, path: str) -> Any:
-    """The attribute at a dotted path: a module, parameter or method."""
+    """The attribute at a dotted path: a module, parameter or method; the layer itself at the empty path."""
     found: Any = layer
-    for name in path.split("."):
+    for name in path.split(".") if path else ():
         try:
             found = getattr(found, name)
         except AttributeError as error:

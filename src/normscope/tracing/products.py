@@ -29,7 +29,7 @@ OnProduct = Callable[[Tensor, Tensor, Tensor], None]  # weights (B, i, j), value
 class ProductRecorder(Protocol):
     """The part of a Recorder that products need."""
 
-    attending: str  # path of the running attention whose products are watched
+    attending: str | None  # path of the running attention whose products are watched
     current_call: Any
 
     def is_active(self) -> bool: ...
@@ -41,7 +41,7 @@ def product_watch(recorder: ProductRecorder) -> ProductWatch:
     """A context that keeps the first product of every watched attention in the layer call in progress."""
 
     def lengths() -> set[int]:
-        call = recorder.call_to_record() if recorder.attending else None
+        call = None if recorder.attending is None else recorder.call_to_record()
         if call is None or recorder.attending in call.products:
             return set()
         return {one.shape[-2] for one in (call.input, call.encoder) if one is not None}
@@ -57,14 +57,14 @@ def product_watch(recorder: ProductRecorder) -> ProductWatch:
 def attention_hooks(recorder: ProductRecorder, module: nn.Module, path: str) -> list[Any]:
     """Hooks that tell the recorder while an attention runs."""
 
-    def hook(running: str) -> Callable[..., None]:
+    def hook(running: str | None) -> Callable[..., None]:
         def tell(module: nn.Module, *given: Any) -> None:
             if recorder.is_active():
                 recorder.attending = running
 
         return tell
 
-    return [module.register_forward_pre_hook(hook(path)), module.register_forward_hook(hook(""))]
+    return [module.register_forward_pre_hook(hook(path)), module.register_forward_hook(hook(None))]
 
 
 def copy_tensors(value: Any) -> Any:

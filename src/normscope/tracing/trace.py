@@ -240,7 +240,7 @@ class Recorder:
         self.space = ProbabilitySpace(dtype)
         self.hooked: set[tuple[str, nn.Module]] = set()
         self.plain_linear: dict[int, frozenset[str]] = {}  # id of a layer -> paths of its unmodified linear submodules
-        self.attending = ""  # path of the running attention, if its products are watched
+        self.attending: str | None = None  # path of the running attention, if its products are watched
         self.in_model = True  # False while a record is processed, so that its errors are not taken for the model's
 
     def attach(self, layer: nn.Module, request: RecordRequest, handles: list[Any]) -> None:

@@ -21,7 +21,7 @@ PYTEST  := $(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test test-all test-slow test-poisoned test-oldest test-newest browser web web-check docs \
-	families figures tutorials dist release-notes bench lint types format hooks hygiene clean
+	families coverage figures tutorials dist release-notes bench lint types format hooks hygiene clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -123,6 +123,9 @@ docs: setup ## build the documentation into site/; warnings are errors
 
 families: setup ## regenerate docs/families.md
 	$(THREADS) $(BIN)/python -m docs.make_families
+
+coverage: setup ## regenerate docs/coverage.md
+	$(THREADS) $(BIN)/python -m docs.make_coverage
 
 figures: setup ## redraw docs/figures
 	$(THREADS) $(BIN)/python -m docs.make_figures

@@ -31,6 +31,12 @@ def test_every_type_has_a_row_and_is_counted() -> None:
     ]  # fmt: skip
 
 
+def test_the_readme_has_the_number() -> None:
+    taken = sum(status in ("described", "derived") for status in ROWS.values())
+    built = len(ROWS) - len(CANNOT)
+    assert f"[{taken} of {built} model types](docs/coverage.md)" in (PAGE.parents[1] / "README.md").read_text("utf-8")
+
+
 @pytest.mark.parametrize("name", sorted(ROWS)[3::24])
 def test_rows_made_again(name: str) -> None:
     assert coverage_of(name).status == ROWS[name]

@@ -24,19 +24,20 @@ from normscope.models.scopes import scope_names
 from normscope.models.spec import Block, Branch, Family, Norm, Stack
 
 LENGTH, TARGETS = 11, 7  # tokens of the pass that is watched, and of its target in an encoder-decoder
-_described: dict[Any, Family] = {}  # by class and config, so that a model is watched once in a process
+_described: dict[Any, Family] = {}  # by modules and config, so that a model is watched once in a process
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "n_ctx")
 
 
 def describe_model(model: PreTrainedModel) -> Family:
     """The family of a model, derived from one short pass; raises an error that names what nothing explains. A model of
-    the same class and config is not watched again."""
+    the same modules and config is not watched again."""
     if any(module.training for module in model.modules() if not isinstance(module, nn.ModuleList)):
         raise NormscopeError(
             "The model is in training mode, so dropout would change what is watched. Call model.eval()."
         )
     base: Any = model.base_model
-    key = (type(model), type(base), base.config.to_json_string())
+    modules = tuple((path, type(module)) for path, module in model.named_modules())
+    key = (type(model), base.config.to_json_string(), modules)
     if key not in _described:
         _described[key] = _watch_model(model)
     return _described[key]

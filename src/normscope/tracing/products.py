@@ -23,7 +23,8 @@ FUSED = (
     aten._scaled_dot_product_cudnn_attention,
     aten._scaled_dot_product_fused_attention_overrideable,
 )
-OnProduct = Callable[[Tensor, Tensor, Tensor], None]  # weights (B, i, j), values (B, j, d_h), their product (B, i, d_h)
+# Weights (B, i, j), values (B, j, d_h), their product (B, i, d_h) -> another product to use instead, or None.
+OnProduct = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 
 
 class ProductRecorder(Protocol):
@@ -88,11 +89,13 @@ class ProductWatch(TorchDispatchMode):
         if packet is aten.bmm or packet is aten.mm:
             left, right, made = (one if one.dim() == 3 else one[None] for one in (args[0], args[1], result))
             if left.shape[-1] in self.lengths() and are_probabilities(left):
-                self.on_product(left, right, made)
+                other = self.on_product(left, right, made)
+                return result if other is None else other.view_as(result)
         elif packet in FUSED and args[1].shape[-2] in self.lengths():
             values = args[2].repeat_interleave(args[0].shape[1] // args[2].shape[1], 1)
             weights = fused_probabilities(args, kwargs or {})
-            self.on_product(*(one.flatten(0, 1) for one in (weights, values, result[0])))
+            other = self.on_product(*(one.flatten(0, 1) for one in (weights, values, result[0])))
+            return result if other is None else (other.view_as(result[0]), *result[1:])
         return result
 
 

@@ -6,7 +6,7 @@ Uniform attention changes little because attention mixes little, as the mixing r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import layer_attribute, layer_modules
+from normscope.models.modules import MATMUL, layer_attribute, layer_modules
 from normscope.models.scopes import layer_steps
 from normscope.models.spec import Attention, Stack
+from normscope.tracing.products import ProductWatch
 from normscope.tracing.trace import active_trace, attention_stand_in, model_lock
 
 
@@ -53,10 +54,11 @@ def _attend_uniformly(loaded: LoadedModel, stack: Stack, layers: frozenset[int])
     def is_active() -> bool:  # False for passes of the same model in other threads
         return getattr(active_trace, "recorder", None) is uniform
 
-    def begin(module: nn.Module, args: Any) -> None:
+    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_active():
             uniform.index += 1
             uniform.inside = True
+            uniform.tokens = (args[0] if args else kwargs["hidden_states"]).shape[-2]
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
         if is_active():
@@ -65,11 +67,19 @@ def _attend_uniformly(loaded: LoadedModel, stack: Stack, layers: frozenset[int])
     def replace_probabilities(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         return (_uniform_attention_weights(args[0]), *args[1:]) if is_active() and uniform.applies() else None
 
-    with attention_stand_in(loaded.base, uniform) as handles:
+    def lengths() -> set[int]:
+        tokens = uniform.tokens if is_active() and uniform.applies() else 0
+        return {tokens} if tokens else set()
+
+    def mix_uniformly(weights: Tensor, values: Tensor, mixed: Tensor) -> Tensor:
+        return torch.bmm(_uniform_attention_weights(weights), values)
+
+    products = ProductWatch(lengths, mix_uniformly) if probabilities == MATMUL else nullcontext()
+    with attention_stand_in(loaded.base, uniform) as handles, products:
         for layer in layer_modules(loaded.base, stack):
-            handles.append(layer.register_forward_pre_hook(begin))
+            handles.append(layer.register_forward_pre_hook(begin, with_kwargs=True))
             handles.append(layer.register_forward_hook(end))
-            if probabilities is not None:
+            if probabilities not in (None, MATMUL):
                 handles.append(layer_attribute(layer, probabilities).register_forward_pre_hook(replace_probabilities))
         yield
 
@@ -81,6 +91,7 @@ class _UniformAttention:
         self.layers = layers
         self.index = -1  # index of the current layer
         self.inside = False
+        self.tokens = 0  # that the current layer reads
 
     def applies(self) -> bool:
         """True inside a layer whose attention is to be uniform."""

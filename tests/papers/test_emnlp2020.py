@@ -22,9 +22,10 @@ pytest.importorskip("matplotlib")
 
 from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import Entry, strict
+from normscope.corpus.measure_registry import Sample
 from normscope.corpus.readers.formats import read
 from normscope.papers.emnlp2020 import PAPER
-from normscope.papers.emnlp2020.alignment import alignment_examples
+from normscope.papers.emnlp2020.alignment_example import alignment_examples
 from normscope.papers.emnlp2020.measures import KINDS, measure_weight_norm_counts, token_kind
 from normscope.papers.emnlp2020.shared import corpus_norm_moments
 from normscope.papers.study import Setting, reproduce
@@ -293,7 +294,8 @@ def test_kinds_of_tokens() -> None:
 def test_pairs_that_a_causal_model_masks_do_not_count() -> None:
     model = tiny("gpt2")
     result = Analyzer(model).analyze({"input_ids": [5, 6, 7, 8, 9]}, heads=True)
-    found = measure_weight_norm_counts(result)
+    sample = Sample(Entry(id="a", text="a"), None, None, None, result, result)  # type: ignore[arg-type]
+    found = measure_weight_norm_counts(sample)
     assert found["count"].sum() == 2 * 4 * 15
     assert found["weight_bin"].min() > -1000
 

@@ -137,13 +137,13 @@ def _extreme_types(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
 
 def _norm_frequency_claims(ranked: RankedTokens, readings: Any, rho: Mapping[str, float]) -> tuple[Claim, ...]:
     used = ranked.used(readings)
-    found = _resample_rank_correlations(ranked, used, RESAMPLES)
+    found = resample_rank_correlations(ranked, used, RESAMPLES)
     larger, weaker = _frequency_margins(found)
     changed = {}
     for reading, other in other_readings(readings, frequency_tokens=("all", "words"), unseen=("rank", "leave")).items():
         chosen = ranked.used(other)
         if (chosen != used).any():
-            changed[reading] = _frequency_margins(_resample_rank_correlations(ranked, chosen, FEWER))
+            changed[reading] = _frequency_margins(resample_rank_correlations(ranked, chosen, FEWER))
     norm, weight = rho["norm"], rho["weight"]
     one, two = "Spearman {:.2f}", "{:.2f} against {:.2f}"
     constant = "||f(x)|| does not vary"
@@ -174,7 +174,7 @@ def _frequency_margins(found: Mapping[str, Resampled]) -> tuple[Resampled, Resam
     return norm.map(lambda rho: rho - CLEAR), apart
 
 
-def _resample_rank_correlations(ranked: RankedTokens, used: NDArray[np.bool_], resamples: int) -> dict[str, Resampled]:
+def resample_rank_correlations(ranked: RankedTokens, used: NDArray[np.bool_], resamples: int) -> dict[str, Resampled]:
     """quantity -> Spearman's correlation with the frequency rank under resampling of sequences, the same for all.
 
     The frequency ranks of the types stay as they are.

@@ -148,8 +148,8 @@ def measure_weight_norm_counts(sample: Sample) -> Columns:
         "kind": np.int8,
         "weight_bin": np.int16,
         "norm_bin": np.int16,
-        "count": np.int64,
         "group": np.int8,
+        "count": np.int64,  # last, as in the sums of a shard
     }
     if not corpus_measure_has_one_side(analysis):
         return paper_table_columns(types, [])
@@ -162,7 +162,7 @@ def measure_weight_norm_counts(sample: Sample) -> Columns:
         _weight_norm_histogram(layer, weights[n], norm_bins[n], kinds, cells) for n, layer in enumerate(analysis.layers)
     ]
     joined = [np.concatenate(column) for column in zip(*found, strict=True)]
-    joined.append(np.full(len(joined[0]), crc32(sample.entry.id.encode()) % GROUPS))
+    joined.insert(-1, np.full(len(joined[0]), crc32(sample.entry.id.encode()) % GROUPS))
     return {name: column.astype(type) for (name, type), column in zip(types.items(), joined, strict=True)}
 
 

@@ -679,7 +679,7 @@ def test_verdicts_over_linked_words() -> None:
     assert all(claim.readings == ("with aer=all: does not hold",) for claim in claims[:4])
     over_all = alignment_claims(replace(found, words="all"), AlignmentItems(hits, norms), "norm")
     assert [claim.holds for claim in over_all[:4]] == [False] * 4
-    assert "AER 33.3 % against 20.0 %" in over_all[2].ours
+    assert "AER of all words 33.3 % against 20.0 %" in over_all[2].ours
     assert claims[4].holds is None  # AWI and AWO are the same here
     assert claims[5].holds is True  # the first layer has the highest norm, and the fewest errors
 

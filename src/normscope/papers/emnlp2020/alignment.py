@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from math import nan
 from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -14,19 +16,20 @@ from normscope.corpus.store import Run
 from normscope.measures.alignment import SETTINGS
 from normscope.measures.correlation import pearson, spearman_of_lists
 from normscope.papers.common import finite_numbers, layer_picture
-from normscope.papers.emnlp2020.alignment_claims import alignment_claims
+from normscope.papers.emnlp2020.alignment_claims import Others, alignment_claims
 from normscope.papers.emnlp2020.alignment_example import alignment_examples
 from normscope.papers.emnlp2020.alignment_rates import (
     METHODS,
     WAYS,
     WORDS,
+    AlignmentItems,
     AlignmentResult,
     alignment_error_rates,
     cross_attention_head_norms,
     read_alignment_items,
 )
 from normscope.papers.emnlp2020.measures import LAYER_LEVEL
-from normscope.papers.emnlp2020.shared import PARALLEL, THEIRS, head_maps_picture
+from normscope.papers.emnlp2020.shared import PARALLEL, THEIRS, head_maps_picture, other_readings
 from normscope.papers.study import Runs, Setting
 from normscope.reports import charts
 from normscope.reports.report import Cell, Picture, Section, Table, none_if_nan
@@ -88,7 +91,7 @@ def alignment_section(setting: Setting, runs: Runs) -> Section:
             folded("table3-by-head", f"{title} head", {**columns, "head": "", **RATES, NORM: ".4f"}, head_rows),
             *alignment_examples(setting, best),
         ),
-        alignment_claims(found, read_alignment_items(run, readings.average_norm), readings.aer_correlation),
+        alignment_claims(found, *_items_of_readings(found, run, readings)),
         finite_numbers(numbers),
     )
 
@@ -99,6 +102,19 @@ def _decisive_words(reading: str, linked: float) -> tuple[str, str]:
         return reading, ", as requested"
     few = linked < LINKED
     return "linked" if few else "all", f", since {'fewer' if few else 'no fewer'} than {LINKED:.0%} of them are linked"
+
+
+def _items_of_readings(found: AlignmentResult, run: Run, readings: Any) -> tuple[AlignmentItems, str, Others]:
+    """What the claims are decided on: the sentence pairs, the method of the heads' error rates, and the results with
+    another average of the norms."""
+    others = {
+        reading: (
+            replace(found, norms=cross_attention_head_norms(run, other.average_norm)),
+            read_alignment_items(run, other.average_norm),
+        )
+        for reading, other in other_readings(readings, average_norm=("cells", "sentences")).items()
+    }
+    return read_alignment_items(run, readings.average_norm), readings.aer_correlation, others
 
 
 def _alignment_numbers(found: AlignmentResult, method_of_errors: str) -> dict[str, float]:
@@ -158,7 +174,7 @@ def _alignment_summary(found: AlignmentResult, best: Mapping[tuple[str, str], in
         "Table 3. Alignment error rate",
         {"setting": "", "method": "", "of": "", **RATES, f"AER (%), {REFERENCE}": ".1f"},
         rows,
-        "Published: mean of five models for another language pair.",
+        "Published: mean of five models for another language pair, over all target words.",
     )
 
 

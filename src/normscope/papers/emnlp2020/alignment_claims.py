@@ -30,23 +30,26 @@ from normscope.papers.published import quote_published
 from normscope.papers.verdicts import decided_claim, describe_estimate
 from normscope.reports.report import Claim
 
+Others = Mapping[str, tuple[AlignmentResult, AlignmentItems]]  # another reading -> the results with it
+
 PAIRS = "sentence pairs"
 RESAMPLES = 1000  # of rank correlations
-WHAT = {"all": "", "linked": " of linked words"}
+WHAT = {"all": " of all words", "linked": " of linked words"}
 WEIGHT, NORM = (METHODS.index(method) for method in ("weight", "norm"))
 AWO, AWI = (SETTINGS.index(way) for way in ("AWO", "AWI"))
-DIFFERENCE = "difference of the error rates"
 
 
-def alignment_claims(found: AlignmentResult, items: AlignmentItems, method_of_errors: str) -> tuple[Claim, ...]:
-    """The paper's claims, each decided on the error rate over `found.words`."""
+def alignment_claims(
+    found: AlignmentResult, items: AlignmentItems, method_of_errors: str, others: Others | None = None
+) -> tuple[Claim, ...]:
+    """The paper's claims, each decided on the error rate over `found.words`; `others` have other mean norms."""
     layers = resample_means(items.hits[..., 0, :])
     rates = {words: layers.map(partial(aer_of_sums, words=words)) for words in WORDS}
     return (
         *_better_than_weights(found, rates),
         _early_layers(found, rates),
-        _highest_layer(found, rates),
-        *_norms_of_heads(found, items, method_of_errors),
+        _highest_layer(found, rates, others or {}),
+        *_norms_of_heads(found, items, method_of_errors, others or {}),
     )
 
 
@@ -71,7 +74,8 @@ def _better_than_weights(found: AlignmentResult, rates: Mapping[str, Resampled])
             text = f"Norms give better alignments than weights {where} ({way})"
             template = "AER{} {:.1f} % against {:.1f} %{}"
             published = quote_published(THEIRS, "AER {:.1f} % against {:.1f} %", *keys)
-            yield _claim_on_rates(text, found.words, apart, template.format(what, *ours, at), published)
+            numbers = template.format(what, *ours, at)
+            yield _claim_on_rates(text, found.words, apart, numbers, published, "weights minus norms")
 
 
 def _early_layers(found: AlignmentResult, rates: Mapping[str, Resampled]) -> Claim:
@@ -91,65 +95,74 @@ def _early_layers(found: AlignmentResult, rates: Mapping[str, Resampled]) -> Cla
         apart,
         f"AER{WHAT[found.words]} by norms {awi:.1f} % against {awo:.1f} % in layers 1 to {early[-1] + 1}",
         quote_published(THEIRS, "best layer by norms: {:.1f} % (2) against {:.1f} % (5)", *both),
+        "AWO minus AWI",
     )
 
 
-def _highest_layer(found: AlignmentResult, rates: Mapping[str, Resampled]) -> Claim:
+def _highest_layer(found: AlignmentResult, rates: Mapping[str, Resampled], others: Others) -> Claim:
     """With AWI: the lowest error rate of the other layers minus that of the layer with the highest norm."""
-    at = found.layers.index(found.highest_layer)
-    others = [n for n in range(len(found.layers)) if n != at]
     text = "With AWI the layer with the highest norm has the lowest error rate"
     best = found.best_layer("AWI", "norm") + 1
     ours = f"layer {found.highest_layer + 1} has the highest norm, layer {best} the lowest AER{WHAT[found.words]}"
     published = "layer 2 in all five models"
-    if not others:
+    if len(found.layers) == 1:
         return decided_claim(text, [], ours, published, evidence="the model has a single layer")
-    apart = {
-        words: one.map(lambda r: r[..., AWI, NORM, others].min(-1) - r[..., AWI, NORM, at])
-        for words, one in rates.items()
+    apart = {words: _other_layers_minus_highest(found, one) for words, one in rates.items()}
+    under = {
+        reading: _other_layers_minus_highest(other, rates[found.words]).estimate(PAIRS).decide()
+        for reading, (other, _) in others.items()
     }
-    return _claim_on_rates(text, found.words, apart, ours, published, "AER of the best other layer minus its AER")
+    return _claim_on_rates(text, found.words, apart, ours, published, "best other layer minus this layer", under)
 
 
-def _norms_of_heads(found: AlignmentResult, items: AlignmentItems, method: str) -> Iterator[Claim]:
+def _other_layers_minus_highest(found: AlignmentResult, rates: Resampled) -> Resampled:
+    at = found.layers.index(found.highest_layer)
+    rest = [n for n in range(len(found.layers)) if n != at]
+    return rates.map(lambda r: r[..., AWI, NORM, rest].min(-1) - r[..., AWI, NORM, at])
+
+
+def _norms_of_heads(found: AlignmentResult, items: AlignmentItems, method: str, others: Others) -> Iterator[Claim]:
     """Correlation of a head's error rate with its mean norm: clear over resampled sentence pairs, and unlikely to arise
     by chance between this many heads."""
-    norms = list(found.norms.values())
+    (other_method,) = (one for one in METHODS if one != method)
+    (other_words,) = (words for words in WORDS if words != found.words)
     for way, sign, end in (
         ("AWI", -1, "align better: error rate and norm correlate negatively (below {})"),
         ("AWO", 1, "align worse: error rate and norm correlate positively (above {})"),
     ):
-        margins: dict[tuple[str, str], list[Estimate]] = {}
-        shown = ""
-        for one in METHODS:
-            for words in WORDS:
-                rho = _resample_head_correlation(items, SETTINGS.index(way), METHODS.index(one), words)
-                margin = rho.map(partial(np.multiply, sign)).map(lambda value: value - CLEAR).estimate(PAIRS)
-                chance = permute_spearman(
-                    [sign * error for error in found.head_errors(way, one, words)], norms, "heads"
-                )
-                margins[one, words] = [margin, chance]
-                if (one, words) == (method, found.words):
-                    ours = f"Spearman {float(rho.value):.2f} with AER{WHAT[words]} by {one}"
-                    shown = f"{describe_estimate(rho.estimate(PAIRS))}; {describe_estimate(chance)}"
-        chosen, key = margins.pop((method, found.words)), f"alignment.{way}.rho"
+        rho = _resample_head_correlation(items, way, method, found.words)
+        margins = _head_margins(found, items, way, sign, method, found.words)
+        changed = {
+            f"aer={other_words}": _head_margins(found, items, way, sign, method, other_words),
+            f"aer_correlation={other_method}": _head_margins(found, items, way, sign, other_method, found.words),
+        }
+        changed |= {reading: _head_margins(*both, way, sign, method, found.words) for reading, both in others.items()}
         yield decided_claim(
             f"With {way}, heads with a higher norm {end.format(sign * CLEAR)}",
-            chosen,
-            ours,
-            quote_published(THEIRS, "Spearman {:.2f}", key),
-            evidence=shown,
-            under={
-                f"aer={words}" if one == method else f"aer_correlation={one}": decide_at_least(2, others)
-                for (one, words), others in margins.items()
-                if one == method or words == found.words
-            },
+            margins,
+            f"Spearman {float(rho.value):.2f} with AER{WHAT[found.words]} by {method}",
+            quote_published(THEIRS, "Spearman {:.2f}", f"alignment.{way}.rho"),
+            evidence="; ".join(
+                (describe_estimate(rho.estimate(PAIRS), name="Spearman"), describe_estimate(margins[1]))
+            ),
+            under={reading: decide_at_least(2, some) for reading, some in changed.items()},
         )
 
 
-def _resample_head_correlation(items: AlignmentItems, setting: int, method: int, words: str) -> Resampled:
+def _head_margins(
+    found: AlignmentResult, items: AlignmentItems, way: str, sign: int, method: str, words: str
+) -> list[Estimate]:
+    """sign * rho - CLEAR over resampled sentence pairs, and sign * rho over permuted heads."""
+    rho = _resample_head_correlation(items, way, method, words)
+    margin = rho.map(partial(np.multiply, sign)).map(lambda value: value - CLEAR).estimate(PAIRS)
+    errors = [sign * error for error in found.head_errors(way, method, words)]
+    return [margin, permute_spearman(errors, list(found.norms.values()), "heads")]
+
+
+def _resample_head_correlation(items: AlignmentItems, way: str, method: str, words: str) -> Resampled:
     """Spearman's correlation of the error rates and the mean norms of all heads under resampling of sentence pairs."""
-    table = np.concatenate([items.hits[:, setting, method, :, 1:], items.norms], -1)
+    hits = items.hits[:, SETTINGS.index(way), METHODS.index(method), :, 1:]
+    table = np.concatenate([hits, items.norms], -1)
 
     def correlate(sums: NDArray[np.float64]) -> Any:
         errors, norms = aer_of_sums(sums[..., :-2], words), sums[..., -2] / sums[..., -1]
@@ -162,7 +175,13 @@ def _resample_head_correlation(items: AlignmentItems, setting: int, method: int,
 
 
 def _claim_on_rates(
-    text: str, words: str, apart: Mapping[str, Resampled], ours: str, published: str, name: str = DIFFERENCE
+    text: str,
+    words: str,
+    apart: Mapping[str, Resampled],
+    ours: str,
+    published: str,
+    name: str,
+    under: Mapping[str, bool | None] | None = None,
 ) -> Claim:
     """A claim whose margin is a difference of error rates, in percentage points."""
     margins = {one: found.estimate(PAIRS) for one, found in apart.items()}
@@ -172,5 +191,5 @@ def _claim_on_rates(
         ours,
         published,
         evidence=describe_estimate(margins[words], ".1f", " points", name),
-        under={f"aer={one}": margin.decide() for one, margin in margins.items() if one != words},
+        under={f"aer={one}": margin.decide() for one, margin in margins.items() if one != words} | dict(under or {}),
     )

@@ -90,7 +90,7 @@ def _correlation_table(
     exact: bool,
 ) -> Table:
     """Table 2 with the interval of each correlation; the resolution of the bins if the ranks are binned."""
-    columns = {"category": "", "Spearman": ".2f", "from": ".2f", "to": ".2f", "pairs": ","}
+    columns = {"category": "", "Spearman": ".3f", "from": ".3f", "to": ".3f", "pairs": ","}
     columns |= {} if exact else {"resolution of alpha": ".5f", "resolution of ||f||": ".5f"}
     columns |= {f"Spearman, {REFERENCE}": ".2f", "pairs, published": ","}
     rows = []
@@ -171,7 +171,7 @@ def _cancelling_claims(
     setting: Setting, run: Run, names: Mapping[str, str], found: Mapping[str, Jackknifed]
 ) -> tuple[Claim, ...]:
     special = [c for c in CATEGORIES if c != "other" and not isnan(found[c].value)]
-    ours, absent = ", ".join(f"{names[c]} {found[c].value:.2f}" for c in special), "no such tokens in the corpus"
+    ours, absent = "; ".join(f"{names[c]} {found[c].value:.2f}" for c in special), "no such tokens in the corpus"
     unknown = isnan(found["other"].value) or not special
     negative, weakest = _cancelling_margins(found)
     changed = {}
@@ -193,7 +193,7 @@ def _cancelling_claims(
         decided_claim(
             "They hardly cancel out on other tokens, where the correlation is weakest",
             [] if unknown else weakest,
-            absent if unknown else f"{found['other'].value:.2f}; {ours}",
+            absent if unknown else f"other {found['other'].value:.2f}; {ours}",
             quote_published(THEIRS, "{:.2f}", "spearman.other"),
             evidence=_describe_by_category(
                 names, dict(zip(special, weakest, strict=False)), "|correlation| minus that of other tokens"
@@ -222,5 +222,5 @@ def _describe_by_category(names: Mapping[str, str], found: Mapping[str, Estimate
     known = {c: one for c, one in found.items() if not isnan(one.low)}
     if not known:
         return "; ".join(dict.fromkeys(one.method for one in found.values()))
-    ends = "; ".join(f"{names[c]} {one.low:.2f} to {one.high:.2f}" for c, one in known.items())
+    ends = "; ".join(f"{names[c]} {one.low:.3f} to {one.high:.3f}" for c, one in known.items())
     return f"95 % intervals{f' of {what}' if what else ''}: {ends} ({next(iter(known.values())).method})"

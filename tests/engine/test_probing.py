@@ -43,6 +43,24 @@ def test_outputs_are_the_models_own_vectors(name: str) -> None:
             torch.testing.assert_close(found[scope][layer], result.parts(scope, layer).actual, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ALONE)
+def test_inputs_of_the_attention_are_what_its_value_projection_reads(name: str) -> None:
+    lens, given, item = opened(name)
+    part = next(branch.op for block in lens.loaded.stacks[0].blocks for branch in block.branches)
+    seen: list[Tensor] = []
+    handles = [
+        module.get_submodule(part.value).register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))  # type: ignore[union-attr]
+        for module in dict.fromkeys(layer_modules(lens.loaded.base, lens.loaded.stacks[0]))
+    ]
+    with torch.no_grad():
+        lens.loaded.base(**given)
+    for handle in handles:
+        handle.remove()
+    # The recorded pass uses eager attention, the plain one may not; both round their softmax to float32.
+    found = probing.probe_attention_inputs(lens.loaded, item)
+    torch.testing.assert_close(found, torch.stack(seen), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", [name for name in ALONE if name not in ("gptj", "gpt_neox")])
 def test_a_map_within_some_dimensions(name: str) -> None:
     lens, given, item = opened(name)

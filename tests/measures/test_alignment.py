@@ -65,6 +65,17 @@ def test_links_to_the_end_token_are_dropped() -> None:
     assert argmax_alignment_links(torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.6, 0.3]]), 2).tolist() == [-1, 1]
 
 
+def test_aer_of_linked_words_by_hand() -> None:
+    """Six target words, of which 0, 1 and 2 have a gold link. Links of the others are errors only over all words."""
+    sure = frozenset({(0, 0), (1, 1)})
+    possible = sure | {(2, 2)}
+    found = count_gold_alignment_hits(torch.tensor([0, 3, 2, 3, 3, -1]), 4, sure, possible)
+    counts = {name: int(value) for name, value in found.items()}
+    assert counts == {"links": 5, "linked": 3, "in_sure": 1, "in_possible": 2}
+    assert Hits(counts["links"], 2, 1, 2).aer == pytest.approx(1 - 3 / 7)
+    assert Hits(counts["linked"], 2, 1, 2).aer == pytest.approx(1 - 3 / 5)
+
+
 def test_aer_by_hand() -> None:
     # Target words 0 to 3 are linked to sources 0, 2, 1 and none. Sure: (0,0) (1,1). Possible besides: (1,2) (3,3).
     sure = frozenset({(0, 0), (1, 1)})

@@ -11,9 +11,11 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import pearsonr, rankdata, spearmanr
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -22,10 +24,28 @@ pytest.importorskip("matplotlib")
 
 from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import Entry, strict
+from normscope.corpus.measure_registry import Sample
 from normscope.corpus.readers.formats import read
-from normscope.papers.emnlp2020 import PAPER
-from normscope.papers.emnlp2020.alignment import alignment_examples
-from normscope.papers.emnlp2020.measures import KINDS, measure_weight_norm_counts, token_kind
+from normscope.measures.alignment import Hits
+from normscope.measures.bootstrap import cluster_counts
+from normscope.papers.emnlp2020 import PAPER, pair_ranks
+from normscope.papers.emnlp2020.alignment_claims import alignment_claims
+from normscope.papers.emnlp2020.alignment_example import alignment_examples
+from normscope.papers.emnlp2020.alignment_rates import (
+    AlignmentItems,
+    AlignmentRates,
+    AlignmentResult,
+    aer_of_sums,
+    read_alignment_items,
+)
+from normscope.papers.emnlp2020.dispersion import resample_norm_sums
+from normscope.papers.emnlp2020.frequency import RankedTokens, resample_rank_correlations
+from normscope.papers.emnlp2020.measures import (
+    KINDS,
+    measure_weight_norm_counts,
+    measure_weight_norm_pairs,
+    token_kind,
+)
 from normscope.papers.emnlp2020.shared import corpus_norm_moments
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Picture, Report, Section, Table
@@ -108,6 +128,11 @@ def table(made: Report | Section, name: str) -> Table:
     return found
 
 
+def section_named(report: Report, name: str) -> Section:
+    (found,) = (section for section in report.sections if section.name == name)
+    return found
+
+
 def categories(analysis: Any) -> np.ndarray:
     return np.array([CATEGORY.get(token, "other") for token in analysis.tokens])
 
@@ -146,6 +171,41 @@ def test_dispersion(report: Report, alone: list[Any]) -> None:
     assert [row[:2] for row in heads] == [(layer, head) for layer in (1, 2, 3) for head in (1, 2, 3, 4)]
 
 
+def test_dispersion_of_the_inputs(report: Report, lens: Analyzer, data: Path) -> None:
+    norms = []
+    for line in data.read_text().splitlines():
+        tokens = lens.tokenizer(line, return_tensors="pt")
+        with torch.no_grad():
+            states = lens.model(**tokens, output_hidden_states=True).hidden_states
+        norms.append(torch.stack(states[:3])[:, 0].norm(dim=-1).numpy())
+    found = np.concatenate(norms, axis=-1)
+    for layer in range(3):
+        mean, sd = found[layer].mean(), found[layer].std()
+        expected = {"mean": mean, "sd": sd, "cv": sd / mean}
+        for key, value in expected.items():
+            assert report.numbers[f"dispersion.x.{key}.L{layer + 1}"] == pytest.approx(value, rel=1e-6)
+        assert table(report, "table1-by-layer").rows[layer][1:4] == pytest.approx(tuple(expected.values()), rel=1e-6)
+
+
+def test_resampled_dispersion(lens: Analyzer, data: Path, out: Path, report: Report, alone: list[Any]) -> None:
+    """The first resample by hand: the tokens of each sequence as often as it was drawn."""
+    run = corpus.open(out / "runs" / "attention")
+    order = run.scan("norm_moments").collect()["id"].unique().sort().to_list()
+    lines = [int(id.split(":")[1]) - 1 for id in order]
+    centres = {(layer, head): 1.0 for layer in range(3) for head in range(4)}
+    sums = resample_norm_sums(setting_of(lens, data), run, centres)
+    times = cluster_counts(30, 1, np.random.default_rng(0))[0].astype(int)
+    drawn = np.concatenate(
+        [alone[n].value_norms.numpy() for n, k in zip(lines, times, strict=True) for _ in range(k)], -1
+    )
+    _, first, second = np.moveaxis(sums.draws[0], -1, 0) / sums.draws[0][:, :1].T
+    np.testing.assert_allclose(1 + first, drawn.mean(-1).ravel(), rtol=1e-9)
+    np.testing.assert_allclose(second - first**2, drawn.var(-1).ravel(), rtol=1e-6)
+    (claim,) = section_named(report, "dispersion").claims
+    assert f"average CV {report.numbers['dispersion.cv']:.3g}, 95 % interval" in claim.evidence
+    assert "bootstrap over 30 sequences" in claim.evidence
+
+
 def test_shares(report: Report, alone: list[Any]) -> None:
     for layer in range(3):
         for category in ("first", "separator", "punctuation", "other"):
@@ -163,6 +223,32 @@ def test_shares(report: Report, alone: list[Any]) -> None:
         assert total == pytest.approx(1)
 
 
+def test_shares_of_each_head(report: Report, alone: list[Any]) -> None:
+    labels = {"first": "[CLS] or first", "separator": "[SEP] or last", "punctuation": "comma, period", "other": "other"}
+    found = {tuple(row[:3]): row[3:] for row in table(report, "fig3-by-head").rows}
+    assert len(found) == 3 * 4 * 4
+    for layer, head, category in product(range(3), range(4), labels):
+        both = [
+            fmean(one.heads[scope][layer, head].numpy()[:, categories(one) == category].sum(-1).mean() for one in alone)
+            for scope in ("weights", "attention")
+        ]
+        assert found[layer + 1, head + 1, labels[category]] == pytest.approx(both)
+    names = [part.name for part in section_named(report, "shares").parts if isinstance(part, Picture)]
+    assert names == ["fig3-weight", "fig3-norm", "fig3-weight-heads", "fig3-norm-heads"]
+
+
+def test_shares_at_the_peak(report: Report) -> None:
+    numbers = report.numbers
+    special = [sum(numbers[f"share.weight.{c}.L{n}"] for c in ("first", "separator")) for n in (1, 2, 3)]
+    at = 1 + special.index(max(special))
+    norms = {c: numbers[f"share.norm.{c}.L{at}"] for c in ("first", "separator", "punctuation", "other")}
+    assert numbers["share_at_peak.special.weight"] == pytest.approx(max(special))
+    part = (norms["first"] + norms["separator"]) / sum(norms.values())
+    assert numbers["share_at_peak.special.norm"] == pytest.approx(part)
+    (claim, *_) = section_named(report, "shares").claims
+    assert f"norms / share of the weight {part / max(special):.3g}, 95 % interval" in claim.evidence
+
+
 def pairs(alone: list[Any], category: str, layer: int | None = None) -> np.ndarray:
     found = []
     for one in alone:
@@ -172,18 +258,62 @@ def pairs(alone: list[Any], category: str, layer: int | None = None) -> np.ndarr
     return np.concatenate(found, axis=1)
 
 
-def test_correlation(report: Report, alone: list[Any]) -> None:
+def test_correlation(lens: Analyzer, data: Path, alone: list[Any], tmp_path: Path) -> None:
+    """Exact ranks: the corpus is small. One sequence at a time, as in `alone`: equal tokens at equal positions have the
+    same ||f|| in the first layer up to rounding, which differs between batches and decides their order."""
+    report, _ = reproduce(PAPER, lens, data, tmp_path, experiments=["correlation"], batch_size=1)
     by_layer = table(report, "table2-by-layer")
+    assert "all 80,076 pairs are ranked individually" in report.sections[0].text
     for n, category in enumerate(("first", "separator", "punctuation", "other")):
         weights, norms = pairs(alone, category)
         assert report.numbers[f"pairs.{category}"] == weights.size
-        found = report.numbers[f"spearman.{category}"]
-        assert found == pytest.approx(spearmanr(weights, norms).statistic, abs=2e-3)  # few values: bins are coarse
-        grouped = spearmanr(np.floor(8 * np.log2(weights)), np.floor(32 * np.log2(norms))).statistic
-        assert found == pytest.approx(grouped, abs=1e-9)
+        expected = spearmanr(weights, norms).statistic
+        assert report.numbers[f"spearman.{category}"] == pytest.approx(expected, abs=1e-12)
         for layer in range(3):
             expected = spearmanr(*pairs(alone, category, layer)).statistic
-            assert by_layer.rows[layer][1 + n] == pytest.approx(expected, abs=0.02)
+            assert by_layer.rows[layer][1 + n] == pytest.approx(expected, abs=1e-12)
+
+
+def test_binned_correlation(lens: Analyzer, data: Path, out: Path, report: Report, alone: list[Any]) -> None:
+    found = section_of("correlation", out, setting_of(lens, data, ranks="binned"))
+    assert "are not ranked individually, as requested" in found.text
+    for category in ("first", "separator", "punctuation", "other"):
+        weights, norms = pairs(alone, category)
+        binned = found.numbers[f"spearman.{category}"]
+        grouped = spearmanr(np.floor(8 * np.log2(weights)), np.floor(32 * np.log2(norms))).statistic
+        assert binned == pytest.approx(grouped, abs=1e-9)
+        exact = report.numbers[f"spearman.{category}"]
+        assert binned == pytest.approx(exact, abs=2e-3)  # few values: bins are coarse
+
+
+def test_the_number_of_pairs_decides_whether_they_are_stored(
+    lens: Analyzer, data: Path, alone: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting, count = setting_of(lens, data), sum(12 * len(one.tokens) ** 2 for one in alone)
+    assert pair_ranks.has_few_pairs(setting, count)
+    assert not pair_ranks.has_few_pairs(setting, count - 1)
+    assert not pair_ranks.has_few_pairs(replace(setting, data=""))
+    (plan,) = pair_ranks.correlation_runs(setting)
+    assert plan.measures[-1] == "weight_norm_pairs"
+    (plan,) = pair_ranks.correlation_runs(setting_of(lens, data, ranks="binned"))
+    assert "weight_norm_pairs" not in plan.measures
+
+
+def test_the_jackknife_leaves_out_groups_of_sequences(
+    lens: Analyzer, data: Path, out: Path, report: Report, alone: list[Any]
+) -> None:
+    setting, run = setting_of(lens, data), corpus.open(out / "runs" / "attention")
+    counts = pair_ranks.pair_counts(setting, run, setting.readings)
+    rho, _ = pair_ranks.binned_correlations(counts, ())
+    found = pair_ranks.jackknifed_correlations(counts, rho)["punctuation"]
+    groups = [crc32(f"text.txt:{n}".encode()) % 16 for n in range(1, 31)]
+    for group, without in zip(sorted(set(groups)), found.without, strict=True):
+        left = [one for one, its in zip(alone, groups, strict=True) if its != group]
+        weights, norms = pairs(left, "punctuation")
+        expected = spearmanr(np.floor(8 * np.log2(weights)), np.floor(32 * np.log2(norms))).statistic
+        assert without == pytest.approx(expected, abs=1e-9)
+    row = table(report, "table2-spearman").rows[2]
+    assert row[2] < row[1] < row[3]
 
 
 def test_cancelling_layers(lens: Analyzer, data: Path, out: Path, report: Report, alone: list[Any]) -> None:
@@ -221,6 +351,30 @@ def test_frequency(report: Report, alone: list[Any]) -> None:
     ordinary = np.array([token not in SPECIAL for token in tokens])
     expected = spearmanr(np.array(ranks)[ordinary], norms[ordinary]).statistic
     assert table(report, "frequency-spearman").rows[0][2] == pytest.approx(expected)
+
+
+def test_resampled_rank_correlations() -> None:
+    generator = np.random.default_rng(0)
+    sequences = np.sort(generator.integers(0, 9, 200))
+    values = {"norm": generator.normal(size=200), "weight": generator.normal(size=200).round(1)}
+    ranks = generator.integers(1, 20, 200)
+    ranked = RankedTokens(sequences, ranks, values, np.ones(200, bool), np.zeros(200, bool))
+    used = generator.random(200) < 0.8
+    found = resample_rank_correlations(ranked, used, 3)
+    drawing = np.random.default_rng(0)
+    for n in range(3):
+        times = cluster_counts(9, 1, drawing)[0].astype(int)[sequences[used]]
+        for name, some in values.items():
+            expected = spearmanr(np.repeat(ranks[used], times), np.repeat(some[used], times)).statistic
+            assert found[name].draws[n] == pytest.approx(expected, abs=1e-12)
+            assert found[name].value == pytest.approx(spearmanr(ranks[used], some[used]).statistic, abs=1e-12)
+
+
+def test_one_sequence_decides_nothing(lens: Analyzer, data: Path, tmp_path: Path) -> None:
+    report, _ = reproduce(PAPER, lens, data, tmp_path, limit=1)
+    assert len(report.claims) == 8
+    assert {claim.verdict for claim in report.claims} == {"cannot be said"}
+    assert all("too few" in claim.evidence for claim in report.claims)
 
 
 def test_frequencies_of_a_file(
@@ -293,9 +447,22 @@ def test_kinds_of_tokens() -> None:
 def test_pairs_that_a_causal_model_masks_do_not_count() -> None:
     model = tiny("gpt2")
     result = Analyzer(model).analyze({"input_ids": [5, 6, 7, 8, 9]}, heads=True)
-    found = measure_weight_norm_counts(result)
+    sample = Sample(Entry(id="a", text="a"), None, None, None, result, result)  # type: ignore[arg-type]
+    found = measure_weight_norm_counts(sample)
     assert found["count"].sum() == 2 * 4 * 15
     assert found["weight_bin"].min() > -1000
+
+
+def test_the_pairs_of_a_causal_model() -> None:
+    result = Analyzer(tiny("gpt2")).analyze({"input_ids": [5, 6, 7, 8, 9]}, heads=True)
+    found = measure_weight_norm_pairs(result)
+    assert found["layer"].tolist() == [0, 1]
+    for layer in (0, 1):
+        queries, weights = found["queries"][layer], found["weights"][layer]
+        assert queries.tolist() == [5, 4, 3, 2, 1] * 4
+        expected = [result.heads["weights"][layer, head, key:, key] for head in range(4) for key in range(5)]
+        np.testing.assert_array_equal(weights, np.concatenate(expected))
+        np.testing.assert_array_equal(found["norms"][layer], result.value_norms[layer].flatten())
 
 
 def test_a_causal_model(data: Path, tmp_path: Path) -> None:
@@ -470,6 +637,64 @@ def test_the_highest_norm(
         assert found.numbers[f"alignment.{way}.rho"] == pytest.approx(spearmanr(errors, norms.ravel()).statistic)
         assert found.numbers[f"alignment.{way}.r"] == pytest.approx(pearsonr(errors, norms.ravel()).statistic)
     assert table(found, "table3-by-head").rows[0][-1] == pytest.approx(norms[0, 0])
+
+
+def test_numbers_over_linked_words(aligned: Report, error_rates: Rates) -> None:
+    for way, method in product(("AWO", "AWI"), ("weight", "norm")):
+        layers = [error_rates[way, method, layer, -1][1] for layer in range(2)]
+        assert aligned.numbers[f"alignment.{way}.{method}.linked.mean"] == pytest.approx(fmean(layers))
+        assert aligned.numbers[f"alignment.{way}.{method}.linked.best"] == pytest.approx(min(layers))
+
+
+def test_few_gold_links_make_linked_words_decide(translator: Analyzer, pairs_file: Path, aligned_out: Path) -> None:
+    words = [
+        "linked" if "use the error rate over linked target words" in section.text else "all"
+        for section in (
+            section_of("alignment", aligned_out, setting_of(translator, pairs_file, READER, aer=reading))
+            for reading in ("auto", "all", "linked")
+        )
+    ]
+    assert words == ["linked", "all", "linked"]
+
+
+def test_verdicts_over_linked_words() -> None:
+    """Each pair has ten target words, five with a sure link. Norms link every word, the linked ones correctly. Weights
+    link four of five linked words correctly and leave all others alone but one, which only counts over all words."""
+    norm, weight = (10, 5, 5, 5, 5), (5, 4, 5, 4, 4)  # links, linked, sure, in_sure, in_possible
+    hits = np.empty((20, 2, 2, 2, 3, 5))
+    hits[:, :, 0], hits[:, :, 1] = weight, norm
+    hits[::2, :, :, 1, :, 3:] -= 1  # the second layer and its heads are worse in half of the pairs
+    norms = np.stack([np.tile([[3.0, 1.0], [2.0, 1.5]], (20, 1, 1)), np.ones((20, 2, 2))], -1)
+    rates: dict[tuple[str, str], dict[tuple[int, int], AlignmentRates]] = {}
+    for (n, way), (m, method) in product(enumerate(("AWO", "AWI")), enumerate(("weight", "norm"))):
+        for layer, head in product(range(2), range(-1, 2)):
+            links, linked, sure, *right = (int(x) for x in hits[:, n, m, layer, head + 1].sum(0))
+            both = AlignmentRates(Hits(links, sure, *right), Hits(linked, sure, *right))
+            rates.setdefault((way, method), {})[layer, head] = both
+    heads = dict(zip(product(range(2), range(2)), (3.0, 1.0, 2.0, 1.5), strict=True))
+    found = AlignmentResult(rates, heads, "linked")
+    claims = alignment_claims(found, AlignmentItems(hits, norms), "norm")
+    assert [claim.holds for claim in claims[:4]] == [True] * 4
+    assert "AER of linked words 0.0 % against 11.1 % (layers 1 and 1)" in claims[2].ours
+    assert all(claim.readings == ("with aer=all: does not hold",) for claim in claims[:4])
+    over_all = alignment_claims(replace(found, words="all"), AlignmentItems(hits, norms), "norm")
+    assert [claim.holds for claim in over_all[:4]] == [False] * 4
+    assert "AER of all words 33.3 % against 20.0 %" in over_all[2].ours
+    assert claims[4].holds is None  # AWI and AWO are the same here
+    assert claims[5].holds is True  # the first layer has the highest norm, and the fewest errors
+
+
+def test_resampled_error_rates(translator: Analyzer, pairs_file: Path, aligned_out: Path, aligned: Report) -> None:
+    """Weights of one give the numbers of the report, for every layer and head."""
+    items = read_alignment_items(corpus.open(aligned_out / "runs" / "alignment"), "cells")
+    by_head = {tuple(row[:4]): row for row in table(aligned, "table3-by-head").rows}
+    for (n, way), (m, method) in product(enumerate(("AWO", "AWI")), enumerate(("weight", "norm"))):
+        for layer, head in product(range(2), range(4)):
+            sums = items.hits[:, n, m, layer, 1 + head].sum(0)
+            row = by_head[way, method, layer + 1, head + 1]
+            assert [aer_of_sums(sums, words) for words in ("all", "linked")] == pytest.approx(row[4:6])
+            norm, cells = items.norms[:, layer, head].sum(0)
+            assert norm / cells == pytest.approx(row[-1])
 
 
 def test_the_section_says_what_the_gold_data_are(aligned: Report) -> None:

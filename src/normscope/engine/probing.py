@@ -22,7 +22,7 @@ from normscope.models.modules import linear_map, value_map
 from normscope.models.scopes import layer_steps, resolve_scopes, scope_aliases
 from normscope.models.spec import Attention, Norm, Stack
 from normscope.tracing.build import RecordRequest
-from normscope.tracing.records import FeedForwardRecord, LayerRecord, ScaleRecord
+from normscope.tracing.records import FeedForwardRecord, LayerRecord, NormRecord, ScaleRecord
 from normscope.tracing.trace import trace
 
 
@@ -44,6 +44,21 @@ def probe_scope_outputs(loaded: LoadedModel, item: Item, scopes: Sequence[str]) 
 
     _trace_probed_stack(loaded, item, stack, steps, on_layer)
     return {scope: torch.stack(layers) for scope, layers in found.items()}
+
+
+def probe_attention_inputs(loaded: LoadedModel, item: Item) -> Tensor:
+    """(layers, n, d): the vectors that the self-attention reads: the layer's input, in pre-LN layers after the norm."""
+    stack = loaded.stacks[0]
+    steps = steps_until(layer_steps(stack.blocks), [scope_aliases(stack.blocks)["attention"]])
+    found: list[Tensor] = []
+
+    def on_layer(record: LayerRecord) -> None:
+        first = record.parts[0]
+        vectors = first.output if isinstance(first, NormRecord) else record.input
+        found.append(vectors[0][item.sides[stack.side].real].clone())
+
+    _trace_probed_stack(loaded, item, stack, steps, on_layer)
+    return torch.stack(found)
 
 
 def probe_map_within(loaded: LoadedModel, item: Item, dims: Mapping[int, Tensor]) -> Tensor:

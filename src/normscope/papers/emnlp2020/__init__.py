@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normscope.papers.common import plan_run
-from normscope.papers.emnlp2020.alignment import alignment_section
+from normscope.papers.emnlp2020.alignment import LINKED, alignment_section
 from normscope.papers.emnlp2020.correlation import correlation_section
 from normscope.papers.emnlp2020.dispersion import dispersion_section
 from normscope.papers.emnlp2020.frequency import norm_frequency_section
+from normscope.papers.emnlp2020.pair_ranks import EXACT_PAIRS, correlation_runs
 from normscope.papers.emnlp2020.shared import NAME, PARALLEL, PLAIN
 from normscope.papers.emnlp2020.shares import shares_section
 from normscope.papers.frequencies import missing_frequencies
@@ -43,6 +44,16 @@ class NormReadings:
     unseen: str = reading_choice(
         "tokens missing from the frequency file: ranked one below the last, or left out", "rank", "leave"
     )
+    ranks: str = reading_choice(
+        f"ranks of Table 2: of the values themselves if there are at most {EXACT_PAIRS:,} pairs, or always of narrow "
+        "logarithmic bins, which needs less disk space",
+        *("exact", "binned"),
+    )
+    aer: str = reading_choice(
+        "words over which the alignment error rate decides: all target words, those with a gold link (linked), or "
+        f"linked if fewer than {LINKED:.0%} of them have one (auto)",
+        *("auto", "all", "linked"),
+    )
     average_norm: str = reading_choice(
         "mean norm of a cross-attention head: over all cells of all sentences, or over the sentence means",
         *("cells", "sentences"),
@@ -75,16 +86,22 @@ PAPER = Paper(
     readings=NormReadings,
     experiments=(
         Experiment(
-            "dispersion", "Dispersion of ||f(x)|| (Table 1)", dispersion_section, plan_run(PLAIN, "norm_moments")
+            "dispersion",
+            "Dispersion of ||f(x)|| (Table 1)",
+            dispersion_section,
+            plan_run(PLAIN, "norm_moments", "input_norm_moments"),
         ),
         Experiment(
-            "shares", "Special tokens and punctuation (Fig. 3)", shares_section, plan_run(PLAIN, "category_shares")
+            "shares",
+            "Special tokens and punctuation (Fig. 3)",
+            shares_section,
+            plan_run(PLAIN, "category_shares", "head_shares"),
         ),
         Experiment(
             "correlation",
             "Weights against ||f(x)|| (Table 2)",
             correlation_section,
-            plan_run(PLAIN, "weight_norm_counts", "category_shares", "norm_moments"),
+            correlation_runs,
         ),
         Experiment(
             "frequency", "Word frequency", norm_frequency_section, plan_run(PLAIN, "token_means"), missing_frequencies

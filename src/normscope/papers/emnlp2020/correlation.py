@@ -3,96 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from math import isnan, nan
 from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
-from normscope.measures.correlation import OCTAVES, rank_resolution, spearman_of_histogram
-from normscope.papers.common import CLEAR, finite_numbers, layer_picture, layer_table, scan_paper_side
-from normscope.papers.emnlp2020 import shared
-from normscope.papers.emnlp2020.measures import KINDS, NORM_BINS, WEIGHT_BINS
+from normscope.measures.correlation import OCTAVES, rank_resolution
+from normscope.measures.uncertainty import Estimate, decide_at_least
+from normscope.papers.common import CLEAR, finite_numbers, layer_picture, layer_table
+from normscope.papers.emnlp2020 import pair_ranks, shared
+from normscope.papers.emnlp2020.measures import GROUPS, NORM_BINS, WEIGHT_BINS
+from normscope.papers.emnlp2020.pair_ranks import BinnedPairs, Jackknifed
 from normscope.papers.emnlp2020.shared import CATEGORIES, REFERENCE, THEIRS
-from normscope.papers.emnlp2020.shares import mean_category_shares
+from normscope.papers.emnlp2020.shares import read_category_shares
 from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
+from normscope.papers.verdicts import decided_claim
 from normscope.reports import map_charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
-
-BinnedPairs = tuple[NDArray[Any], ...]  # bins of alpha, bins of ||f||, counts
 
 COARSE_WEIGHTS = 1  # bins per octave in the figure
 COARSE_NORMS = 4
 TEXT = (
     "Each pair of a query and a key, in each layer and head, has a weight alpha and the key's ||f(x)||. Spearman's "
-    "correlation of the two is computed over all pairs whose key belongs to a category. There are too many pairs to "
-    "rank individually, so they are counted in logarithmic bins, {} per octave for alpha and {} for ||f(x)||; pairs in "
-    "the same bin are ties. Resolution is the share of the rank variance that lies between bins (1: no binning).\n\n"
+    "correlation of the two is computed over all pairs whose key belongs to a category. {} The intervals come from a "
+    "jackknife, which leaves out each of {} groups of sequences in turn.\n\n"
     "The last table lists layers and categories that combine a large alpha with a small ||f(x)||: their tokens receive "
     "at least {:g} times the weight of uniform attention, and their mean ||f(x)|| is at most {:g} times the layer's."
 )
+RANKED = "The ranks are exact: all {:,} pairs are ranked individually."
+BINNED = (
+    f"The {{:,}} pairs {{}}: they are counted in logarithmic bins, {WEIGHT_BINS} per octave for alpha and {NORM_BINS} "
+    "for ||f(x)||, and pairs in the same bin are ties. Resolution is the share of the rank variance that lies between "
+    "bins (1: no binning)."
+)
+BINNED_WHY = {
+    "exact": f"are more than {pair_ranks.EXACT_PAIRS:,}, too many to rank individually",
+    "binned": "are not ranked individually, as requested",
+}
 
 
 def correlation_section(setting: Setting, runs: Runs) -> Section:
     """Table 2: Spearman's correlation of alpha and ||f(x)|| by category; by layer; and where they cancel."""
     readings, run = setting.readings, runs[shared.PLAIN]
     names = shared.token_category_labels(readings)
-    counts = _pair_counts(setting, run)
-    bins = {c: _category_bins(counts, c) for c in CATEGORIES}
-    rho = {c: spearman_of_histogram(*found) for c, found in bins.items()}
+    counts = pair_ranks.pair_counts(setting, run, readings)
+    bins = {c: pair_ranks.category_bins(counts, c) for c in CATEGORIES}
     pairs = {c: int(number.sum()) for c, (_, _, number) in bins.items()}
-    rows = []
-    for c, (weights, norms, number) in bins.items():
-        resolutions = (none_if_nan(rank_resolution(one, number)) for one in (weights, norms))
-        theirs = (THEIRS.get(f"spearman.{c}"), int(THEIRS.get(f"pairs.{c}", 0)) or None)
-        rows.append((names[c], none_if_nan(rho[c]), pairs[c], *resolutions, *theirs))
-    layers = sorted(counts["layer"].unique().to_list())
     present = [c for c in CATEGORIES if pairs[c]]
-    by_layer = {
-        names[c]: [spearman_of_histogram(*_category_bins(counts, c, layer)) for layer in layers] for c in present
-    }
-    columns = {"category": "", "Spearman": ".2f", "pairs": ",", "resolution of alpha": ".5f"}
-    columns |= {"resolution of ||f||": ".5f", f"Spearman, {REFERENCE}": ".2f", "pairs, published": ","}
+    layers = sorted(counts["layer"].unique().to_list())
+    exact = pair_ranks.has_ranked_pairs(setting, run)
+    if exact:
+        rho, by_layer = pair_ranks.exact_correlations(setting, run, layers)
+    else:
+        rho, by_layer = pair_ranks.binned_correlations(counts, layers)
+    found = pair_ranks.jackknifed_correlations(counts, rho)
+    total = sum(pairs.values())
+    how = RANKED.format(total) if exact else BINNED.format(total, BINNED_WHY[readings.ranks])
     title, numbered = "Spearman's correlation of alpha and ||f(x)||", [layer + 1 for layer in layers]
-    cells = {name: [none_if_nan(value) for value in values] for name, values in by_layer.items()}
+    shown = {names[c]: by_layer[c] for c in present}
+    cells = {name: [none_if_nan(value) for value in values] for name, values in shown.items()}
     return Section(
         "correlation",
         "Weights against ||f(x)||",
-        TEXT.format(WEIGHT_BINS, NORM_BINS, readings.large_weight, readings.small_norm),
+        TEXT.format(how, GROUPS, readings.large_weight, readings.small_norm),
         (
-            Table.of("table2-spearman", f"Table 2. {title}", columns, rows),
+            _correlation_table(f"Table 2. {title}", names, bins, found, exact),
             _joint_distribution({names[c]: _coarse_bins(*bins[c]) for c in present}),
-            layer_picture("table2-layers", f"{title} in each layer", by_layer, numbered, "Spearman"),
+            layer_picture("table2-layers", f"{title} in each layer", shown, numbered, "Spearman"),
             layer_table("table2-by-layer", f"{title} by layer", cells, numbered, ".2f", folded=len(layers) > 20),
             _cancelling_table(setting, run, names),
         ),
-        _cancelling_claims(names, rho),
+        _cancelling_claims(setting, run, names, found),
         finite_numbers({f"spearman.{c}": rho[c] for c in present} | {f"pairs.{c}": pairs[c] for c in present}),
     )
 
 
-def _pair_counts(setting: Setting, run: Run) -> pl.DataFrame:
-    """layer, category, weight_bin, norm_bin -> how many pairs of the corpus, sorted so that sums have one order."""
-    keys = ("layer", "category", "weight_bin", "norm_bin")
-    categories = shared.token_kind_categories(setting.readings)
-    by_code = {code: categories[name] for code, name in enumerate(KINDS)}
-    return (
-        scan_paper_side(run, "weight_norm_counts", setting.side)
-        .with_columns(pl.col("kind").replace_strict(by_code, return_dtype=pl.String).alias("category"))
-        .group_by(keys)
-        .agg(pl.col("count").sum())
-        .sort(keys)
-        .collect()
-    )
-
-
-def _category_bins(counts: pl.DataFrame, category: str, layer: int | None = None) -> BinnedPairs:
-    """The bins and counts of a category, in all layers or in one."""
-    chosen = counts.filter((pl.col("category") == category) & (True if layer is None else pl.col("layer") == layer))
-    return tuple(chosen[name].to_numpy() for name in ("weight_bin", "norm_bin", "count"))
+def _correlation_table(
+    title: str,
+    names: Mapping[str, str],
+    bins: Mapping[str, BinnedPairs],
+    found: Mapping[str, Jackknifed],
+    exact: bool,
+) -> Table:
+    """Table 2 with the interval of each correlation; the resolution of the bins if the ranks are binned."""
+    columns = {"category": "", "Spearman": ".3f", "from": ".3f", "to": ".3f", "pairs": ","}
+    columns |= {} if exact else {"resolution of alpha": ".5f", "resolution of ||f||": ".5f"}
+    columns |= {f"Spearman, {REFERENCE}": ".2f", "pairs, published": ","}
+    rows = []
+    for c, (weights, norms, number) in bins.items():
+        one = found[c].estimate()
+        resolutions = () if exact else (none_if_nan(rank_resolution(some, number)) for some in (weights, norms))
+        theirs = (THEIRS.get(f"spearman.{c}"), int(THEIRS.get(f"pairs.{c}", 0)) or None)
+        values = (none_if_nan(value) for value in (one.value, one.low, one.high))
+        rows.append((names[c], *values, int(number.sum()), *resolutions, *theirs))
+    return Table.of("table2-spearman", title, columns, rows, "From, to: 95 % interval.")
 
 
 def _joint_distribution(cells: Mapping[str, BinnedPairs]) -> Picture:
@@ -140,12 +148,15 @@ def _cancelling_table(setting: Setting, run: Run, names: Mapping[str, str]) -> T
     means = shared.corpus_norm_moments(setting, run, "layer", "category")
     whole = shared.corpus_norm_moments(setting, run, "layer")
     rows: list[tuple[Cell, ...]] = []
-    shares = mean_category_shares(setting, run).filter(pl.col("keys") > 0)
-    for layer, category, weight, keys in shares.select("layer", "category", "weight", "keys").iter_rows():
-        times, mean = weight / keys, means[layer, category].mean
-        norm = mean / whole[layer,].mean
+    shares = read_category_shares(setting, run, setting.readings)
+    weights, keys = shares.weight.mean(0), shares.keys.mean(0)
+    for (n, layer), (m, category) in product(enumerate(shares.layers), enumerate(CATEGORIES)):
+        if not keys[n, m]:
+            continue
+        weight, mean = weights[n, m], means[layer - 1, category].mean
+        times, norm = weight / keys[n, m], mean / whole[layer - 1,].mean
         if times >= setting.readings.large_weight and norm <= setting.readings.small_norm:
-            rows.append((layer + 1, names[category], times, weight, mean, norm))
+            rows.append((layer, names[category], times, weight, mean, norm))
     columns = ("alpha / uniform", "sum of alpha", "mean ||f||", "mean ||f|| / layer mean")
     return Table.of(
         "table2-cancelling",
@@ -156,23 +167,60 @@ def _cancelling_table(setting: Setting, run: Run, names: Mapping[str, str]) -> T
     )
 
 
-def _cancelling_claims(names: Mapping[str, str], rho: Mapping[str, float]) -> tuple[Claim, ...]:
-    special, other = [c for c in CATEGORIES if c != "other" and not isnan(rho[c])], rho["other"]
-    ours, absent = ", ".join(f"{names[c]} {rho[c]:.2f}" for c in special), "no such tokens in the corpus"
-    unknown = isnan(other) or not special
+def _cancelling_claims(
+    setting: Setting, run: Run, names: Mapping[str, str], found: Mapping[str, Jackknifed]
+) -> tuple[Claim, ...]:
+    special = [c for c in CATEGORIES if c != "other" and not isnan(found[c].value)]
+    ours, absent = "; ".join(f"{names[c]} {found[c].value:.2f}" for c in special), "no such tokens in the corpus"
+    unknown = isnan(found["other"].value) or not special
+    negative, weakest = _cancelling_margins(found)
+    changed = {}
+    for reading, readings in shared.other_readings(setting.readings, punctuation=("comma-period", "all")).items():
+        counts = pair_ranks.pair_counts(setting, run, readings)
+        rho, _ = pair_ranks.binned_correlations(counts, ())
+        changed[reading] = _cancelling_margins(pair_ranks.jackknifed_correlations(counts, rho))
     keys = ("spearman.first", "spearman.separator", "spearman.punctuation")
     return (
-        Claim(
+        decided_claim(
             "alpha and ||f(x)|| cancel out on special tokens and punctuation: their correlation is negative "
             f"(below {-CLEAR})",
-            all(rho[c] < -CLEAR for c in special) if special else None,
+            negative,
             ours or absent,
             quote_published(THEIRS, "[CLS] {:.2f}, [SEP] {:.2f}, comma and period {:.2f}", *keys),
+            evidence=_describe_by_category(names, {c: found[c].estimate() for c in special}),
+            under={reading: _decide_all(margins) for reading, (margins, _) in changed.items()},
         ),
-        Claim(
+        decided_claim(
             "They hardly cancel out on other tokens, where the correlation is weakest",
-            None if unknown else all(abs(other) < abs(rho[c]) for c in special),
-            absent if unknown else f"{other:.2f}; {ours}",
+            [] if unknown else weakest,
+            absent if unknown else f"other {found['other'].value:.2f}; {ours}",
             quote_published(THEIRS, "{:.2f}", "spearman.other"),
+            evidence=_describe_by_category(
+                names, dict(zip(special, weakest, strict=False)), "|correlation| minus that of other tokens"
+            ),
+            under={reading: _decide_all(margins) for reading, (_, margins) in changed.items()},
         ),
     )
+
+
+def _cancelling_margins(found: Mapping[str, Jackknifed]) -> tuple[list[Estimate], list[Estimate]]:
+    """For each category of special tokens that occurs: -CLEAR - rho, and |rho| - |rho of other tokens|."""
+    special = [one for c, one in found.items() if c != "other" and not isnan(one.value)]
+    other, apart = found["other"], []
+    if not isnan(other.value):
+        both = ((one, abs(one.without) - abs(other.without)) for one in special)
+        apart = [Jackknifed(abs(one.value) - abs(other.value), without).estimate() for one, without in both]
+    return [one.estimate(CLEAR, -1) for one in special], apart
+
+
+def _decide_all(margins: list[Estimate]) -> bool | None:
+    return decide_at_least(len(margins), margins) if margins else None
+
+
+def _describe_by_category(names: Mapping[str, str], found: Mapping[str, Estimate], what: str = "") -> str:
+    """ "95 % intervals: [CLS] or first -0.3 to -0.2, comma, period -0.5 to -0.4 (jackknife over 16 groups)" """
+    known = {c: one for c, one in found.items() if not isnan(one.low)}
+    if not known:
+        return "; ".join(dict.fromkeys(one.method for one in found.values()))
+    ends = "; ".join(f"{names[c]} {one.low:.3f} to {one.high:.3f}" for c, one in known.items())
+    return f"95 % intervals{f' of {what}' if what else ''}: {ends} ({next(iter(known.values())).method})"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from math import isnan
 from typing import Any
 
@@ -10,17 +12,22 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from normscope.measures.correlation import spearman_of_lists
+from normscope.measures.correlation import ordinal_codes, spearman_of_codes, spearman_of_lists
+from normscope.measures.uncertainty import Resampled, resample_statistic
 from normscope.papers import frequencies
-from normscope.papers.common import CLEAR, claim_with_published, finite_numbers, scan_paper_side
-from normscope.papers.emnlp2020.shared import PLAIN, REFERENCE, THEIRS
+from normscope.papers.common import CLEAR, finite_numbers, scan_paper_side
+from normscope.papers.emnlp2020.shared import PLAIN, REFERENCE, SEQUENCES, THEIRS, other_readings
+from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
+from normscope.papers.verdicts import decided_claim, describe_estimate
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
 
 QUANTITIES = {"norm": "||f(x)||", "weight": "alpha"}
 POINTS = 4000  # most points of a scatter plot, evenly sampled from the corpus
 SHOWN = 10  # types listed at each end of ||f||
+RESAMPLES = 1000
+FEWER = 200  # resamples for other readings
 OFTEN = 5  # occurrences that a listed type needs
 TEXT = (
     "For each token of the corpus, the mean ||f(x)|| (over layers and heads) and the mean attention weight it receives "
@@ -34,6 +41,26 @@ FITS = (
 )
 
 
+@dataclass(frozen=True)
+class RankedTokens:
+    """The tokens of the corpus."""
+
+    sequences: NDArray[Any]  # the sequence of each token, from 0
+    ranks: NDArray[np.int64]  # frequency rank
+    values: Mapping[str, NDArray[np.float64]]  # quantity -> value of each token
+    ordinary: NDArray[np.bool_]  # not special
+    unseen: NDArray[np.bool_]  # no count
+
+    def used(self, readings: Any) -> NDArray[np.bool_]:
+        """The tokens whose ranks are correlated."""
+        found = np.ones(len(self.ranks), dtype=bool)
+        if readings.frequency_tokens == "words":
+            found &= self.ordinary
+        if readings.unseen == "leave":
+            found &= ~self.unseen
+        return found
+
+
 def norm_frequency_section(setting: Setting, runs: Runs) -> Section:
     """Spearman's correlation of the frequency rank with ||f(x)|| and with alpha."""
     tokens = scan_paper_side(runs[PLAIN], "token_means", setting.side).sort("id", "position").collect()
@@ -41,12 +68,9 @@ def norm_frequency_section(setting: Setting, runs: Runs) -> Section:
     ranks = counts.ranks.of(tokens["token_id"].to_list())
     unseen = ranks == counts.ranks.unseen  # the last rank
     ordinary = ~tokens["kind"].is_in(["first", "separator", "mask"]).to_numpy()
-    used: NDArray[np.bool_] = np.ones(len(tokens), dtype=bool)
-    if setting.readings.frequency_tokens == "words":
-        used &= ordinary
-    if setting.readings.unseen == "leave":
-        used &= ~unseen
     values = {name: tokens[name].to_numpy() for name in QUANTITIES}
+    ranked = RankedTokens(tokens["id"].rle_id().to_numpy(), ranks, values, ordinary, unseen)
+    used = ranked.used(setting.readings)
     rho, of_words = (
         {name: spearman_of_lists(ranks[some], found[some]) for name, found in values.items()}
         for some in (used, ordinary)
@@ -69,7 +93,7 @@ def norm_frequency_section(setting: Setting, runs: Runs) -> Section:
         "Word frequency",
         TEXT.format(counts.source) + fits,
         (table, *_rank_scatters(ranks, values, ordinary), _extreme_types(tokens, ranks)),
-        _norm_frequency_claims(**rho),
+        _norm_frequency_claims(ranked, setting.readings, rho),
         finite_numbers({f"frequency.{name}": value for name, value in rho.items()}),
     )
 
@@ -111,25 +135,64 @@ def _extreme_types(tokens: pl.DataFrame, ranks: NDArray[np.int64]) -> Table:
     )
 
 
-def _norm_frequency_claims(norm: float, weight: float) -> tuple[Claim, ...]:
+def _norm_frequency_claims(ranked: RankedTokens, readings: Any, rho: Mapping[str, float]) -> tuple[Claim, ...]:
+    used = ranked.used(readings)
+    found = resample_rank_correlations(ranked, used, RESAMPLES)
+    larger, weaker = _frequency_margins(found)
+    changed = {}
+    for reading, other in other_readings(readings, frequency_tokens=("all", "words"), unseen=("rank", "leave")).items():
+        chosen = ranked.used(other)
+        if (chosen != used).any():
+            changed[reading] = _frequency_margins(resample_rank_correlations(ranked, chosen, FEWER))
+    norm, weight = rho["norm"], rho["weight"]
+    one, two = "Spearman {:.2f}", "{:.2f} against {:.2f}"
     constant = "||f(x)|| does not vary"
     return (
-        claim_with_published(
+        decided_claim(
             f"Frequent words have a small ||f(x)||: it increases with the frequency rank (correlation above {CLEAR})",
-            norm > CLEAR,
-            "Spearman {:.2f}",
-            (norm,),
-            THEIRS,
-            "frequency.norm",
-            undefined=constant,
+            larger.estimate(SEQUENCES),
+            constant if isnan(norm) else one.format(norm),
+            quote_published(THEIRS, one, "frequency.norm"),
+            evidence=describe_estimate(found["norm"].estimate(SEQUENCES), name="Spearman"),
+            under={reading: margins[0].estimate().decide() for reading, margins in changed.items()},
         ),
-        claim_with_published(
+        decided_claim(
             "Attention weights reflect word frequency less: their correlation with the rank is weaker",
-            abs(weight) < abs(norm),
-            "{:.2f} against {:.2f}",
-            (weight, norm),
-            THEIRS,
-            *("frequency.weight", "frequency.norm"),
-            undefined=constant if isnan(norm) else f"Spearman {norm:.2f}",
+            weaker.estimate(SEQUENCES),
+            constant if isnan(norm) else two.format(weight, norm),
+            quote_published(THEIRS, two, "frequency.weight", "frequency.norm"),
+            evidence=describe_estimate(weaker.estimate(SEQUENCES), name="difference of the absolute values"),
+            under={reading: margins[1].estimate().decide() for reading, margins in changed.items()},
         ),
     )
+
+
+def _frequency_margins(found: Mapping[str, Resampled]) -> tuple[Resampled, Resampled]:
+    """rho of ||f|| minus CLEAR, and |rho| of ||f|| minus |rho| of alpha."""
+    norm, weight = found["norm"], found["weight"]
+    apart = Resampled(abs(norm.value) - abs(weight.value), abs(norm.draws) - abs(weight.draws), norm.items)
+    return norm.map(lambda rho: rho - CLEAR), apart
+
+
+def resample_rank_correlations(ranked: RankedTokens, used: NDArray[np.bool_], resamples: int) -> dict[str, Resampled]:
+    """quantity -> Spearman's correlation with the frequency rank under resampling of sequences, the same for all.
+
+    The frequency ranks of the types stay as they are.
+    """
+    sequences, items = ranked.sequences[used], int(ranked.sequences.max()) + 1
+    ranks = ordinal_codes(ranked.ranks[used])
+    found = {}
+    for name, values in ranked.values.items():
+        codes = ordinal_codes(values[used])
+        # In the order of the values, so that their ranks are read in sequence.
+        order = np.argsort(codes, kind="stable")
+        correlate = partial(_weighted_rank_correlation, ranks[order], codes[order], sequences[order])
+        found[name] = resample_statistic(correlate, items, resamples)
+    return found
+
+
+def _weighted_rank_correlation(
+    x: NDArray[np.intp], y: NDArray[np.intp], owners: NDArray[Any], counts: NDArray[np.float64]
+) -> float:
+    """Spearman's correlation of tokens that count as often as their sequences."""
+    return spearman_of_codes(x, y, counts[owners])

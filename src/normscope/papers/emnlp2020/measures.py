@@ -6,7 +6,9 @@ In an encoder-decoder they read the encoder, except the alignments, which read t
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterator
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from normscope.corpus.measure_registry import (
     corpus_measure_reachable_cells,
     register_measure,
 )
+from normscope.engine.probing import probe_attention_inputs
 from normscope.errors import NormscopeError
 from normscope.measures import alignment
 from normscope.measures.correlation import log_bins
@@ -34,7 +37,9 @@ from normscope.papers.emnlp2020.word_ids import Words, gold_word_ids
 KINDS = ("first", "separator", "mask", "punctuation", "symbol", "other")
 WEIGHT_BINS = 8  # per octave; weights span many octaves,
 NORM_BINS = 32  # norms only a few
+GROUPS = 16  # of sequences, left out in turn for the uncertainty of a correlation
 LAYER_LEVEL = -1  # in place of a head: the whole layer
+MOMENTS: dict[str, Any] = {"count": np.int64} | dict.fromkeys(("mean", "deviations", "largest", "smallest"), np.float64)
 
 
 def token_kind(token: str) -> str:
@@ -49,18 +54,30 @@ def token_kind(token: str) -> str:
 @register_measure("norm_moments", scopes=("attention",), heads=True)
 def measure_norm_moments(analysis: Analysis) -> Columns:
     """layer, head, kind of token -> how many ||f(x)||, their mean, sum of squared deviations, largest, smallest"""
-    types: dict[str, Any] = {"layer": np.int16, "head": np.int16, "kind": object, "count": np.int64}
-    types |= dict.fromkeys(("mean", "deviations", "largest", "smallest"), np.float64)
     rows: list[tuple[Any, ...]] = []
     if corpus_measure_has_one_side(analysis):
         norms = _value_norms(analysis)
-        for code in np.unique(codes := _kind_codes(analysis)):
-            chosen = norms[:, :, codes == code]
+        for kind, chosen in _columns_by_kind(analysis):
             for n, layer in enumerate(analysis.layers):
                 for m, head in enumerate(analysis.head_indices):
-                    found = moments(chosen[n, m])
-                    rows.append((layer, head, KINDS[code], *vars(found).values()))
-    return paper_table_columns(types, rows)
+                    rows.append((layer, head, kind, *vars(moments(norms[n, m, chosen])).values()))
+    return paper_table_columns({"layer": np.int16, "head": np.int16, "kind": object, **MOMENTS}, rows)
+
+
+@register_measure("input_norm_moments", scopes=("attention",), whole=True)
+def measure_input_norm_moments(sample: Sample) -> Columns:
+    """layer, kind of token -> how many ||x||, their mean, sum of squared deviations, largest, smallest; x is the vector
+    that the attention reads: the layer's input, in a pre-LN layer after the norm"""
+    analysis, loaded = sample.analysis, sample.lens.loaded
+    rows: list[tuple[Any, ...]] = []
+    if corpus_measure_has_one_side(analysis) and analysis.info["side"] == loaded.stacks[0].side:
+        norms = torch.linalg.vector_norm(probe_attention_inputs(loaded, sample.item), dim=-1).cpu().numpy()
+        rows = [
+            (layer, kind, *vars(moments(norms[layer, chosen])).values())
+            for kind, chosen in _columns_by_kind(analysis)
+            for layer in analysis.layers
+        ]
+    return paper_table_columns({"layer": np.int16, "kind": object, **MOMENTS}, rows)
 
 
 @register_measure("category_shares", scopes=("weights", "attention"), heads=True)
@@ -81,16 +98,58 @@ def measure_category_shares(analysis: Analysis) -> Columns:
     return paper_table_columns(types, rows)
 
 
-@register_measure("weight_norm_counts", scopes=("attention",), heads=True, summed=("count",))
-def measure_weight_norm_counts(analysis: Analysis) -> Columns:
-    """layer, kind of token (its place in KINDS), bins of alpha and of ||f|| -> how many pairs of a query and a key;
-    bins are logarithmic, 8 of alpha and 32 of ||f|| an octave"""
+@register_measure("head_shares", scopes=("weights", "attention"), heads=True)
+def measure_head_shares(analysis: Analysis) -> Columns:
+    """layer, head, kind of token -> the sum over its keys of alpha and of alpha ||f||, each the mean over queries"""
+    types: dict[str, Any] = {"layer": np.int16, "head": np.int16, "kind": object}
+    types |= dict.fromkeys(("weight", "norm"), np.float64)
+    if not corpus_measure_has_one_side(analysis):
+        return paper_table_columns(types, [])
+    codes = _kind_codes(analysis)
+    # (layers, heads, columns) -> (layers, heads, kinds)
+    member = torch.from_numpy(codes[:, None] == np.arange(len(KINDS))).double()
+    sums = [(analysis.heads[scope].mean(2).double() @ member).flatten().numpy() for scope in ("weights", "attention")]
+    layers, heads = len(analysis.layers), len(analysis.head_indices)
+    return {
+        "layer": np.repeat(np.array(analysis.layers, dtype=np.int16), heads * len(KINDS)),
+        "head": np.tile(np.repeat(np.array(analysis.head_indices, dtype=np.int16), len(KINDS)), layers),
+        "kind": list(KINDS) * (layers * heads),
+        "weight": sums[0],
+        "norm": sums[1],
+    }
+
+
+@register_measure("weight_norm_pairs", scopes=("attention",), heads=True)
+def measure_weight_norm_pairs(analysis: Analysis) -> Columns:
+    """layer, kind of token (its place in KINDS) -> lists: of each head and key, ||f|| and how many queries can see the
+    key, then alpha of these queries, key by key; one number per pair, for small corpora"""
+    types: dict[str, Any] = {"layer": np.int16, "kind": np.int8}
+    types |= dict.fromkeys(("norms", "queries", "weights"), object)
+    rows: list[tuple[Any, ...]] = []
+    if corpus_measure_has_one_side(analysis):
+        norms, weights = _value_norms(analysis), analysis.heads["weights"].numpy()
+        cells = corpus_measure_reachable_cells(analysis).numpy()
+        for kind, chosen in _columns_by_kind(analysis):
+            seen = cells[:, chosen].T  # (keys, queries)
+            queries = np.tile(seen.sum(1, dtype=np.int32), len(analysis.head_indices))
+            for n, layer in enumerate(analysis.layers):
+                alpha = weights[n][:, :, chosen].transpose(0, 2, 1)[:, seen].ravel()
+                rows.append((layer, KINDS.index(kind), norms[n][:, chosen].ravel(), queries, alpha))
+    return paper_table_columns(types, rows)
+
+
+@register_measure("weight_norm_counts", scopes=("attention",), heads=True, whole=True, summed=("count",))
+def measure_weight_norm_counts(sample: Sample) -> Columns:
+    """layer, kind of token (its place in KINDS), bins of alpha and of ||f||, group of sequences -> how many pairs of a
+    query and a key; bins are logarithmic, 8 of alpha and 32 of ||f|| an octave; 16 groups, by the CRC-32 of the id"""
+    analysis = sample.analysis
     types: dict[str, Any] = {
         "layer": np.int16,
         "kind": np.int8,
         "weight_bin": np.int16,
         "norm_bin": np.int16,
-        "count": np.int64,
+        "group": np.int8,
+        "count": np.int64,  # last, as in the sums of a shard
     }
     if not corpus_measure_has_one_side(analysis):
         return paper_table_columns(types, [])
@@ -103,6 +162,7 @@ def measure_weight_norm_counts(analysis: Analysis) -> Columns:
         _weight_norm_histogram(layer, weights[n], norm_bins[n], kinds, cells) for n, layer in enumerate(analysis.layers)
     ]
     joined = [np.concatenate(column) for column in zip(*found, strict=True)]
+    joined.insert(-1, np.full(len(joined[0]), crc32(sample.entry.id.encode()) % GROUPS))
     return {name: column.astype(type) for (name, type), column in zip(types.items(), joined, strict=True)}
 
 
@@ -220,6 +280,12 @@ def _encoder_columns(decoder: Analysis, maps: Tensor) -> Tensor:
 def _value_norms(analysis: Analysis) -> NDArray[Any]:
     assert analysis.value_norms is not None
     return analysis.value_norms.numpy()
+
+
+def _columns_by_kind(analysis: Analysis) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """The kinds of token that occur, each with the columns (True) of that kind."""
+    codes = _kind_codes(analysis)
+    return ((KINDS[code], codes == code) for code in np.unique(codes))
 
 
 def _kind_codes(analysis: Analysis) -> NDArray[np.int32]:

@@ -105,16 +105,30 @@ def spearman_of_histogram(x: Any, y: Any, counts: Any) -> float:
     NaN if either side is constant.
     """
     cells = np.asarray(counts, dtype=np.float64)
-    rank_x, spread_x = _centred_mid_ranks(x, cells)
-    rank_y, spread_y = _centred_mid_ranks(y, cells)
-    if not spread_x > 0 or not spread_y > 0:
-        return nan
-    return float((cells * rank_x * rank_y).sum() / np.sqrt(spread_x * spread_y))
+    return spearman_of_places(sorted_places(x), sorted_places(y), cells)
+
+
+def sorted_places(values: Any) -> NDArray[np.intp]:
+    """The index of each value among the distinct values, in increasing order: [5, 2, 5] -> [1, 0, 1]."""
+    _, place = np.unique(np.asarray(values), return_inverse=True)
+    found: NDArray[np.intp] = place
+    return found
+
+
+def spearman_of_places(x: NDArray[np.intp], y: NDArray[np.intp], weights: NDArray[np.float64]) -> float:
+    """Spearman's correlation of two lists given by `sorted_places`, where each pair counts `weights` times.
+
+    Sorting is done once, so that a bootstrap can call this with the weights of each resample. NaN if either side is
+    constant.
+    """
+    (total_x, rank_x), (total_y, rank_y) = _weighted_mid_ranks(x, weights), _weighted_mid_ranks(y, weights)
+    spread = (total_x * rank_x**2).sum() * (total_y * rank_y**2).sum()
+    return float((weights * rank_x[x] * rank_y[y]).sum() / np.sqrt(spread)) if spread > 0 else nan
 
 
 def rank_resolution(bins: Any, counts: Any) -> float:
     """1 - sum p_b^3: the share of the rank variance between bins; 1 if no two values share a bin."""
-    _, sums = _bin_totals(bins, np.asarray(counts, dtype=np.float64))
+    sums, _ = _weighted_mid_ranks(sorted_places(bins), np.asarray(counts, dtype=np.float64))
     total = sums.sum()
     return float(1 - ((sums / total) ** 3).sum()) if total else nan
 
@@ -135,15 +149,9 @@ def _equal_length_columns(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _centred_mid_ranks(bins: Any, counts: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """The centred mid-rank of each cell's bin, and the sum of its squares over the population."""
-    place, sums = _bin_totals(bins, counts)
-    ranks = np.cumsum(sums) - (sums + sums.sum()) / 2
-    return ranks[place], float((sums * ranks**2).sum())
-
-
-def _bin_totals(bins: Any, counts: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """The index of each cell's bin among the distinct bins, and the total count of each bin."""
-    _, place = np.unique(np.asarray(bins), return_inverse=True)
-    sums: NDArray[np.float64] = np.bincount(place, weights=counts).astype(np.float64)
-    return place, sums
+def _weighted_mid_ranks(
+    place: NDArray[np.intp], weights: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The total weight of each place, and its mid-rank minus the mean rank."""
+    totals: NDArray[np.float64] = np.bincount(place, weights=weights).astype(np.float64)
+    return totals, np.cumsum(totals) - (totals + totals.sum()) / 2

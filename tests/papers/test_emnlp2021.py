@@ -192,7 +192,7 @@ def test_claims_of_table_2(bert: Case) -> None:
     for claim, margin in zip(section.claims, margins, strict=True):
         assert claim.holds in (None, margin > 0)
         assert "bootstrap over 12 sequences" in claim.evidence
-    assert section.claims[2].evidence.startswith(f"difference {half - residual:.1f} points, 95 % interval")
+    assert section.claims[2].evidence.startswith(f"difference {half - residual:.2f} points, 95 % interval")
     assert [claim.holds for claim in section.claims].count(None) < 4
 
 
@@ -239,7 +239,7 @@ def test_claims_of_the_layers(bert: Case) -> None:
     assert separator.holds in (None, mean("separator") < mean("other"))
     assert first.holds in (None, mean("first") < mean("other"))
     assert mask.holds in (None, mean("mask") > mean("other"))
-    assert f"difference {mean('mask') - mean('other'):.1f} points" in mask.evidence
+    assert f"difference {mean('mask') - mean('other'):.2f} points" in mask.evidence
     ratios = percents(bert, "masked", "ATTNRESLN-N")
     types = kinds(bert, "masked")
     apart = np.array(

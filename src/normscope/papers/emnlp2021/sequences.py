@@ -95,6 +95,6 @@ def margin_evidence(
     """The margin of a mean over layers with its interval, and the layers in which it is significantly reversed."""
     if isnan(margin.low):
         return margin.method
-    text = describe_estimate(margin, ".1f", " points", name)
+    text = describe_estimate(margin, ".2f", " points", name)
     _, against, _ = split_layers(estimates_along(by_layer, ITEMS), layers)
     return f"{text}; reversed in {paper_layers_text(against)}" if against else text

@@ -160,6 +160,46 @@ def test_masking(data: Path, folder: Path, tmp_path: Path) -> None:
         assert tokens.count("[MASK]") == max(1, int(0.12 * (len(tokens) - 2)))
 
 
+def authors_masks(lines: list[list[str]], seed: int = 0) -> list[list[int]]:
+    """The masked positions of tokens in order, with the generator that everyone shares, as the papers' code has it."""
+    random.seed(seed)
+    found = []
+    for tokens in lines:
+        candidates = [n for n, token in enumerate(tokens) if token not in ("[CLS]", "[SEP]", "[PAD]")]
+        found.append(sorted(random.sample(candidates, max(1, int(len(candidates) * 0.12)))))
+    return found
+
+
+def masked_in(out: Path) -> dict[str, list[int]]:
+    items = corpus.open(out).scan("items").collect()
+    return {id: [n for n, one in enumerate(tokens) if one == "[MASK]"] for id, tokens in items["id", "tokens"].rows()}
+
+
+def test_the_authors_masks(data: Path, folder: Path, tmp_path: Path) -> None:
+    lines = data.read_text().splitlines()
+    lines[3] = " ".join(WORDS * 3)  # longer than the model's positions: draws nothing
+    data.write_text("\n".join(lines) + "\n")
+    quick(data, folder, tmp_path / "plain")
+    before = dict(corpus.open(tmp_path / "plain").scan("items").collect()["id", "tokens"].rows())
+    order = [f"data.txt:{n}" for n in range(1, 42) if n != 4]
+    expected = dict(zip(order, authors_masks([before[id] for id in order]), strict=True))
+    options: dict[str, Any] = {"mask_seed": 0, "mask_draw": "authors"}
+    quick(data, folder, tmp_path / "run", **options)
+    assert masked_in(tmp_path / "run") == expected
+    whole = tables(tmp_path / "run")
+    (tmp_path / "run" / "shards" / "000002.json").unlink()
+    assert quick(data, folder, tmp_path / "run", **options).computed == 8
+    assert tables(tmp_path / "run") == whole
+    quick(data, folder, tmp_path / "others", **options, shard_size=5, batch_size=7)
+    assert masked_in(tmp_path / "others") == expected
+    quick(data, folder, tmp_path / "first", **options, limit=10)
+    assert masked_in(tmp_path / "first") == {id: expected[id] for id in order[:9]}
+    with pytest.raises(NormscopeError, match=r"options\.mask_draw: was 'authors', is None"):
+        quick(data, folder, tmp_path / "run", mask_seed=0)
+    with pytest.raises(NormscopeError, match="mask_draw must be one of sequence, authors"):
+        quick(data, folder, tmp_path / "run", mask_seed=0, mask_draw="papers")
+
+
 def test_faults_are_listed_and_the_rest_is_done(data: Path, folder: Path, tmp_path: Path) -> None:
     lines = data.read_text().splitlines()
     lines[7] = " ".join(WORDS * 3)  # longer than the model's positions

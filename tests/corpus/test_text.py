@@ -164,6 +164,14 @@ def test_pairs_are_of_one_article(tmp_path: Path, text: str) -> None:
     ]
 
 
+def test_escapes_of_wikitext_are_undone_in_pairs(tmp_path: Path) -> None:
+    lines = " = A = \n The mid @-@ 20th century had 1 @,@ 500 people , 2 @.@ 5 % of all . \n a @ b @-@\n"
+    path = write(tmp_path, lines)
+    (entry,) = read(path, "pairs")
+    assert good(entry).pair == ("The mid-20th century had 1,500 people , 2.5 % of all .", "a @ b @-@")
+    assert "mid @-@ 20th" in texts(path)[1]  # other readers leave the text as it is
+
+
 def test_pairs_of_plain_paragraphs(tmp_path: Path) -> None:
     (entry,) = read(write(tmp_path, "one\ntwo\n\nthree\nfour\n\nfive\n"), "pairs")
     assert good(entry).pair == ("one two", "three four")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,35 @@ def test_an_encoder_decoder_has_a_source(tmp_path: Path) -> None:
             each.append(shares(flow.maps)[layer][:, other].sum(-1))
         assert report.numbers[f"source.L{layer + 1}"] == pytest.approx(np.concatenate(each).mean(), rel=1e-5)
     assert "Source and target" in page.read_text()
+
+
+@pytest.mark.parametrize("make", [toy_lens, speaker])
+def test_claims_are_decided_over_entries(make: Any, tmp_path: Path) -> None:
+    """The last layer's first-token claim against a bootstrap by hand over all resamples of three texts."""
+    lens = make()
+    report = report_of(lens, tmp_path)
+    assert len(report.claims) == 5
+    assert all(claim.own for claim in report.claims)
+    assert all("bootstrap over 3 entries" in claim.evidence for claim in report.claims)
+    found = [shares(lens.flow(text).maps)[-1] for text in TEXTS]
+    causal = lens.loaded.stacks[0].side == "decoder"
+    sums = np.array([sum(one[n, 0] - 1 / (n + 1 if causal else len(one)) for n in range(1, len(one))) for one in found])
+    counts = np.array([len(one) - 1 for one in found])
+    (claim,) = (claim for claim in report.claims if "even share" in claim.text)
+    assert f"difference {sums.sum() / counts.sum():.3f}, 95 % interval" in claim.evidence
+    draws = [sums[list(some)].sum() / counts[list(some)].sum() for some in product(range(3), repeat=3)]
+    low, high = (float(end) for end in re.findall(r"-?\d\.\d+", claim.evidence.split("interval")[1])[:2])
+    assert (low, high) == (
+        pytest.approx(min(draws), abs=1e-3),
+        pytest.approx(max(draws), abs=1e-3),
+    )  # 3 entries: widest
+
+
+def test_one_entry_decides_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text(TEXTS[0] + "\n")
+    report, _ = reproduce(PAPER, toy_lens(), path, tmp_path / "out")
+    assert all(claim.holds is None for claim in report.claims)
 
 
 def test_effective_number() -> None:

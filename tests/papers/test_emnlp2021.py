@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,25 @@ from normscope.measures.tokens import token_category
 from normscope.papers import emnlp2021, published
 from normscope.papers.common import rank_correlation
 from normscope.papers.emnlp2021 import PAPER, MixingReadings
-from normscope.papers.emnlp2021.example_maps import LONGEST, example_maps_encoding, example_maps_own_shares
-from normscope.papers.emnlp2021.frequency import means_by_frequency_rank
+from normscope.papers.emnlp2021.example_maps import example_maps_encoding, example_maps_own_shares
+from normscope.papers.emnlp2021.frequency import (
+    means_by_frequency_rank,
+    mixing_of_tokens,
+    resample_rank_correlation,
+)
 from normscope.papers.emnlp2021.mixing import middle_layers
-from normscope.papers.emnlp2021.ratios import attention_block_scopes, mean_mixing_by_layer, summarise_mixing
-from normscope.papers.emnlp2021.shared import layer_correlation_claim
+from normscope.papers.emnlp2021.ratios import (
+    attention_block_scopes,
+    mean_mixing_by_layer,
+    mixing_ratios_of_run,
+    summarise_mixing,
+)
+from normscope.papers.emnlp2021.sequences import mixing_sums_by_sequence, resample_mixing
+from normscope.papers.emnlp2021.shared import layer_correlation, layer_correlation_claim
 from normscope.papers.readings import describe_readings, parse_readings
+from normscope.papers.runs import merge_run_plans
 from normscope.papers.study import Setting, reproduce
-from normscope.reports.report import Picture, Section, Table
+from normscope.reports.report import Claim, Picture, Section, Table
 from tests.helpers.tiny import tiny
 from tests.helpers.toys import WORDS as VOCABULARY
 from tests.helpers.toys import toy_tokenizer
@@ -54,10 +65,13 @@ class Case:
             self.sections[key] = self.made(name, **readings)
         return self.sections[key]
 
-    def made(self, name: str, **readings: Any) -> Section:
-        setting = replace(self.setting, readings=replace(self.setting.readings, **readings))
+    def made(self, name: str, data: str | None = None, example: str | None = None, **readings: Any) -> Section:
+        setting = replace(self.setting, readings=replace(self.setting.readings, **readings), example=example)
+        setting = setting if data is None else replace(setting, data=data)
         runs = {}
-        for plan in SECTIONS[name].runs(setting):
+        wanted = {plan.name for plan in SECTIONS[name].runs(setting)}
+        plans = merge_run_plans(plan for experiment in PAPER.experiments for plan in experiment.runs(setting))
+        for plan in (plan for plan in plans if plan.name in wanted):
             out = self.folder / plan.name
             if not out.exists():
                 corpus.run(
@@ -144,6 +158,50 @@ def test_table_2(bert: Case) -> None:
     assert any(4 in ids for ids in bert.inputs("masked"))  # [MASK]
     assert len(section.claims) == 4
     assert section.claims[0].published == "96.4 % against 18.8 %"
+    assert not any(claim.own for claim in section.claims)
+
+
+@pytest.mark.parametrize("average", ["macro", "micro"])
+def test_intervals_of_means_are_those_of_resampled_sequences(bert: Case, average: str) -> None:
+    frame = mixing_ratios_of_run(bert.setting.lens, corpus.open(bert.folder / "masked"))
+    found = resample_mixing(mixing_sums_by_sequence(frame, METHODS, 4), average)
+    assert found.items == 12
+    generator = np.random.default_rng(1)
+    draws = generator.integers(0, 12, (2000, 12))
+    numbers = bert.section("layers", layer_average=average).numbers
+    types = kinds(bert, "masked")
+    for s, scope in enumerate(METHODS):
+        values = percents(bert, "masked", scope)
+        for k, kind in enumerate(("first", "separator", "mask", "other", "overall")):
+            assert found.value[s, 2, k] == pytest.approx(numbers[f"mixing.{scope}.L3.{kind}"], rel=1e-8)
+            chosen = [one[2][(of == kind) | (kind == "overall")] for one, of in zip(values, types, strict=True)]
+            if average == "macro":
+                means = np.array([some.mean() for some in chosen])
+                drawn = means[draws].mean(1)
+            else:
+                sums, counts = np.array([(some.sum(), len(some)) for some in chosen]).T
+                drawn = sums[draws].sum(1) / counts[draws].sum(1)
+            assert np.std(found.draws[:, s, 2, k]) == pytest.approx(drawn.std(), rel=0.1)
+
+
+def test_claims_of_table_2(bert: Case) -> None:
+    """The margins against means by hand; an interval that excludes zero decides."""
+    section, numbers = bert.section("mixing"), bert.section("mixing").numbers
+    weights, attention, half, residual, block = (numbers[f"mixing.{scope}.mean"] for scope in METHODS)
+    margins = (min(weights - 50, 50 - block), attention / 2 - residual, half - residual, residual - block)
+    for claim, margin in zip(section.claims, margins, strict=True):
+        assert claim.holds in (None, margin > 0)
+        assert "bootstrap over 12 sequences" in claim.evidence
+    assert section.claims[2].evidence.startswith(f"difference {half - residual:.2f} points, 95 % interval")
+    assert [claim.holds for claim in section.claims].count(None) < 4
+
+
+def test_one_sequence_decides_nothing(tmp_path: Path) -> None:
+    one = case(Analyzer(tiny("bert", num_hidden_layers=4), toy_tokenizer()), tmp_path, 1)
+    for name in ("comparison", "mixing", "layers", "frequency", "uniform"):
+        for claim in one.section(name).claims:
+            assert claim.holds is None, claim
+    assert "too few sequences" in one.section("mixing").claims[1].evidence
 
 
 @pytest.mark.parametrize("average", ["macro", "micro"])
@@ -178,9 +236,22 @@ def test_claims_of_the_layers(bert: Case) -> None:
     def mean(kind: str) -> float:
         return float(np.mean([numbers[f"mixing.ATTNRESLN-N.L{layer}.{kind}"] for layer in (2, 3)]))
 
-    assert separator.holds == (mean("separator") < mean("other"))
-    assert first.holds == (mean("first") < mean("other"))
-    assert mask.holds == (mean("mask") > mean("other"))
+    assert separator.holds in (None, mean("separator") < mean("other"))
+    assert first.holds in (None, mean("first") < mean("other"))
+    assert mask.holds in (None, mean("mask") > mean("other"))
+    assert f"difference {mean('mask') - mean('other'):.2f} points" in mask.evidence
+    ratios = percents(bert, "masked", "ATTNRESLN-N")
+    types = kinds(bert, "masked")
+    apart = np.array(
+        [
+            [one[layer][of == "other"].mean() - one[layer][of == "separator"].mean() for layer in (1, 2)]
+            for one, of in zip(ratios, types, strict=True)
+        ]
+    )
+    spread = apart.std(0, ddof=1) / np.sqrt(12)
+    reversed_layers = [layer for layer, t in zip((2, 3), apart.mean(0) / spread, strict=True) if t < -3]
+    for layer in reversed_layers:  # far beyond chance: named in the evidence
+        assert str(layer) in separator.evidence.split("reversed in layer")[1]
     assert f"{mean('mask'):.1f} %" in mask.ours
     assert separator.published == "2.3 % against 19.3 % in layers 4 to 9"
     assert mask.published == "24.5 % against 19.3 % in layers 4 to 9"
@@ -226,15 +297,26 @@ def test_depth(bert: Case) -> None:
 
 def test_a_claim_over_layers(bert: Case) -> None:
     rising = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
-    assert layer_correlation_claim(bert.setting, "", rising, range(6), 1, "").holds is True
-    assert layer_correlation_claim(bert.setting, "", rising, range(6), -1, "").holds is False
-    weak = layer_correlation_claim(
-        bert.setting, "", [1.0, 2.0, 3.0, 6.0, 5.0, 4.0], [2.0, 1.0, 3.0, 5.0, 4.0, 6.0], 1, ""
-    )
+
+    def claim(a: Sequence[float], b: Sequence[float], sign: int) -> Claim:
+        return layer_correlation_claim(bert.setting, "", layer_correlation(a, b, sign), sign)
+
+    assert claim(rising, range(6), 1).holds is True
+    assert claim(rising, range(6), -1).holds is False
+    assert claim(rising, range(6), -1).ours == "Spearman 1.00 over 4 layers"
+    weak = claim([1.0, 2.0, 3.0, 6.0, 5.0, 4.0], [2.0, 1.0, 3.0, 5.0, 4.0, 6.0], 1)
     assert weak.holds is None
-    assert "over 6 layers (p = 0." in weak.ours
-    assert "variation" in layer_correlation_claim(bert.setting, "", rising, [1.0] * 6, 1, "").ours
-    assert "few" in layer_correlation_claim(bert.setting, "", rising[:2], [1.0, 2.0], 1, "").ours
+    assert weak.evidence.endswith("(permutation over 6 layers)")
+    assert "variation" in claim(rising, [1.0] * 6, 1).ours
+    assert "few" in claim(rising[:2], [1.0, 2.0], 1).ours
+    shaky = layer_correlation_claim(
+        bert.setting,
+        "",
+        layer_correlation(rising, range(6), 1),
+        1,
+        under={"layer_average=micro": layer_correlation(rising, [2, 1, 3, 5, 4, 0], 1)},
+    )
+    assert shaky.readings == ("with layer_average=micro: cannot be said",)
 
 
 def test_published_depth_is_that_of_the_last_method() -> None:
@@ -266,7 +348,22 @@ def test_frequency(bert: Case, special: str) -> None:
         assert section.numbers[f"frequency.{scope}.words"] == pytest.approx(expected)
     assert f"{len(ids)} tokens, {ordinary.sum()} of them not special" in table(section, "frequency-spearman").note
     assert "corpus itself" in table(section, "frequency-spearman").note
-    assert section.claims[0].holds == (section.numbers["frequency.ATTNRESLN-N.words"] < 0)
+    assert section.claims[0].holds in (None, section.numbers["frequency.ATTNRESLN-N.words"] < 0)
+    lengths = [len(one) for one in bert.inputs("plain")]
+    ends = np.cumsum([0, *lengths])
+    values = np.concatenate([one.mean(0) for one in percents(bert, "plain", "ATTNRESLN-N")])
+    generator, drawn = np.random.default_rng(1), []
+    for _ in range(400):
+        tokens = np.concatenate([np.arange(ends[n], ends[n + 1]) for n in generator.integers(0, 12, 12)])
+        tokens = tokens[ordinary[tokens]]
+        drawn.append(spearmanr(values[tokens], ranks[tokens]).statistic)
+    frame = mixing_of_tokens(bert.setting, corpus.open(bert.folder / "plain"))
+    order = {id: n for n, id in enumerate(f"data.txt:{n}" for n in range(1, 13))}
+    places = np.array([ends[order[id]] + position for id, position in frame.select("id", "position").rows()])
+    found = resample_rank_correlation(frame, "ATTNRESLN-N", ranks[places].astype(np.int64), ordinary[places])
+    assert float(found.value) == pytest.approx(section.numbers["frequency.ATTNRESLN-N.words"], rel=1e-6)
+    assert found.draws.std() == pytest.approx(np.std(drawn), rel=0.15)
+    assert "bootstrap over 12 sequences" in section.claims[0].evidence
     assert section.claims[0].published == "Spearman -0.58 by ATTNRESLN-N"
 
 
@@ -309,12 +406,16 @@ def test_expansion(bert: Case) -> None:
         assert section.numbers[f"expansion.{matrix}.min"] == pytest.approx(min(expected), rel=1e-9)
         assert bert.section("expansion", expansion=matrix).claims[0].ours.startswith(f"{np.mean(expected):.2f}")
     assert section.claims[0].published == "0.88 with the code's matrix"
+    assert section.claims[0].holds is None  # of four layers, all signs together have p = 2/16
+    assert "p = " in section.claims[0].evidence
+    assert "about the weights alone" in section.claims[0].evidence
     assert list(pictures(section)) == ["expansion-chart"]
 
 
 def test_comparison(bert: Case) -> None:
     section = bert.section("comparison")
-    assert list(pictures(section)) == ["comparison-norms", "comparison-weights"]
+    everywhere = [f"comparison-layers-{scope}" for scope in METHODS]
+    assert list(pictures(section)) == ["comparison-norms", "comparison-weights", *everywhere]
     maps = bert.setting.lens.analyze(sentences()[0])
     expected = [
         [layer, *(100 * np.mean([m[i, i] / m[i].sum() for i in range(len(m))]) for m in at)]
@@ -325,20 +426,41 @@ def test_comparison(bert: Case) -> None:
     assert "layer 2 of 4" in section.parts[0].title
     assert "layer 4 of 4" in bert.section("comparison", example_layer=4).parts[0].title
     assert example_maps_own_shares(torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])) == [12.5]
+    assert "without a corpus" in bert.made("comparison", data="", example="a cat").text
+    assert not bert.made("comparison", data="", example="a cat").claims
 
 
-def test_examples_are_short(bert: Case) -> None:
-    long = " ".join(WORDS * 10)
+def test_the_diagonal_is_decided_over_the_corpus(bert: Case) -> None:
+    section = bert.section("comparison")
+    (claim,) = section.claims
+    lens = bert.setting.lens
+    analyses = [lens.analyze({"input_ids": ids}, scopes=METHODS) for ids in bert.inputs("masked")]
+    for scope in METHODS:
+        shares = np.array([example_maps_own_shares(one[scope]) for one in analyses])
+        assert section.numbers[f"diagonal.{scope}"] == pytest.approx(shares.mean(), rel=1e-6)
+        assert section.numbers[f"diagonal.{scope}.L3"] == pytest.approx(shares.mean(0)[2], rel=1e-6)
+    assert claim.holds in (None, section.numbers["diagonal.ATTNRESLN-N"] > 50 > section.numbers["diagonal.ATTN-N"])
+    assert "95 % intervals: ATTN-N" in claim.evidence
+    assert len(table(section, "comparison-diagonal").rows) == 4
+
+
+def test_examples_are_whole(bert: Case) -> None:
+    long, short = " ".join(WORDS * 2), " ".join(WORDS[:9])
     for given in (
-        {"example": long},
-        {"entries": (Entry(id="a", text=long),)},
-        {"entries": (Entry(id="a", pair=(long, long)),)},
-        {"entries": (Entry(id="a", words=tuple(WORDS * 10)),)},
-        {"entries": (Entry(id="a", words=("[CLS]", *WORDS * 10, "[SEP]"), pieces=True),)},
+        {"example": short},
+        {"entries": (Entry(id="a", text=long), Entry(id="b", text=short))},
+        {"entries": (Entry(id="a", words=("[CLS]", *WORDS * 2, "[SEP]"), pieces=True), Entry(id="b", text=short))},
+        {"entries": (Entry(id="a", pair=(long, long)), Entry(id="b", words=tuple(WORDS[:9])))},
+        {"entries": (Entry(id="a", words=("[CLS]", "zebra", "[SEP]"), pieces=True), Entry(id="b", text=short))},
     ):
         encoding = example_maps_encoding(replace(bert.setting, **given))  # type: ignore[arg-type]
-        assert len(encoding["input_ids"]) == LONGEST
-        assert encoding["input_ids"][0] == 2
+        assert encoding["input_ids"] == bert.setting.lens.tokenizer(short)["input_ids"]
+    only = replace(bert.setting, entries=(Entry(id="a", text=long + " a"), Entry(id="b", text=long)))
+    assert len(example_maps_encoding(only)["input_ids"]) == len(WORDS) * 2 + 2  # the shortest, not cut
+    marked = example_maps_encoding(replace(bert.setting, example="a cat [SEP] the dog"))
+    assert marked["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
+    with pytest.raises(NormscopeError, match="--example"):
+        example_maps_encoding(replace(bert.setting, entries=(Entry(id="a", words=("zebra",), pieces=True),)))
     pair = example_maps_encoding(replace(bert.setting, entries=(Entry(id="a", pair=("a cat", "the dog")),)))
     assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
 
@@ -408,12 +530,25 @@ def test_uniform_attention_against_mixing(bert: Case, change: str) -> None:
         mixed = [by_type[f"mixing.{scope}.L{layer}.overall"] for layer in range(1, 5)]
         assert numbers[f"uniform.spearman.{scope}"] == pytest.approx(spearmanr(mixed, made).statistic)
         assert numbers[f"uniform.pearson.{scope}"] == pytest.approx(pearsonr(mixed, made).statistic)
+    assert all(claim.own for claim in section.claims)
     assert bert.section("uniform", change=change, level=1.0).claims[0].holds == (
         numbers["uniform.spearman.ATTNRESLN-N"] > 0
     )
     rows = table(section, "uniform-change").rows
     assert [row[0] for row in rows] == [1, 2, 3, 4, "all"]
     assert set(pictures(section)) == {"uniform-scatter", "uniform-layers"}
+    frame = corpus.open(bert.folder / "uniform").scan("uniform_attention").collect()
+    lengths = [len(ids) for ids in bert.inputs("masked")]
+    mixed = [one.mean(1) for one in percents(bert, "masked", "ATTNRESLN-N")]
+    for layer in range(4):
+        of_layer = frame.filter(frame["layer"] == layer)
+        by_id = dict(zip(of_layer["id"].to_list(), of_layer[change].to_list(), strict=True))
+        x, y = [one[layer] for one in mixed], [by_id[f"data.txt:{n}"] for n in range(1, 13)]
+        ranks = np.stack([rankdata(x), rankdata(y)]) - 6.5
+        lever = rankdata(lengths) - 6.5
+        rest = ranks - np.outer(ranks @ lever / (lever @ lever), lever)  # what the length does not explain
+        assert numbers[f"uniform.within.L{layer + 1}"] == pytest.approx(pearsonr(*rest).statistic, rel=1e-6)
+    assert [row[0] for row in table(section, "uniform-within").rows] == [1, 2, 3, 4]
 
 
 @torch.no_grad()
@@ -508,6 +643,7 @@ def test_readings() -> None:
     assert [name for name, _, _ in describe_readings(MixingReadings())] == [
         "masking",
         "mask_seed",
+        "mask_draw",
         "table_average",
         "layer_average",
         "special",
@@ -550,7 +686,9 @@ def test_the_whole_report(bert: Case, tmp_path: Path) -> None:
         "table8-expansion",
         "expansion-layers",
         "comparison-own",
+        "comparison-diagonal",
         "uniform-change",
+        "uniform-within",
         "uniform-correlation",
     }
     assert {path.stem for path in (tmp_path / "out" / "figures").glob("*.svg")} == {
@@ -560,6 +698,7 @@ def test_the_whole_report(bert: Case, tmp_path: Path) -> None:
         "expansion-chart",
         "comparison-norms",
         "comparison-weights",
+        *(f"comparison-layers-{scope}" for scope in METHODS),
         "uniform-scatter",
         "uniform-layers",
     }

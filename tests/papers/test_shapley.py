@@ -56,6 +56,27 @@ def test_both_gates(make: Any, text: str, gate: str, tmp_path: Path) -> None:
                 assert numbers[f"repeat.{key}"] == pytest.approx(1.0)
 
 
+def test_claims_are_decided_over_entries(tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    texts = ("the cat sat on a mat", "a big red bird", "the dog ran", "it was a red mat", "the bird saw it")
+    path.write_text("\n".join(texts) + "\n")
+    report, _ = reproduce(PAPER, toy_lens(), path, tmp_path / "out")
+    assert len(report.claims) == 4
+    assert all(claim.own for claim in report.claims)
+    assert all("bootstrap over 5 entries" in claim.evidence for claim in report.claims)
+    layers = range(1, toy_lens().depth + 1)
+    lowest = min(report.numbers[f"spearman.ATTNRESLNFFRESLN-N.L{n}"] for n in layers)
+    assert report.claims[0].holds in (None, lowest > 0.95)
+    nearer = [
+        report.numbers[f"before_shapley.ATTNRESLNFFRESLN-N.L{n}"] > report.numbers[f"before_shapley.ATTNRESLNFF-N.L{n}"]
+        for n in layers
+    ]
+    assert report.claims[3].holds in (None, sum(nearer) > len(nearer) / 2)
+    path.write_text(texts[0] + "\n")
+    alone, _ = reproduce(PAPER, toy_lens(), path, tmp_path / "alone")
+    assert all(claim.holds is None for claim in alone.claims)
+
+
 def test_two_sides_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.txt"
     path.write_text(SHORT + "\n")

@@ -44,6 +44,7 @@ class Entry:
     target: str | tuple[str, ...] | None = None  # the other side of parallel text
     sure: Links = frozenset()  # (word, target word), from 0
     possible: Links = frozenset()  # the sure links and the merely possible ones
+    masked: tuple[int, ...] | None = None  # positions of masked tokens, if drawn for the whole corpus
 
     def __post_init__(self) -> None:
         _check_entry_content(self)

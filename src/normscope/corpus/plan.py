@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from normscope.analyzer import Analyzer
 from normscope.corpus.measure_registry import Measure, find_registered_measures
 from normscope.engine.request import Options, requests_for
 from normscope.errors import NormscopeError
+
+MaskDraw = Literal["sequence", "authors"]
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,17 @@ class Plan:
     batch_size: int = 16
     shard_size: int = 128
     settings: Mapping[str, Any] = field(default_factory=dict)  # plain values for measures that read a Sample
+    mask_draw: MaskDraw = "sequence"  # masked tokens: for each sequence by its id, or for all in corpus order
+
+    @property
+    def draws_in_order(self) -> bool:
+        """Whether masked tokens are drawn for the whole corpus, in its order."""
+        return self.mask_seed is not None and self.mask_draw == "authors"
 
     def to_manifest(self) -> dict[str, Any]:
-        """The options as the manifest of a run stores them; empty settings are omitted."""
-        options = asdict(self)
-        return options if self.settings else {key: value for key, value in options.items() if key != "settings"}
+        """The options as the manifest of a run stores them; empty settings and the usual draw of masks are omitted."""
+        usual = {"settings": not self.settings, "mask_draw": not self.draws_in_order}
+        return {key: value for key, value in asdict(self).items() if not usual.get(key, False)}
 
 
 def check_plan_counts(**counts: Any) -> None:
@@ -54,6 +62,8 @@ def check_plan(plan: Plan, lens: Analyzer) -> None:
     """Refuse a plan that the model cannot carry out: unknown measures or scopes, or masking without a mask token."""
     if plan.mask_seed is not None and (lens.two_sided or getattr(lens.tokenizer, "mask_token_id", None) is None):
         raise NormscopeError(f"{lens.family.name} has no mask token here: leave the masking out.")
+    if plan.mask_draw not in get_args(MaskDraw):
+        raise NormscopeError(f"mask_draw must be one of {', '.join(get_args(MaskDraw))}, not {plan.mask_draw!r}.")
     scopes = scopes_required_by_plan(plan, find_registered_measures(plan.measures))
     options = Options(scopes=scopes, layers=plan.layers, gate=plan.gate, value_bias=plan.value_bias)
     requests_for(lens.loaded, options)

@@ -25,9 +25,9 @@ from normscope.analyzer import Analyzer
 from normscope.arguments import check_integers
 from normscope.corpus import engines
 from normscope.corpus.entries import Entry, Fault
-from normscope.corpus.plan import Plan, check_plan, check_plan_counts, names_in_plan_option
+from normscope.corpus.plan import MaskDraw, Plan, check_plan, check_plan_counts, names_in_plan_option
 from normscope.corpus.readers.formats import read
-from normscope.corpus.shards import split_into_shards
+from normscope.corpus.shards import draw_masks_in_order, split_into_shards
 from normscope.corpus.store import FORMAT, ShardFiles, Store, fingerprint
 from normscope.errors import NormscopeError
 from normscope.model_loading import as_analyzer, load_source
@@ -93,6 +93,7 @@ def run(
     value_bias: str = "token",
     truncation: bool = False,
     mask_seed: int | None = None,
+    mask_draw: MaskDraw = "sequence",
     batch_size: int = 16,
     shard_size: int = 128,
     format: str | None = None,
@@ -124,6 +125,8 @@ def run(
         value_bias: As for `Analyzer.analyze`.
         truncation: Truncate entries that are too long; otherwise they go to the table of errors.
         mask_seed: Seed of the papers' masking (default: no masking).
+        mask_draw: How masked tokens are drawn: "sequence", for each sequence by its id, whatever the others are; or
+            "authors", for all sequences in their order from one generator, as in the papers' code.
         batch_size: Number of entries per forward pass.
         shard_size: Number of entries per set of files.
         format: The format of the data (default: from the file name).
@@ -154,7 +157,7 @@ def run(
     kept = names_in_plan_option("maps", maps)
     wanted = None if scopes is None else names_in_plan_option("scopes", scopes)
     chosen = None if layers is None else tuple(check_integers("layer", layers))
-    how = (gate, value_bias, truncation, mask_seed, batch_size, shard_size, dict(settings or {}))
+    how = (gate, value_bias, truncation, mask_seed, batch_size, shard_size, dict(settings or {}), mask_draw)
     plan = Plan(tables, kept, wanted, chosen, *how)
     lens = as_analyzer(model, engine)
     check_plan(plan, lens)
@@ -163,7 +166,8 @@ def run(
     store = Store(Path(out))
     store.begin(_run_manifest(lens, source, total, plan))
     done = store.done()
-    shards = split_into_shards(source.read_entries(lens.tokenizer), shard_size)
+    entries = source.read_entries(lens.tokenizer)
+    shards = split_into_shards(draw_masks_in_order(lens, plan, entries) if plan.draws_in_order else entries, shard_size)
     missing = (shard for shard in shards if shard[0] not in done)
     if engine == "local" or isinstance(model, Analyzer):
         results = engines.compute_locally(lens, plan, missing)

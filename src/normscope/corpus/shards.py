@@ -6,9 +6,10 @@ A pure function of entries, model and plan: the result does not depend on the pr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from torch import Tensor
 from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
 from normscope.corpus.entries import Entry, Fault
-from normscope.corpus.masking import mask
+from normscope.corpus.entry_inputs import entry_input
+from normscope.corpus.masking import draw_masked_positions, mask_at, masked_positions
 from normscope.corpus.measure_registry import Measure, Sample, find_registered_measures
 from normscope.corpus.plan import Plan, scopes_required_by_plan
 from normscope.corpus.store import GroupedSums, ShardFiles, parquet_bytes_for_store
@@ -61,8 +63,8 @@ def _encode_entry(lens: Analyzer, plan: Plan, entry: Entry | Fault) -> tuple[Ite
     if isinstance(entry, Fault):
         return entry, entry
     try:
-        (item,) = encode(lens.loaded, _entry_input(entry, lens), plan.truncation)
-        return item if plan.mask_seed is None else _mask_item(item, lens, plan.mask_seed, entry.id), item
+        (item,) = encode(lens.loaded, entry_input(entry, lens), plan.truncation)
+        return item if plan.mask_seed is None else _mask_item(item, lens, plan.mask_seed, entry), item
     except NormscopeError as error:
         fault = Fault(entry.id, "encoding", str(error))
         return fault, fault
@@ -97,30 +99,41 @@ def compute_shard(lens: Analyzer, plan: Plan, shard: EncodedShard) -> ShardFiles
     return tables.to_files(shard, [faults[n] for n in sorted(faults)])
 
 
-def _entry_input(entry: Entry, lens: Analyzer) -> Any:
-    """The entry in a form that the Analyzer accepts; word pieces become ids."""
-    if entry.pieces and entry.words is not None:
-        if lens.tokenizer is None:
-            raise NormscopeError("The entry consists of word pieces, but the model has no tokenizer to look them up.")
-        ids = lens.tokenizer.convert_tokens_to_ids(list(entry.words))
-        if None in ids or (lens.tokenizer.unk_token_id in ids and lens.tokenizer.unk_token not in entry.words):
-            raise NormscopeError("Some of the word pieces are not in the model's vocabulary.")
-        separator = next((n for n, i in enumerate(ids) if i == lens.tokenizer.sep_token_id), len(ids))
-        types = {"token_type_ids": [int(n > separator) for n in range(len(ids))]}
-        return {"input_ids": ids} | (types if "token_type_ids" in lens.loaded.limits.keys else {})
-    if lens.two_sided and entry.target is not None:
-        source = entry.given
-        target = entry.target if isinstance(entry.target, str) else " ".join(entry.target)
-        return (" ".join(source) if isinstance(source, list) else source, target)
-    return entry.given
+def draw_masks_in_order(lens: Analyzer, plan: Plan, entries: Iterable[Entry | Fault]) -> Iterator[Entry | Fault]:
+    """The entries with their masked positions drawn from one generator in corpus order, as the papers' code does.
+
+    Entries that cannot be encoded draw nothing. A resumed run passes its finished entries through here again, so that
+    the others are masked as in a run without interruption.
+    """
+    assert plan.mask_seed is not None
+    generator = Random(plan.mask_seed)
+    for entry in entries:
+        _, item = _encode_entry(lens, replace(plan, mask_seed=None), entry)
+        if isinstance(item, Fault) or isinstance(entry, Fault):
+            yield entry
+            continue
+        try:
+            drawn = draw_masked_positions(_unmaskable_tokens(item, lens), generator)
+        except NormscopeError:  # nothing to mask: a fault when the entry is encoded
+            yield entry
+        else:
+            yield replace(entry, masked=drawn)
 
 
-def _mask_item(item: Item, lens: Analyzer, seed: int, id: str) -> Item:
+def _unmaskable_tokens(item: Item, lens: Analyzer) -> list[bool]:
+    """Whether each token is one that begins, separates or ends texts, or padding."""
     tokenizer = lens.tokenizer
-    ids = item.tensors["input_ids"].tolist()
     kept = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
-    special = [token in kept for token in ids]
-    masked = mask(ids, special, tokenizer.mask_token_id, seed, id)
+    return [token in kept for token in item.tensors["input_ids"].tolist()]
+
+
+def _mask_item(item: Item, lens: Analyzer, seed: int, entry: Entry) -> Item:
+    """The item with its masked positions, which are those of the entry if they were drawn for the whole corpus."""
+    tokenizer = lens.tokenizer
+    drawn = entry.masked
+    if drawn is None:
+        drawn = masked_positions(_unmaskable_tokens(item, lens), seed, entry.id)
+    masked = mask_at(item.tensors["input_ids"].tolist(), drawn, tokenizer.mask_token_id)
     (side,) = item.sides
     tokens = item.sides[side]
     names = tuple(tokenizer.convert_ids_to_tokens(masked))

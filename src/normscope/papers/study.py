@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -92,6 +92,11 @@ class Setting:
         return int(getattr(self.readings, "mask_seed", 0))
 
     @property
+    def mask_draw(self) -> str:
+        """How masked tokens are drawn: "sequence", or "authors" for the draw of the papers' code."""
+        return str(getattr(self.readings, "mask_draw", "sequence"))
+
+    @property
     def masks(self) -> bool:
         """Whether the model was trained with masked tokens; never for causal models, even with a mask token."""
         return self.mask_seed is not None and self.side == "encoder"
@@ -163,11 +168,13 @@ def reproduce(
 
     Runs the named experiments, by default all that the model and the data allow. Their corpus runs are kept in
     `out`/runs, so that the same call resumes and nothing is computed twice. `readings` are strings "key=value". `data`
-    may be None if no experiment needs a corpus. With `verify` the model must be one of the paper's models. `engine`,
-    `workers`, `threads` and `address` are those of `normscope.corpus.run`.
+    may be None if no experiment needs a corpus. With `verify` the model must be one of the paper's models, and the
+    authors' own masked tokens are used unless `readings` says otherwise. `engine`, `workers`, `threads` and `address`
+    are those of `normscope.corpus.run`.
     """
     _require_report_packages()
     chosen = _chosen_experiments(paper, experiments)
+    readings = _readings_to_verify(paper, readings) if verify else readings
     parsed = parse_readings(paper.readings, readings)
     lens = load_run_analyzer(model, engine)
     key = _published_key_of_model(paper, lens, required=verify)
@@ -237,6 +244,13 @@ def _published_key_of_model(paper: Paper, lens: Analyzer, required: bool) -> str
     return key
 
 
+def _readings_to_verify(paper: Paper, readings: Sequence[str]) -> Sequence[str]:
+    """The readings with the authors' draw of masked tokens, if the paper has that reading and none is given."""
+    known = any(entry.name == "mask_draw" for entry in fields(paper.readings))
+    given = any(reading.partition("=")[0].strip().replace("-", "_") == "mask_draw" for reading in readings)
+    return readings if given or not known else (*readings, "mask_draw=authors")
+
+
 def _require_report_packages() -> None:
     for package, extra in (("matplotlib", "plot"), ("polars", "corpus")):
         if find_spec(package) is None:
@@ -288,7 +302,9 @@ def _run_plans(
     """The corpus runs by name."""
     runs = {}
     for plan in plans:
-        known, folder = find_covering_run(plan, root)
+        # Runs with the authors' masks stand beside those with ours, so that --verify can follow a report without it.
+        place = root / "authors-masks" if plan.masked and setting.mask_draw == "authors" else root
+        known, folder = find_covering_run(plan, place)
         runs[plan.name] = complete_run(
             setting.data,
             model,
@@ -298,6 +314,7 @@ def _run_plans(
             maps=known.maps,
             scopes=known.scopes,
             mask_seed=setting.mask_seed if plan.masked else None,
+            mask_draw=setting.mask_draw,
             format=setting.format,
             reader=setting.reader,
             limit=setting.limit,
@@ -341,6 +358,7 @@ def _setting_facts(
         if plan.masked and setting.mask_seed is None:
             masked += " (the model has no mask token)"
         elif plan.masked:
-            masked = f"12 % of the tokens masked (seed {setting.mask_seed})"
+            draw = ", drawn in corpus order as in the paper's code" if setting.mask_draw == "authors" else ""
+            masked = f"12 % of the tokens masked (seed {setting.mask_seed}{draw})"
         found.append((f"run \u201c{plan.name}\u201d", f"{masked}; {facts.run_facts(runs[plan.name])}"))
     return (*found, ("versions", facts.package_version_facts()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ from normscope.corpus.entries import Entry, Fault, entry_or_fault
 from normscope.corpus.readers.plain_text import join_lines
 from normscope.corpus.readers.text_lines import Line, first_damaged_text_line, text_lines
 from normscope.errors import NormscopeError
+
+ESCAPE = re.compile(r" @([-,.])@ ")
 
 
 class Paragraph(NamedTuple):
@@ -25,7 +28,9 @@ def read_paragraph_pairs(
     """Paragraphs 1 and 2, 3 and 4, ... of each article; with `overlap`, also 2 and 3 and so on.
 
     An article begins at a WikiText heading ` = Title = `; headings are dropped, and so is an unpaired last paragraph.
-    With a (fast) tokenizer, pairs are cut to `max_tokens` including special tokens.
+    WikiText's escapes ` @-@ `, ` @,@ ` and ` @.@ `, which stand for a hyphen in a word and for the marks in a number,
+    are undone: "mid @-@ 20th" is read as "mid-20th", "1 @,@ 000" as "1,000". With a (fast) tokenizer, pairs are cut to
+    `max_tokens` including special tokens.
     """
     if tokenizer is not None:
         _check_paragraph_pair_tokenizer(tokenizer, max_tokens)
@@ -53,6 +58,11 @@ def paragraph_pairs_heading_level(text: str) -> int:
     inner = marks[level : len(marks) - level]
     balanced = marks[len(marks) - level :] == ["="] * level
     return level if inner and balanced and inner[-1] != "=" else 0
+
+
+def undo_wikitext_escapes(text: str) -> str:
+    """The text with ` @-@ `, ` @,@ ` and ` @.@ ` replaced by the mark alone."""
+    return ESCAPE.sub(r"\1", text)
 
 
 def cut_paragraph_pair(pair: tuple[str, str], tokenizer: Any, max_tokens: int) -> tuple[str, str]:
@@ -95,7 +105,7 @@ def _split_paragraphs_for_pairs(lines: Iterable[Line]) -> Iterator[Paragraph]:
 
 def _paragraph_pair_entry(path: Path, a: Paragraph, b: Paragraph, tokenizer: Any, max_tokens: int) -> Entry | Fault:
     id, where = f"{path.name}:{a.lines[0].number}", f"{path}:{a.lines[0].number}"
-    pair = join_lines(a.lines), join_lines(b.lines)
+    pair = undo_wikitext_escapes(join_lines(a.lines)), undo_wikitext_escapes(join_lines(b.lines))
     if tokenizer is not None:
         try:
             pair = cut_paragraph_pair(pair, tokenizer, max_tokens)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from normscope.measures.uncertainty import Resampled, resample_means
 from normscope.papers.common import layer_numbers, layer_picture
+from normscope.papers.resampling import estimates_along, pick
 from normscope.papers.study import Runs, Setting
+from normscope.papers.verdicts import decided_claim, describe_estimate
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
 RUN = "plain"
+ITEMS = "entries"
 EXACT = (
     "For each input the model is frozen: attention weights, normalization statistics and the gates from integrated "
     "gradients keep the values of the forward pass, which makes everything else linear. Each state is then a sum of "
@@ -38,6 +43,7 @@ def input_spread_section(setting: Setting, runs: Runs) -> Section:
     """A token's own share and the effective number of inputs, from the input and within one layer."""
     layers, means = _flow_means(runs, pl.lit(True), "own", "inputs", "own_in_layer", "inputs_in_layer")
     own, inputs, *_ = means.values()
+    resampled = _resample_flow_means(runs, pl.lit(True), "own", "inputs")
     columns = {"own share": ".3f", "inputs": ".2f", "own share in the layer": ".3f", "inputs in the layer": ".2f"}
     table = Table.of(
         "spread",
@@ -55,16 +61,22 @@ def input_spread_section(setting: Setting, runs: Runs) -> Section:
             ("inputs", "inputs", "Effective number of inputs"),
         )
     ]
+    steps = resampled.map(lambda found: found[..., :-1, 0] - found[..., 1:, 0])
+    more = resampled.map(lambda found: found[..., -1, 1] - found[..., 0, 1]).estimate(ITEMS)
     claims = (
-        Claim(
+        decided_claim(
             "The share of the token itself decreases from layer to layer",
-            all(b < a for a, b in pairwise(own)),
+            estimates_along(steps, ITEMS),
             " ".join(f"{value:.2f}" for value in own),
+            layers=layers[1:],
+            own=True,
         ),
-        Claim(
+        decided_claim(
             "The effective number of inputs is larger in the last layer than in the first",
-            inputs[-1] > inputs[0],
+            more,
             f"{inputs[-1]:.1f} against {inputs[0]:.1f}",
+            evidence=describe_estimate(more, ".2f", name="difference"),
+            own=True,
         ),
     )
     completeness = float(runs[RUN].scan("flow").select(pl.col("completeness").max()).collect().item())
@@ -78,10 +90,14 @@ def first_token_section(setting: Setting, runs: Runs) -> Section:
     """The share of the first token, an attention sink in many models."""
     layers, means = _flow_means(runs, pl.col("first").is_not_nan(), "first", "even")
     values, even = means["first"], means["even"][-1]
-    claim = Claim(
+    resampled = _resample_flow_means(runs, pl.col("first").is_not_nan(), "first", "even")
+    margin = resampled.map(lambda found: found[..., -1, 0] - found[..., -1, 1]).estimate(ITEMS)
+    claim = decided_claim(
         "The first token has more than its even share in the states of the last layer",
-        values[-1] > even,
+        margin,
         f"{values[-1]:.3f}; an even share is {even:.3f}",
+        evidence=describe_estimate(margin, ".3f", name="difference"),
+        own=True,
     )
     title = "Share of the first token in the states of other tokens"
     picture = layer_picture("first-chart", title, {"first token": values}, layers, "share in other tokens' states")
@@ -111,7 +127,14 @@ def source_share_section(setting: Setting, runs: Runs) -> Section:
         )
         parts.append(Picture("source-position", "Share of the source by position, last layer", chart))
     statement = "In the last layer, the source contributes more to decoder states than the target tokens"
-    claim = Claim(statement, values[-1] > 0.5, f"{values[-1]:.3f}")
+    share = _resample_flow_means(runs, pl.lit(True), "other_side").map(lambda found: found[..., -1, 0])
+    claim = decided_claim(
+        statement,
+        share.map(lambda found: found - 0.5).estimate(ITEMS),
+        f"{values[-1]:.3f}",
+        evidence=describe_estimate(share.estimate(ITEMS), ".3f"),
+        own=True,
+    )
     numbers = layer_numbers("source", values, layers)
     return Section("sides", "Source and target", SIDES, tuple(parts), (claim,), numbers)
 
@@ -131,27 +154,51 @@ def flow_agreement_section(setting: Setting, runs: Runs) -> Section:
         ((name, *values) for name, values in series.items()),
         "Mean over entries, without cells that causal masking excludes.",
     )
-    best = max(series, key=lambda name: series[name][-1])
-    norms, weights = series["rollout:layer"][-1], series["rollout"][-1] if "rollout" in series else None
-    without = "rollout of weights is not defined for encoder-decoders"
-    claims = (
-        Claim(
-            "At the last layer, rollout of the norms of whole layers is closer to the exact flow than rollout of "
-            "weights",
-            None if weights is None else norms > weights,
-            f"{norms:.2f}; {without}" if weights is None else f"{norms:.2f} against {weights:.2f}",
-        ),
-        Claim(
-            "The best of these methods ranks inputs nearly as the exact flow does (correlation above 0.9)",
-            series[best][-1] > 0.9,
-            f"{best}: {series[best][-1]:.2f}",
-        ),
-    )
     numbers: dict[str, float] = {}
     for name, values in series.items():
         numbers |= layer_numbers(f"spearman.{name}", values)
     parts = (table, layer_picture("agreement-chart", title, series, layers, SPEARMAN))
+    claims = _agreement_claims(runs, {name: values[-1] for name, values in series.items()})
     return Section("agreement", "Comparison of other methods with the exact flow", METHODS, parts, claims, numbers)
+
+
+def _agreement_claims(runs: Runs, last: Mapping[str, float]) -> tuple[Claim, ...]:
+    """Claims about the last layer, with the correlations of each entry."""
+    table = runs[RUN].scan("flow_agreement")
+    rows = table.filter(pl.col("layer") == pl.col("layer").max()).sort("method", "id").collect()
+    found = resample_means(np.stack([rows.filter(rows["method"] == name)["spearman"].to_numpy() for name in last], 1))
+    places = {name: n for n, name in enumerate(last)}
+    text = "At the last layer, rollout of the norms of whole layers is closer to the exact flow than rollout of weights"
+    norms = last["rollout:layer"]
+    if "rollout" in last:
+        a, b = places["rollout:layer"], places["rollout"]
+        margin = found.map(lambda means: means[..., a] - means[..., b]).estimate(ITEMS)
+        evidence = describe_estimate(margin, ".2f", name="difference")
+        ours = f"{norms:.2f} against {last['rollout']:.2f}"
+        first = decided_claim(text, margin, ours, evidence=evidence, own=True)
+    else:
+        ours = f"{norms:.2f}; rollout of weights is not defined for encoder-decoders"
+        first = Claim(text, None, ours, own=True)
+    best = max(last, key=lambda name: last[name])
+    of_best = describe_estimate(pick(found, places[best]).estimate(ITEMS), ".2f")
+    second = decided_claim(
+        "The best of these methods ranks inputs nearly as the exact flow does (correlation above 0.9)",
+        estimates_along(found.map(lambda means: means - 0.9), ITEMS),
+        f"{best}: {last[best]:.2f}",
+        at_least=1,
+        evidence=f"{best}: {of_best}; the verdict allows for the choice among {len(last)} methods",
+        own=True,
+    )
+    return first, second
+
+
+def _resample_flow_means(runs: Runs, where: Any, *keys: str) -> Resampled:
+    """(layers, keys): the means of `_flow_means`, over all selected tokens, under resampling of entries."""
+    groups = runs[RUN].scan("flow").filter(where).group_by("id", "layer")
+    sums = [pl.col(key).cast(pl.Float64).sum() for key in keys]
+    rows = groups.agg(*sums, pl.len().cast(pl.Float64).alias("count")).sort("id", "layer").collect()
+    table = rows.select(*keys, "count").to_numpy().reshape(rows["id"].n_unique(), -1, len(keys) + 1)
+    return resample_means(table).map(lambda totals: totals[..., :-1] / totals[..., -1:])
 
 
 def _flow_means(runs: Runs, where: Any, *keys: str) -> tuple[list[int], dict[str, list[float]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normscope.papers.common import masked_plan
-from normscope.papers.emnlp2021.example_maps import example_maps_section, missing_example_maps
+from normscope.papers.emnlp2021.example_maps import OWN, example_maps_section, missing_example_maps
 from normscope.papers.emnlp2021.expansion import expansion_section
 from normscope.papers.emnlp2021.frequency import mixing_frequency_section
 from normscope.papers.emnlp2021.mixing import mixing_depth_section, mixing_layers_section, mixing_section
@@ -25,8 +25,11 @@ class MixingReadings:
     masking: bool = reading(
         True, "mask 12 % of the ordinary tokens, as the paper's code does (15 % x 80 % in its text)"
     )
-    mask_seed: int = reading(
-        0, "seed for masking; drawn separately for each sequence, while the paper's code draws once for all in order"
+    mask_seed: int = reading(0, "seed for masking")
+    mask_draw: str = reading_choice(
+        "how masked tokens are drawn: for each sequence separately, by its id, or for all in corpus order from one "
+        "generator, as in the paper's code; --verify uses the latter",
+        *("sequence", "authors"),
     )
     table_average: str = reading_choice(
         "mean of Table 2: over all tokens, or over the sequence means", "micro", "macro"
@@ -57,6 +60,11 @@ def _mixing_plans(setting: Setting) -> tuple[RunPlan, ...]:
     return (masked_plan(setting, ("mixing",), attention_block_scopes(setting.lens)),)
 
 
+def _example_plans(setting: Setting) -> tuple[RunPlan, ...]:
+    """An example given on the command line is drawn without a corpus, too."""
+    return (masked_plan(setting, (OWN,), attention_block_scopes(setting.lens)),) if setting.data else ()
+
+
 def _unmasked_mixing_plans(setting: Setting) -> tuple[RunPlan, ...]:
     return (RunPlan("plain", ("mixing",), attention_block_scopes(setting.lens)),)
 
@@ -78,6 +86,7 @@ PAPER = Paper(
             "comparison",
             "Maps of an example with attention, residual and normalization",
             example_maps_section,
+            _example_plans,
             missing=missing_example_maps,
         ),
         Experiment("mixing", "Mixing ratio", mixing_section, _mixing_plans),

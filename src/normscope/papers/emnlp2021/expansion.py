@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
 from normscope.analyzer import Analyzer
 from normscope.engine import probing
 from normscope.measures import expansion as rates
-from normscope.papers.common import finite_numbers, layer_picture, layer_table, published_curves
+from normscope.measures.uncertainty import flip_signs
+from normscope.papers.common import finite_numbers, layer_picture, layer_table, paper_layers_text, published_curves
 from normscope.papers.emnlp2021.shared import PUBLISHED, THEIRS
 from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
+from normscope.papers.verdicts import decided_claim, describe_estimate
 from normscope.reports.report import Claim, Section, Table
 
 ENDS = ("mean", "min", "max")
@@ -32,13 +37,6 @@ def expansion_section(setting: Setting, runs: Runs) -> Section:
     numbers |= {f"expansion.{m}.{name}": value for m in found for name, value in ends[m].items()}
     series = {f"{matrix}'s matrix": rates for matrix, rates in found.items()}
     drawn = {f"{m}'s matrix": [value for value in found[m] if value is not None] for m in found if ends[m]}
-    mean = ends[chosen].get("mean")
-    claim = Claim(
-        "The affine value map shrinks vectors: its mean expansion rate is below 1",
-        None if mean is None else mean < 1,
-        "b_O does not fit the matrix of the code" if mean is None else f"{mean:.2f} with the {chosen}'s matrix",
-        quote_published(THEIRS, "{:.2f} with the code's matrix", "expansion.code.mean"),
-    )
     over_layers = Table.of(
         "table8-expansion",
         "Table 8. Expansion rate",
@@ -56,8 +54,37 @@ def expansion_section(setting: Setting, runs: Runs) -> Section:
             layer_table("expansion-layers", by_layer, {**series, **theirs}, layers, ".3f"),
             layer_picture("expansion-chart", by_layer, drawn, layers, "expansion rate"),
         ),
-        (claim,),
+        (_expansion_claim(found, chosen),),
         finite_numbers(numbers),
+    )
+
+
+def _expansion_claim(found: Mapping[str, Sequence[float | None]], chosen: str) -> Claim:
+    """Whether the mean rate over layers is below 1, by sign flips of 1 - rate over layers.
+
+    There is no sample of texts: the rates are exact for this model. The test asks whether its layers agree, taking
+    layers as exchangeable.
+    """
+    text = "The affine value map shrinks vectors: its mean expansion rate is below 1"
+    theirs = quote_published(THEIRS, "{:.2f} with the code's matrix", "expansion.code.mean")
+    margins = {
+        matrix: flip_signs([1 - rate for rate in rates if rate is not None])
+        for matrix, rates in found.items()
+        if None not in rates
+    }
+    if chosen not in margins:
+        return Claim(text, None, "b_O does not fit the matrix of the code", theirs)
+    margin = margins[chosen]
+    rates = [rate for rate in found[chosen] if rate is not None]
+    above = [n for n, rate in enumerate(rates, 1) if rate > 1]
+    evidence = f"{describe_estimate(margin)}; about the weights alone, not a sample of texts"
+    return decided_claim(
+        text,
+        margin,
+        f"{fmean(rates):.2f} with the {chosen}'s matrix",
+        theirs,
+        evidence=f"{evidence}; above 1 in {paper_layers_text(above)}" if above else evidence,
+        under={f"expansion={other}": one.decide() for other, one in margins.items() if other != chosen},
     )
 
 

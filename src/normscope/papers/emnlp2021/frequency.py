@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
-from normscope.measures.correlation import spearman_of_lists
+from normscope.measures.correlation import ordinal_codes, spearman_of_lists, spearman_of_codes
+from normscope.measures.uncertainty import Resampled, resample_statistic
 from normscope.papers import frequencies
 from normscope.papers.common import finite_numbers
 from normscope.papers.emnlp2021.ratios import (
@@ -19,12 +21,15 @@ from normscope.papers.emnlp2021.ratios import (
     mixing_ratios_of_run,
     scope_of_alias,
 )
+from normscope.papers.emnlp2021.sequences import ITEMS
 from normscope.papers.emnlp2021.shared import PUBLISHED, REFERENCE, THEIRS
 from normscope.papers.published import quote_published
 from normscope.papers.study import Runs, Setting
+from normscope.papers.verdicts import decided_claim, describe_estimate
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table, none_if_nan
 
+OTHER_SPECIAL = {"markers": "tokenizer", "tokenizer": "markers"}
 TITLES = {"all": "all tokens", "words": "without special tokens"}
 TEXT = """Each token's mixing ratio is averaged over layers and correlated with the frequency rank of its type. Rank 1 \
 is the most frequent type, so a negative correlation means that frequent words mix more. The text is not masked."""
@@ -63,15 +68,7 @@ def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
     xlabel = "frequency rank (logarithm to base 10), binned"
     chart = charts.line_chart(means, x=places, xlabel=xlabel, ylabel="mixing ratio (%)", ylim=(0, 100))
     title, note = "Mean mixing ratio of words by frequency rank", "Two points per power of ten; no special tokens."
-    last = scope_of_alias(lens, "attention-block")
-    found = none_if_nan(rho[last]["words"])
-    measured = "" if found is None else f"Spearman {found:.2f} by {last}, without special tokens"
-    claim = Claim(
-        "Frequent words mix more: the mixing ratio decreases with the frequency rank",
-        None if found is None else found < 0,
-        measured or "the mixing ratio does not vary",
-        quote_published(THEIRS, "Spearman {:.2f} by ATTNRESLN-N", "frequency.ATTNRESLN-N.words"),
-    )
+    claim = _frequency_claim(setting, frame, ranks)
     return Section(
         "frequency",
         "Mixing ratio and word frequency",
@@ -80,6 +77,40 @@ def mixing_frequency_section(setting: Setting, runs: Runs) -> Section:
         (claim,),
         finite_numbers({f"frequency.{name}.{kind}": rho[name][kind] for name in rho for kind in groups}),
     )
+
+
+def resample_rank_correlation(frame: pl.DataFrame, scope: str, ranks: NDArray[np.int64], chosen: Any) -> Resampled:
+    """Spearman's correlation of mixing ratio and frequency rank under resampling of sequences.
+
+    The ratios of the tokens of a sequence depend on each other, so whole sequences are drawn. The frequency ranks are
+    those of the data in every resample.
+    """
+    values = frame[scope].to_numpy()
+    order = np.flatnonzero(chosen)[np.argsort(values[chosen], kind="stable")]  # sorted, which makes ranking faster
+    sequences, of_token = np.unique(frame["id"].to_numpy(), return_inverse=True)
+    ratio, rank, place = ordinal_codes(values[order]), ordinal_codes(ranks[order]), of_token[order]
+    return resample_statistic(lambda weights: spearman_of_codes(ratio, rank, weights[place]), len(sequences))
+
+
+def _frequency_claim(setting: Setting, frame: pl.DataFrame, ranks: NDArray[np.int64]) -> Claim:
+    """The claim without special tokens, with the other reading of `special` where it leaves out other tokens."""
+    last = scope_of_alias(setting.lens, "attention-block")
+    chosen, other = (
+        ~special_token_mask(replace(setting, readings=replace(setting.readings, special=special)), frame)
+        for special in (setting.readings.special, OTHER_SPECIAL[setting.readings.special])
+    )
+    text = "Frequent words mix more: the mixing ratio decreases with the frequency rank"
+    theirs = quote_published(THEIRS, "Spearman {:.2f} by ATTNRESLN-N", "frequency.ATTNRESLN-N.words")
+    found = resample_rank_correlation(frame, last, ranks, chosen)
+    if np.isnan(found.value):
+        return Claim(text, None, "the mixing ratio or the frequency does not vary", theirs)
+    rho, margin = found.estimate(ITEMS), found.map(np.negative).estimate(ITEMS)
+    under = {}
+    if (chosen != other).any():
+        differently = resample_rank_correlation(frame, last, ranks, other).map(np.negative).estimate(ITEMS)
+        under[f"special={OTHER_SPECIAL[setting.readings.special]}"] = differently.decide()
+    ours = f"Spearman {rho.value:.2f} by {last}, without special tokens"
+    return decided_claim(text, margin, ours, theirs, evidence=describe_estimate(rho, ".2f"), under=under)
 
 
 def mixing_of_tokens(setting: Setting, run: Run) -> pl.DataFrame:

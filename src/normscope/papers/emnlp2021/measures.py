@@ -1,4 +1,4 @@
-"""Corpus measure of EMNLP 2021: how the output changes when attention is made uniform."""
+"""Corpus measures of EMNLP 2021: how much of a map is on its diagonal, and how uniform attention changes the output."""
 
 from __future__ import annotations
 
@@ -11,14 +11,29 @@ from torch import Tensor
 
 from normscope.corpus.measure_registry import Columns, Sample, register_measure
 from normscope.measures.change import cosine_distance, cross_entropy, relative_change
+from normscope.measures.first_token import normalise_rows
 from normscope.papers.common import paper_table_columns
 from normscope.tracing.uniform_attention import run_uniform_attention
 
 ALL = -1  # all layers at once, in the column `layer`
+OWN_TYPES: dict[str, Any] = {"scope": object, "layer": np.int16, "share": np.float64}
 TYPES: dict[str, Any] = {
     **{"layer": np.int16, "tokens": np.int32, "relative": np.float64, "cosine": np.float64},
     **{"loss": np.float64, "plain_loss": np.float64, "scored": np.int32},
 }
+
+
+@register_measure("own_share", whole=True)
+def measure_own_share(sample: Sample) -> Columns:
+    """scope, layer -> share of a map's diagonal: m_ii / sum_j m_ij, mean over the tokens of the sequence"""
+    analysis = sample.analysis
+    if analysis.info["side"] != sample.lens.loaded.stacks[0].side:
+        return paper_table_columns(OWN_TYPES, [])
+    rows = []
+    for scope in analysis.scopes:
+        shares = normalise_rows(analysis[scope].double()).diagonal(dim1=1, dim2=2).mean(-1)
+        rows += list(zip([scope] * len(shares), analysis.layers, shares.tolist(), strict=True))
+    return paper_table_columns(OWN_TYPES, rows)
 
 
 @register_measure("uniform_attention", scopes=("weights",), whole=True)

@@ -74,10 +74,11 @@ def mean_mixing_by_layer(frame: pl.LazyFrame, average: str) -> dict[str, dict[tu
     return found
 
 
-def mixing_by_method(setting: Setting, runs: Runs) -> dict[str, dict[tuple[int, str], float]]:
-    """`mean_mixing_by_layer` of the masked run with the reading `layer_average`, methods in the order of the scopes."""
+def mixing_by_method(setting: Setting, runs: Runs, average: str = "") -> dict[str, dict[tuple[int, str], float]]:
+    """`mean_mixing_by_layer` of the masked run, methods in the order of the scopes; the average is by default the
+    reading `layer_average`."""
     frame = mixing_ratios_of_run(setting.lens, runs[masked_run(setting)])
-    found = mean_mixing_by_layer(frame, setting.readings.layer_average)
+    found = mean_mixing_by_layer(frame, average or setting.readings.layer_average)
     return {name: found[name] for name in attention_block_scopes(setting.lens) if name in found}
 
 

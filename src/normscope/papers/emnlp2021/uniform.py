@@ -1,24 +1,36 @@
-"""Effect of uniform attention in a layer, compared with the layer's mixing ratio (EMNLP 2021, section 6).
+"""Effect of uniform attention in a layer, compared with the layer's mixing ratio: a question of our own.
 
-Earlier work found that models work nearly as well with attention that is not learned. The paper's explanation is that
-only a small part of each vector is mixed. The less a layer mixes, the less uniform attention should then change.
+Earlier work found that models work nearly as well with attention that is not learned. The paper's explanation (EMNLP
+2021, section 6) is that only a small part of each vector is mixed. If so, uniform attention should change less where
+less is mixed. The paper does not test this. It is tested here in two ways:
+
+- over layers: the mean change of a layer and its mean mixing ratio. Layers are few and ordered, and a change in a low
+  layer passes through all layers above it, so depth can cause or hide such a correlation;
+- over sequences within a layer: the change of a sequence and its mixing ratio in that layer, which leaves depth out.
+  Longer sequences have more tokens to mix and more over which attention is spread, so the correlation is partial, with
+  the length held constant: r_xy.z = (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)) of rank correlations r.
+
+A relative change and a mixing ratio are different quantities, so their sizes are not compared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from statistics import fmean
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
-from normscope.measures.correlation import spearman_p_value
+from normscope.measures.correlation import ordinal_codes, spearman_of_codes, spearman_p_value
+from normscope.measures.uncertainty import Estimate, Resampled, resample_statistic
 from normscope.papers.common import (
     describe_common_masking,
     finite_numbers,
+    layer_numbers,
     layer_picture,
     linear_correlation,
     masked_run,
@@ -26,22 +38,34 @@ from normscope.papers.common import (
     scan_paper_side,
 )
 from normscope.papers.emnlp2021.measures import ALL
-from normscope.papers.emnlp2021.ratios import aggregate_rounded, mixing_by_method, overall_mixing, scope_of_alias
-from normscope.papers.emnlp2021.shared import layer_correlation_claim
+from normscope.papers.emnlp2021.ratios import (
+    aggregate_rounded,
+    mixing_by_method,
+    mixing_ratios_of_run,
+    overall_mixing,
+    scope_of_alias,
+)
+from normscope.papers.emnlp2021.sequences import ITEMS, Values, mixing_sums_by_sequence
+from normscope.papers.emnlp2021.shared import layer_correlation, layer_correlation_claim
+from normscope.papers.resampling import estimates_along
 from normscope.papers.study import Runs, Setting
+from normscope.papers.verdicts import decided_claim, majority
 from normscope.reports import charts
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan
 
 Changes = Mapping[int, Mapping[str, float]]  # layer (from 0, or ALL) -> what changes by how much
+Places = NDArray[np.intp]
 ByKind = Mapping[str, list[float]]  # method, or kind of change -> a value for each layer
 RUN = "uniform"
 CHANGES = {"relative": "change (%)", "cosine": "cosine"}
 LOSSES = {"loss": "loss", "added": "loss added"}
 AXES = {"relative": "relative change (%)", "cosine": "cosine distance"}
 MEASURES = ("spearman", "p", "pearson")
-TEXT = """The attention weights of one layer, or of all layers, are replaced by equal weights on all visible tokens. \
-The tables show how much the final hidden states h change, as ||h' - h|| / ||h|| and as cosine distance, averaged over \
-tokens."""
+TEXT = """This experiment is not in the paper. It tests the paper's explanation of why models work nearly as well with \
+attention that is not learned: if little is mixed, it matters little how.
+
+The attention weights of one layer, or of all layers, are replaced by equal weights on all visible tokens. The tables \
+show how much the final hidden states h change, as ||h' - h|| / ||h|| and as cosine distance, averaged over tokens."""
 CHANGE_NOTE = "Change: ||h' - h|| / ||h||. Cosine: the cosine distance of h and h'."
 LOSS_NOTE = " Loss: cross-entropy in nats. Loss added: its increase over the learned attention."
 CORRELATION_NOTE = (
@@ -84,13 +108,16 @@ def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
             CORRELATION_NOTE,
         ),
     )
+    within = uniform_within_layers(setting, runs)
+    by_layer = estimates_along(within, ITEMS)
     return Section(
         "uniform",
         "Uniform instead of learned attention",
         "\n\n".join((TEXT, _describe_loss(setting, found[ALL]), describe_common_masking(setting))),
-        (*tables, *_uniform_attention_pictures(mixing, changed, chosen)),
-        _uniform_attention_claims(setting, mixing, changed),
-        _uniform_attention_numbers(found, correlations, chosen),
+        (*tables, _within_layers_table(by_layer, chosen), *_uniform_attention_pictures(mixing, changed, chosen)),
+        _uniform_attention_claims(setting, mixing, changed, by_layer),
+        _uniform_attention_numbers(found, correlations, chosen)
+        | finite_numbers(layer_numbers("uniform.within", within.value.tolist())),
     )
 
 
@@ -123,16 +150,69 @@ def _uniform_attention_pictures(mixing: ByKind, changed: ByKind, chosen: str) ->
     return Picture("uniform-scatter", against, scatter), layer_picture("uniform-layers", beside, series, layers, "%")
 
 
-def _uniform_attention_claims(setting: Setting, mixing: ByKind, changed: ByKind) -> tuple[Claim, ...]:
-    (weights, by_weights), (block, by_block) = ((name, fmean(some)) for name, some in mixing.items())
-    change = fmean(changed["relative"])
-    increases = "Uniform attention changes less where a layer mixes less: the change increases with the mixing ratio"
+def uniform_within_layers(setting: Setting, runs: Runs) -> Resampled:
+    """(layers,): partial rank correlation over sequences of the mixing ratio and the change by uniform attention in
+    the same layer, with the length held constant, under resampling of sequences."""
+    lens, chosen = setting.lens, setting.readings.change
+    frame = mixing_ratios_of_run(lens, runs[masked_run(setting)])
+    given = mixing_sums_by_sequence(frame, [scope_of_alias(lens, "attention-block")], setting.depth)
+    table = scan_paper_side(runs[RUN], "uniform_attention", setting.side).filter(pl.col("layer") != ALL).collect()
+    rows = table.pivot(on="layer", index=["id", "tokens"], values=chosen).sort("id")
+    known = dict(zip(given.ids, given.means[:, 0, :, -1], strict=True))
+    rows = rows.filter(pl.col("id").is_in(list(known)))
+    mixing = np.array([known[id] for id in rows["id"].to_list()]).reshape(len(rows), setting.depth)
+    changes = rows.select(str(n) for n in range(setting.depth)).to_numpy()
+    length = ordinal_codes(rows["tokens"].to_numpy())
+    pairs = [(ordinal_codes(mixing[:, n]), ordinal_codes(changes[:, n])) for n in range(setting.depth)]
+
+    def correlations(weights: Values) -> Any:
+        return np.array([partial_spearman(a, b, length, weights) for a, b in pairs])
+
+    return resample_statistic(correlations, len(rows))
+
+
+def partial_spearman(x: Places, y: Places, z: Places, weights: Values) -> float:
+    """Spearman's partial correlation of x and y given z, as `ordinal_codes`; the plain one if z is constant."""
+    xy, xz, yz = (spearman_of_codes(a, b, weights) for a, b in ((x, y), (x, z), (y, z)))
+    if math.isnan(xz) or math.isnan(yz):
+        return xy
+    rest = (1 - xz**2) * (1 - yz**2)
+    return (xy - xz * yz) / math.sqrt(rest) if rest > 0 else math.nan
+
+
+def _within_layers_table(by_layer: Sequence[Estimate], chosen: str) -> Table:
+    return Table.of(
+        "uniform-within",
+        "Correlation of mixing ratio and change over the sequences, by layer",
+        {"layer": "", "partial Spearman": ".2f", "from": ".2f", "to": ".2f"},
+        ((n, *map(none_if_nan, (one.value, one.low, one.high))) for n, one in enumerate(by_layer, 1)),
+        f"Change: {AXES[chosen]}. The length of a sequence is held constant. From, to: 95 % interval, bootstrap over "
+        "sequences.",
+    )
+
+
+def _uniform_attention_claims(
+    setting: Setting, mixing: ByKind, changed: ByKind, by_layer: Sequence[Estimate]
+) -> tuple[Claim, ...]:
+    by_block, chosen = list(mixing.values())[-1], setting.readings.change
+    margins = {kind: layer_correlation(by_block, changed[kind], 1) for kind in CHANGES}
+    known = [one.value for one in by_layer if not math.isnan(one.value)]
     return (
-        layer_correlation_claim(setting, increases, mixing[block], changed[setting.readings.change], 1),
-        Claim(
-            "The change by uniform attention in one layer is closer to norm-based than to weight-based mixing",
-            abs(change - by_block) < abs(change - by_weights),
-            f"change {change:.1f} %; mixing {by_block:.1f} % by {block}, {by_weights:.1f} % by {weights}",
+        layer_correlation_claim(
+            setting,
+            "Uniform attention changes less in layers that mix less: over layers, the change increases with the mixing "
+            "ratio",
+            margins[chosen],
+            1,
+            under={f"change={kind}": margin for kind, margin in margins.items() if kind != chosen},
+            own=True,
+        ),
+        decided_claim(
+            "Within most layers, uniform attention changes less in sequences that mix less, given their length",
+            by_layer,
+            f"partial Spearman {min(known):.2f} to {max(known):.2f}" if known else "too few sequences",
+            at_least=majority(len(by_layer)),
+            own=True,
         ),
     )
 

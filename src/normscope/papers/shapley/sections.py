@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from normscope.measures.uncertainty import decide_at_least, resample_means
 from normscope.papers.common import layer_picture
+from normscope.papers.resampling import estimates_along, pick
 from normscope.papers.shapley.measures import FEW, KEYS, PERMUTATIONS
 from normscope.papers.study import Runs, Setting
+from normscope.papers.verdicts import decided_claim, describe_estimate, majority
 from normscope.reports.report import Claim, Section, Table
 
 RUN = "plain"
+ITEMS = "entries"
+IG = "integrated gradients"
 ByScope = dict[str, list[dict[str, Any]]]  # scope -> its means by layer, each by key
 COLUMNS = {
     "spearman": "Spearman",
@@ -60,13 +67,23 @@ def shapley_agreement_section(setting: Setting, runs: Runs) -> Section:
     layers = range(1, len(whole) + 1)
     lowest = min(row["spearman"] for row in whole)
     same = sum(row["same_top"] for row in whole) / len(whole)
+    scope = list(means)[-1]
+    ranked, tops = (resample_means(_entry_values(runs, scope, key)) for key in ("spearman", "same_top"))
+    top = tops.map(lambda found: found[..., 0].mean(-1))
     claims = (
-        Claim(
+        decided_claim(
             "Integrated gradients rank the cells of whole layers as Shapley values do (above 0.95 in every layer)",
-            lowest > 0.95,
+            estimates_along(ranked.map(lambda found: found[..., 0] - 0.95), ITEMS),
             f"lowest correlation of a layer {lowest:.3f}",
+            own=True,
         ),
-        Claim("For nine of ten outputs both have the same largest other input", same > 0.9, f"{100 * same:.0f} %"),
+        decided_claim(
+            "For nine of ten outputs both have the same largest other input",
+            top.map(lambda found: found - 0.9).estimate(ITEMS),
+            f"{100 * same:.0f} %",
+            evidence=describe_estimate(top.map(lambda found: 100 * found).estimate(ITEMS), ".0f", " %"),
+            own=True,
+        ),
     )
     numbers = {
         f"{key}.{scope}.L{row['layer'] + 1}": row[key] for scope, some in means.items() for row in some for key in KEYS
@@ -90,23 +107,50 @@ def shapley_conclusion_section(setting: Setting, runs: Runs) -> Section:
     scope, some = next(iter(means.items()))
     ig, values = ([row[key] for row in some] for key in ("before_ig", "before_shapley"))
     series, layers = {"by IG": ig, "by Shapley": values}, range(1, len(values) + 1)
-    end = [row["before_shapley"] for row in list(means.values())[-1]]
-    nearer = sum(a > b for a, b in zip(end, values, strict=True))
-    claims = (
-        Claim(
-            "With Shapley values, too, the feed-forward changes the map in every layer (correlation below 0.95)",
-            all(value < 0.95 for value in values),
-            " ".join(f"{value:.2f}" for value in values),
-        ),
-        Claim(
-            "With Shapley values, too, the components after the feed-forward undo part of the change: in most layers "
-            "the map of the whole layer is closer to the map before the feed-forward",
-            nearer > len(values) / 2 if len(means) > 1 else None,
-            " ".join(f"{value:.2f}" for value in end),
-        ),
-    )
+    claims = _conclusion_claims(runs, means)
     parts = (table, layer_picture("before-after-chart", title, series, layers, f"correlation, {scope}"))
     return Section("conclusion", "Does the paper's conclusion depend on the gate?", CONCLUSION, parts, claims)
+
+
+def _conclusion_claims(runs: Runs, means: ByScope) -> tuple[Claim, ...]:
+    """The FF paper's two findings with Shapley values; the verdicts with integrated gradients are given as well."""
+    (first, some), (last, ends) = (list(means.items())[n] for n in (0, -1))
+    after, end = ([row["before_shapley"] for row in rows] for rows in (some, ends))
+    keys = ("before_shapley", "before_ig")
+    found = resample_means(np.stack([_entry_values(runs, scope, *keys) for scope in (first, last)], -1))
+    changed = [estimates_along(pick(found, n, -2).map(lambda v: 0.95 - v[..., 0]), ITEMS) for n in range(2)]
+    nearer = [estimates_along(pick(found, n, -2).map(lambda v: v[..., 1] - v[..., 0]), ITEMS) for n in range(2)]
+    most = majority(len(some))
+    text = (
+        "With Shapley values, too, the components after the feed-forward undo part of the change: in most layers "
+        "the map of the whole layer is closer to the map before the feed-forward"
+    )
+    return (
+        decided_claim(
+            "With Shapley values, too, the feed-forward changes the map in every layer (correlation below 0.95)",
+            changed[0],
+            " ".join(f"{value:.2f}" for value in after),
+            under={IG: decide_at_least(len(some), changed[1])},
+            own=True,
+        ),
+        decided_claim(
+            text,
+            nearer[0],
+            " ".join(f"{value:.2f}" for value in end),
+            at_least=most,
+            under={IG: decide_at_least(most, nearer[1])},
+            own=True,
+        )
+        if len(means) > 1
+        else Claim(text, None, "nothing follows the feed-forward here", own=True),
+    )
+
+
+def _entry_values(runs: Runs, scope: str, *keys: str) -> NDArray[np.float64]:
+    """(entries, layers, keys): the values of every entry."""
+    rows = runs[RUN].scan("shapley").filter(pl.col("scope") == scope).sort("id", "layer").collect()
+    found: NDArray[np.float64] = rows.select(keys).to_numpy().reshape(rows["id"].n_unique(), -1, len(keys))
+    return found
 
 
 def _mean_rows(means: ByScope, *keys: str) -> list[tuple[Any, ...]]:

@@ -23,11 +23,14 @@ import polars as pl
 from normscope import Analyzer, NormscopeError, corpus
 from normscope.engine import probing
 from normscope.measures.amplification import amplification
+from normscope.measures.bootstrap import bootstrap_mean_difference
+from normscope.measures.uncertainty import Resampled
 from normscope.papers.common import paper_layers_text
 from normscope.papers.feed_forward import PAPER, FeedForwardReadings
 from normscope.papers.feed_forward import groups as feed_forward_groups
 from normscope.papers.feed_forward import maps as feed_forward_maps
 from normscope.papers.feed_forward.amplification import amplified_pairs
+from normscope.papers.feed_forward.categories import CATEGORIES, FUNCTION_WORDS, pair_categories
 from normscope.papers.feed_forward.measures import (
     ROUNDINGS,
     SHARES,
@@ -35,7 +38,12 @@ from normscope.papers.feed_forward.measures import (
     removed_dimension_count,
     split_by_gain,
 )
+from normscope.papers.feed_forward.pair_tests import resample_group_means, run_pair_tests
+from normscope.papers.feed_forward.pairs import _pair_claim
+from normscope.papers.feed_forward.residual import residual_similarity_bound
+from normscope.papers.feed_forward.sequences import pick_lowest_layer
 from normscope.papers.feed_forward.shared import FeedForwardLayout, ff_layout
+from normscope.papers.published import _load_published
 from normscope.papers.study import Setting, reproduce
 from normscope.reports.report import Report, Section
 from tests.helpers.tiny import tiny
@@ -48,9 +56,11 @@ SCOPES = (
 )
 PARTS = {  # every table and figure of the paper
     *("table1-similarity", "fig5-similarity", "fig9-before", "fig12-all-pairs", "similarity-layers"),
+    *("res1-readings", "contextualisation-change", "contextualisation-change-layers"),
+    *("pair-categories", "pair-categories-layers"),
     *("ff-amp", "table2-ff-pairs", "table3-ln1-ff-res2-ln2-pairs", "overlap-of-pairs", "amplified-pairs"),
-    *("fig7-word-split", "word-split-layers", "word-split-readings"),
-    *("fig7-entities", "entities-layers", "entities-readings"),
+    *("fig7-word-split", "word-split-layers", "word-split-readings", "word-split-readings-layers"),
+    *("fig7-entities", "entities-layers", "entities-readings", "entities-readings-layers"),
     *("fig10-norms", "norms-layers", "fig11-gamma", "removed-dimensions", "removed-dimensions-layers"),
 }
 
@@ -148,7 +158,7 @@ def test_every_table_and_figure_is_there(made: tuple[Report, Path]) -> None:
     assert {section.name for section in report.sections} == {experiment.name for experiment in PAPER.experiments}
     for name in parts:
         assert list(out.glob(f"*/{name}.*")), name
-    assert all(claim.ours for section in report.sections for claim in section.claims)
+    assert all(claim.ours and claim.evidence for claim in report.claims)
     assert sum(len(section.claims) for section in report.sections) == 9
 
 
@@ -299,7 +309,7 @@ def test_pairs_of_one_word(kind: str, distance: str, request: pytest.FixtureRequ
     assert groups.found == plurals * (1 if kind == "gpt2" else 2)
     assert groups.dropped == groups.found - len(groups.targets)
     assert Counter(groups.targets.distances.tolist()) == Counter(groups.others.distances.tolist())
-    values = feed_forward_groups.group_amplification(run, scopes, texts, groups)
+    (values,) = feed_forward_groups.group_amplification(run, scopes, texts, groups)
     for cells, got in ((groups.targets, values.targets), (groups.others, values.others)):
         for n in range(0, len(cells), 7):
             one = found[cells.entries[n]]
@@ -322,28 +332,119 @@ def test_tests_of_words(lens: Analyzer, made: tuple[Report, Path]) -> None:
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
     texts = feed_forward_maps.read_run_texts(run, scopes)
     readings = FeedForwardReadings(resamples=300)
+    units = feed_forward_groups.split_word_units(texts)
+    matched = {
+        name: feed_forward_groups.matched_pair_groups(texts, units, False, readings, name)
+        for name in ("absolute", "signed")
+    }
+    groups = matched["absolute"]
+    found = feed_forward_groups.group_amplification(run, scopes, texts, *matched.values())
+    values = dict(zip(matched, found, strict=True))
+    tested = run_pair_tests(texts, matched, values, readings)
+    rows = table(report, "word-split-layers")
+    other = {(row["reading"], row["layer"]): row for row in table(report, "word-split-readings-layers")}
+    assert list(tested.margins) == ["level=sequence", "level=instance", "level=type", "axis=input", "distance=signed"]
+    for layer in range(2):
+        both = [part["output"][layer] for part in (values["absolute"].targets, values["absolute"].others)]
+        instances, types, sequences = tested.instances[layer], tested.types[layer], tested.deciding[layer]
+        assert instances.difference == pytest.approx(both[0].mean() - both[1].mean())
+        assert sequences.value == pytest.approx(both[0].mean() - both[1].mean())
+        means = []
+        for cells, given in zip((groups.targets, groups.others), both, strict=True):
+            by_type: dict[int, list[float]] = defaultdict(list)
+            for key, value in zip(feed_forward_groups.pair_type_keys(texts, cells), given, strict=True):
+                by_type[int(key)].append(value)
+            means.append(np.mean([np.mean(some) for some in by_type.values()]))
+        assert types.difference == pytest.approx(means[0] - means[1])
+        assert report.numbers[f"wordsplit.L{layer + 1}.p"] == instances.p == instances.above
+        assert report.numbers[f"wordsplit.L{layer + 1}.p.sequences"] == sequences.above == rows[layer]["p larger"]
+        assert rows[layer]["difference"] == pytest.approx(sequences.value)
+        assert rows[layer][f"{'of one word'}"] == pytest.approx(both[0].mean())
+        for name, one in (("level=instance", instances), ("level=type", types)):
+            assert other[name, layer + 1]["p larger"] == one.above
+            assert other[name, layer + 1]["p smaller"] == one.below
+        for name, distance, axis in (("axis=input", "absolute", "input"), ("distance=signed", "signed", "output")):
+            targets, others = values[distance].targets[axis][layer], values[distance].others[axis][layer]
+            assert other[name, layer + 1]["difference"] == pytest.approx(targets.mean() - others.mean())
+    by_type = section(lens, out, "word_split", level="type")
+    assert by_type.numbers["wordsplit.L1.p"] == tested.types[0].p
+    (listed,) = [part for part in by_type.parts if part.name == "word-split-readings"]
+    assert listed.rows[0][0] == "level=type"  # type: ignore[union-attr]
+
+
+def made_groups(counts: Any, generator: Any) -> feed_forward_groups.MatchedGroups:
+    """Pairs of clusters with these counts (clusters, 2) of targets and others."""
+    sides = []
+    for column in np.asarray(counts).T:
+        entries = np.repeat(np.arange(len(column)), column)
+        sides.append(feed_forward_groups.PairCells(entries, np.arange(len(entries)), np.ones(len(entries), int)))
+    return feed_forward_groups.MatchedGroups(sides[0], sides[1], 0, len(sides[0]))
+
+
+def test_pairs_of_a_sequence_are_drawn_together() -> None:
+    """Against a loop that draws sequences, for two layers; the second has no difference at all."""
+    generator = np.random.default_rng(7)
+    counts = generator.integers(0, 5, (30, 2))
+    counts[0] = 3
+    counts[1] = 0  # a sequence without such pairs is not drawn
+    groups = made_groups(counts, generator)
+    values = [
+        np.stack([np.repeat(generator.normal(mean, 0.3, 30), column), np.full(column.sum(), 2.0)])
+        for mean, column in ((1.0, counts[:, 0]), (0.8, counts[:, 1]))
+    ]
+    readings = FeedForwardReadings(resamples=5000)
+    found = resample_group_means(groups, *values, 30, readings)
+    assert found.items == (counts.sum(1) > 0).sum()
+    sums = np.stack([np.bincount(g.entries, v[0], 30) for g, v in zip((groups.targets, groups.others), values)], 1)
+    kept, used = sums[counts.sum(1) > 0], counts[counts.sum(1) > 0]
+    drawn = []
+    for _ in range(4000):
+        some = generator.integers(0, len(kept), len(kept))
+        drawn.append(np.subtract(*(kept[some].sum(0) / used[some].sum(0))))
+    apart = found.map(lambda means: means[..., 0, :] - means[..., 1, :])
+    assert apart.value == pytest.approx([np.subtract(*(kept.sum(0) / used.sum(0))), 0.0], abs=1e-12)
+    ends = np.quantile(apart.draws[:, 0], [0.025, 0.975])
+    assert ends == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.15 * np.std(drawn))
+    assert np.abs(apart.draws[:, 1]).max() < 1e-12
+
+
+def test_dependent_pairs_look_different_too_often_when_drawn_one_by_one() -> None:
+    """Pairs of one sequence share an offset: only the test over sequences keeps its level."""
+    generator = np.random.default_rng(6)
+    tries, clusters, each = 200, 40, 20
+    groups = made_groups(np.full((clusters, 2), each), generator)
+    by_instance = by_sequence = 0
+    for seed in range(tries):
+        values = generator.standard_normal((2, clusters, 1)) + 0.3 * generator.standard_normal((2, clusters, each))
+        targets, others = (side.reshape(1, -1) for side in values)
+        by_instance += bootstrap_mean_difference(targets, others, resamples=200, seed=seed).p < 0.05
+        means = resample_group_means(groups, targets, others, clusters, FeedForwardReadings(resamples=400, seed=seed))
+        one = means.map(lambda some: some[..., 0, 0] - some[..., 1, 0]).estimate("sequences")
+        by_sequence += one.decide() is not None
+    assert by_instance / tries > 0.2
+    assert 0.005 < by_sequence / tries < 0.105
+
+
+def test_reversed_layers_are_named(lens: Analyzer, made: tuple[Report, Path]) -> None:
+    """A layer in which targets are significantly smaller is called reversed, whatever its one-sided p."""
+    _, out = made
+    run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
+    texts = feed_forward_maps.read_run_texts(run, scopes)
+    readings = FeedForwardReadings(resamples=300)
     groups = feed_forward_groups.matched_pair_groups(
         texts, feed_forward_groups.split_word_units(texts), False, readings
     )
-    values = feed_forward_groups.group_amplification(run, scopes, texts, groups)
-    tested = feed_forward_groups.bootstrap_layer_tests(texts, groups, values, readings)
-    rows = table(report, "word-split-layers")
-    other = table(report, "word-split-readings")
-    for layer, one in enumerate(tested):
-        both = [part["output"][layer] for part in (values.targets, values.others)]
-        assert one.instances.difference == pytest.approx(both[0].mean() - both[1].mean())
-        assert one.sequences.difference == pytest.approx(both[0].mean() - both[1].mean())
-        means = []
-        for cells, given in zip((groups.targets, groups.others), both, strict=True):
-            types: dict[int, list[float]] = defaultdict(list)
-            for key, value in zip(feed_forward_groups.pair_type_keys(texts, cells), given, strict=True):
-                types[int(key)].append(value)
-            means.append(np.mean([np.mean(some) for some in types.values()]))
-        assert one.types.difference == pytest.approx(means[0] - means[1])
-        assert rows[layer]["p"] == one.instances.p == report.numbers[f"wordsplit.L{layer + 1}.p"]
-        assert rows[layer]["difference"] == pytest.approx(one.instances.difference)
-        assert (other[layer]["p, types"], other[layer]["p, sequences"]) == (one.types.p, one.sequences.p)
-        assert other[layer]["difference, by input"] == one.other_axis.difference
+    noise = np.random.default_rng(0).normal(0, 0.1, (2, 2, len(groups.targets)))
+    shift = np.array([[1.0], [-1.0]])  # larger in layer 1, smaller in layer 2
+    amp = feed_forward_groups.GroupAmplification(
+        {axis: noise[0] + shift for axis in ("output", "input")}, {axis: noise[1] for axis in ("output", "input")}
+    )
+    tests = run_pair_tests(texts, {"absolute": groups}, {"absolute": amp}, readings)
+    claim = _pair_claim("In most layers", "", tests, 0.05)
+    assert "significant in layer 1; reversed in layer 2" in claim.evidence
+    assert claim.holds is False  # two of two would be needed
+    assert "level=sequence" in tests.margins
+    assert tests.instances[1].p > 0.99
 
 
 def test_entities(lens: Analyzer, made: tuple[Report, Path]) -> None:

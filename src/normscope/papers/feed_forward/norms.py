@@ -17,12 +17,13 @@ from normscope.measures.correlation import spearman
 from normscope.measures.uncertainty import Resampled, resample_means
 from normscope.papers import common
 from normscope.papers.common import layer_numbers, layer_picture, masked_run, scan_paper_side
+from normscope.papers.feed_forward.evidence import describe_directions
 from normscope.papers.feed_forward.measures import NORM, removal_measure_name, removed_dimension_count, split_by_gain
 from normscope.papers.feed_forward.sequences import estimate_layers, interval_bands, pick_lowest_layer
 from normscope.papers.feed_forward.shared import INTERVALS, NAME, SPEARMAN, require_ff_layout
 from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
-from normscope.papers.verdicts import decided_claim, describe_estimate, describe_layers, majority
+from normscope.papers.verdicts import decided_claim, describe_estimate, majority
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
@@ -179,7 +180,7 @@ def _low_gain_claim(
     most = int(np.argmin(whole))  # where the feed-forward changes the map most
     change = resampled.map(lambda means: means[..., 1, :] - means[..., 0, :])
     margin = pick_lowest_layer(change, resampled.map(itemgetter((..., 0, slice(None))))).estimate("sequences")
-    by_layer = describe_layers(estimate_layers(change), layers, alpha)
+    by_layer = describe_directions(estimate_layers(change), "it increases in", "it decreases in", alpha)
     return decided_claim(
         f"In the layer that it changes most, the feed-forward changes the map less without the {share} of dimensions "
         "with the lowest gain",
@@ -188,7 +189,7 @@ def _low_gain_claim(
         quote_published(
             published_main_numbers(NAME), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED
         ),
-        evidence=f"{describe_estimate(margin)}; the increase by layer: {by_layer}",
+        evidence=f"{describe_estimate(margin, '.3f', name='increase')}; {by_layer}",
         alpha=alpha,
     )
 

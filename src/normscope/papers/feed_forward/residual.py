@@ -13,13 +13,14 @@ from normscope.reports.report import Cell, Table
 PUBLISHED = 0.41
 PAPER_LENGTH = 122  # mean number of tokens of the paper's sequences
 TEXT = (
-    "The published {published} for RES1. A residual connection changes n of the N = n^2 cells of a raw map, those on "
-    "the diagonal. Without ties this bounds Spearman's correlation: rho >= 1 - 6 [n (N - 1)^2 + (N - n) n^2] / "
-    "(N (N^2 - 1)), which is {paper:.2f} for n = {length}, the mean length of the paper's sequences. {published} is "
-    "therefore impossible for raw maps of such sequences, the procedure that the paper describes. {here} If rows or "
-    "columns are divided by their sums, all cells change and no bound is proved. In single sequences and layers, "
-    "{measured} (see the table on RES1). The published value is shown but not used; the 0.48 for ATTN may have the "
-    "same unknown cause."
+    "On the published {published} for RES1: a residual connection changes n of the N = n^2 cells of a raw map, those "
+    "on the diagonal. Without ties, Spearman's correlation of the maps before and after it is therefore at least "
+    "1 - 6 [n (N - 1)^2 + (N - n) n^2] / (N (N^2 - 1)), which is {paper:.2f} for n = {length}, the mean length of the "
+    "paper's sequences. This rules out {published} for raw maps of such sequences, the procedure that the paper "
+    "describes. {here}\n\n"
+    "If rows or columns are divided by their sums, all cells change, and no bound is proved. What was measured here: "
+    "in single sequences and layers, {measured} (see the table on RES1). The published value is shown but not used; "
+    "the 0.48 for ATTN may have the same unknown cause."
 )
 
 

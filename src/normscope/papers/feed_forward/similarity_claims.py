@@ -10,6 +10,7 @@ import numpy as np
 
 from normscope.measures.uncertainty import Estimate, Resampled, decide_at_least
 from normscope.papers.common import paper_layers_text
+from normscope.papers.feed_forward.evidence import describe_directions, shift_estimate
 from normscope.papers.feed_forward.sequences import (
     NORMALISED,
     Pair,
@@ -36,23 +37,7 @@ def similarity_claims(
 ) -> tuple[Claim, ...]:
     """The claims with the maps of the readings; the verdicts with the other maps are named where they differ."""
     published, given = published_main_numbers(NAME), means[readings.normalise]
-
-    def claim(
-        text: str,
-        ours: str,
-        theirs: str,
-        margins: Callable[[Layers], Sequence[Estimate]],
-        at_least: int | None = None,
-        extra: str = "",
-    ) -> Claim:
-        found = {name: margins(partial(resampled.layers, name)) for name in NORMALISED}
-        chosen = found.pop(readings.normalise)
-        count = len(chosen) if at_least is None else at_least
-        under = {f"normalise={name}": decide_at_least(count, others, readings.alpha) for name, others in found.items()}
-        evidence = f"{describe_estimate(chosen[0])}; {extra}" if extra else None
-        options = {"at_least": count, "evidence": evidence, "under": under, "alpha": readings.alpha}
-        return decided_claim(text, chosen, ours, theirs, **options)
-
+    claim = partial(_claim_under_readings, resampled, readings)
     before_ff = (scopes.input, scopes.ff)
     ff, after_ff, after_residual = (
         given[pair] for pair in (before_ff, (scopes.block, scopes.ff), (scopes.block, scopes.ff_residual))
@@ -66,6 +51,9 @@ def similarity_claims(
             f"{_mean(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
             quote_published(published, "{:.2f}, from {:.2f} to {:.2f}", *keys),
             lambda layers: estimate_layers(layers(before_ff).map(lambda values: CHANGED - values)),
+            lambda margins: describe_directions(
+                margins, f"below {CHANGED} in", f"above {CHANGED} in", readings.alpha, with_method=True
+            ),
             at_least=1,
         ),
         claim(
@@ -75,6 +63,7 @@ def similarity_claims(
             lambda layers: estimate_layers(
                 subtract_resampled(layers((scopes.block, scopes.ff_residual)), layers((scopes.block, scopes.ff)))
             ),
+            lambda margins: describe_layers(margins, alpha=readings.alpha),
         ),
     ]
     if scopes.layer != scopes.ff_residual:
@@ -87,7 +76,34 @@ def similarity_claims(
             f"{_mean(given[whole]):.2f}",
             quote_published(published, "{:.2f}", "pair.ATTNRES-N.ATTNRESLNFFRESLN-N"),
             lambda layers: [estimate_layer_mean(layers(whole).map(lambda values: values - ALIKE))],
+            lambda margins: describe_estimate(shift_estimate(margins[0], ALIKE), ".3f", name="similarity"),
         ),
+    )
+
+
+def _claim_under_readings(
+    resampled: ResampledSimilarities,
+    readings: Any,
+    text: str,
+    ours: str,
+    theirs: str,
+    margins: Callable[[Layers], Sequence[Estimate]],
+    evidence: Callable[[Sequence[Estimate]], str],
+    at_least: int | None = None,
+) -> Claim:
+    """A claim whose margins are computed with the maps of each normalisation; those of the readings decide."""
+    found = {name: margins(partial(resampled.layers, name)) for name in NORMALISED}
+    chosen = found.pop(readings.normalise)
+    count = len(chosen) if at_least is None else at_least
+    return decided_claim(
+        text,
+        chosen,
+        ours,
+        theirs,
+        at_least=count,
+        evidence=evidence(chosen),
+        under={f"normalise={name}": decide_at_least(count, some, readings.alpha) for name, some in found.items()},
+        alpha=readings.alpha,
     )
 
 
@@ -115,6 +131,7 @@ def _last_norm_claims(
             template.format(_mean(given[step]), _mean(given[residual_step])),
             quote_published(published, template, "similarity.ATTNRESLNFFRESLN-N", "similarity.ATTNRESLNFFRES-N"),
             lambda layers: [estimate_layer_mean(subtract_resampled(layers(residual_step), layers(step)))],
+            lambda margins: describe_estimate(margins[0], ".3f", name="difference"),
         ),
         claim(
             "LN2 counteracts the feed-forward in the layer where the feed-forward changes the map most",
@@ -122,7 +139,10 @@ def _last_norm_claims(
             f"{given[norm][lowest]:.2f}",
             "it increases in layers 10-11, where the feed-forward changes the map most",
             lambda layers: [pick_lowest_layer(gain(layers), layers((scopes.input, scopes.ff))).estimate("sequences")],
-            extra=f"the increase by layer: {describe_layers(by_layer, alpha=readings.alpha)}",
+            lambda margins: (
+                f"{describe_estimate(margins[0], '.3f', name='increase')}; "
+                f"{describe_directions(by_layer, 'it increases in', 'it decreases in', readings.alpha)}"
+            ),
         ),
     ]
 

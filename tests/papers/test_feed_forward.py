@@ -691,6 +691,9 @@ def test_categories_of_pairs(lens: Analyzer, made: tuple[Report, Path]) -> None:
         values = pairs.ff[0] if name == "FF" else pairs.block[0]
         top = Counter(named[texts.pair(pairs.keys[place])] for place in pairs.top(values, some[0]["top"]))
         assert {row["category"]: row["in the top"] for row in some if row["in the top"]} == dict(top)
+        if name == "FF":
+            share = top["content words"] / some[0]["top"]
+            assert report.numbers["amplified.content-words.L1"] == pytest.approx(share)
     short = table(report, "pair-categories")
     assert [row["pairs"] for row in short] == ["all pairs", "layer 1", "layer 2"]
 

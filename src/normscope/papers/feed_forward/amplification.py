@@ -15,7 +15,7 @@ import numpy as np
 from normscope.analysis import Analysis
 from normscope.corpus.store import Run
 from normscope.measures.amplification import amplification as ff_amp_of
-from normscope.papers.feed_forward.categories import category_tables, describe_categories
+from normscope.papers.feed_forward.categories import category_numbers, category_tables, describe_categories
 from normscope.papers.feed_forward.maps import (
     AmplifiedPairs,
     Numbers,
@@ -52,6 +52,7 @@ def amplification_section(setting: Setting, runs: Runs) -> Section:
     scopes, readings, run = require_ff_layout(setting), setting.readings, runs[PLAIN]
     given = read_run_texts(run, scopes)
     pairs = amplified_pairs(run, scopes, given, readings)
+    size = max(TOP, min(LONG, len(pairs.keys) // TENTH))
     lists = {"FF": pairs.ff, _block_components(scopes): pairs.block}
     text = TEXT.format(
         scopes=scopes,
@@ -65,11 +66,12 @@ def amplification_section(setting: Setting, runs: Runs) -> Section:
     parts: tuple[Table | Picture, ...] = (
         _ff_amp_picture(setting, run, scopes, given),
         *(_top_pairs_table(name, lists[name], pairs, given, number) for number, name in enumerate(lists, 2)),
-        *category_tables(lists, pairs, given, max(TOP, min(LONG, len(pairs.keys) // TENTH))),
+        *category_tables(lists, pairs, given, size),
         _overlap_table(lists, pairs),
         _listed_pairs_table(lists, pairs, given),
     )
-    return Section("amplification", "Amplified pairs of subwords", text, parts)
+    numbers = category_numbers(pairs.ff, pairs, given, size)
+    return Section("amplification", "Amplified pairs of subwords", text, parts, (), numbers)
 
 
 def amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, readings: Any) -> AmplifiedPairs:

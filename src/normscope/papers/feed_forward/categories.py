@@ -12,6 +12,7 @@ import numpy as np
 
 from normscope.measures.amplification import draw_p_values
 from normscope.measures.tokens import BEGINS, CONTINUES, is_punctuation_token
+from normscope.papers.common import layer_numbers
 from normscope.papers.feed_forward.maps import AmplifiedPairs, Numbers, Texts, Values
 from normscope.papers.feed_forward.measures import SPECIAL
 from normscope.reports.report import Cell, Table
@@ -123,6 +124,16 @@ def category_tables(lists: Mapping[str, Values], pairs: AmplifiedPairs, given: T
             folded=True,
         ),
     )
+
+
+def category_numbers(values: Values, pairs: AmplifiedPairs, given: Texts, size: int) -> dict[str, float]:
+    """The share of each category among the top pairs of each layer."""
+    categories = pair_categories(pairs, given)
+    numbers: dict[str, float] = {}
+    for n, name in enumerate(CATEGORIES):
+        shares = [float((categories[pairs.top(row, size)] == n).mean()) for row in values] if len(categories) else []
+        numbers |= layer_numbers(f"amplified.{name.replace(' ', '-')}", shares)
+    return numbers
 
 
 def _percent(count: int, whole: int) -> str:

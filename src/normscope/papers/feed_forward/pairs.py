@@ -201,9 +201,9 @@ def _pair_layers_table(kind: PairKind, axis: str, tests: PairTests, alpha: float
     return Table.of(
         f"{kind.stem}-layers",
         f"Mean FF-amp of pairs {kind.targets} and of others, normalised by {axis}",
-        {"layer": "", **columns, "p larger": ".4f", "p smaller": ".4f", "difference is": ""},
+        {"layer": "", **columns, "p larger": ".4f", "p smaller": ".4f", "test": ""},
         rows,
-        f"Low and high: 95 % interval; p-values are one-sided ({tests.deciding[0].method}).",
+        f"Low and high: 95 % interval of the difference; p-values are one-sided ({tests.deciding[0].method}).",
     )
 
 
@@ -232,7 +232,7 @@ def _readings_layers_table(kind: PairKind, tests: PairTests, alpha: float) -> Ta
     return Table.of(
         f"{kind.stem}-readings-layers",
         "The tests of each layer under each reading",
-        {"reading": "", "layer": "", **numbers, "difference is": ""},
+        {"reading": "", "layer": "", **numbers, "test": ""},
         rows,
         folded=True,
     )

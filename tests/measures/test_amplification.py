@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from scipy import stats
 
 from normscope import NormscopeError
-from normscope.measures.amplification import amplification, map_shares
+from normscope.measures.amplification import amplification, draw_p_values, map_shares
 
 BEFORE = torch.tensor([[1.0, 3.0], [2.0, 2.0]])
 AFTER = torch.tensor([[5.0, 5.0], [1.0, 0.0]])
@@ -42,3 +43,15 @@ def test_bad_maps() -> None:
         amplification(BEFORE, AFTER[:1])
     with pytest.raises(NormscopeError, match="'output' or 'input'"):
         map_shares(BEFORE, "rows")  # type: ignore[arg-type]
+
+
+def test_p_values_of_drawn_members_against_scipy() -> None:
+    for found, drawn, members, total in ((3, 10, 12, 60), (0, 10, 12, 60), (10, 10, 30, 40), (7, 100, 900, 50_000)):
+        chance = stats.hypergeom(total, members, drawn)
+        more, fewer = draw_p_values(found, drawn, members, total)
+        assert more == pytest.approx(chance.sf(found - 1), rel=1e-9)
+        assert fewer == pytest.approx(chance.cdf(found), rel=1e-9)
+    assert draw_p_values(5, 10, 5, 10) == (1.0, 1.0)  # everything is drawn
+    assert draw_p_values(0, 0, 0, 0) == (1.0, 1.0)
+    with pytest.raises(NormscopeError, match="Cannot find 3 of 2"):
+        draw_p_values(3, 5, 2, 10)

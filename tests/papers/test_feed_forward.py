@@ -23,11 +23,14 @@ import polars as pl
 from normscope import Analyzer, NormscopeError, corpus
 from normscope.engine import probing
 from normscope.measures.amplification import amplification
+from normscope.measures.bootstrap import bootstrap_mean_difference
+from normscope.measures.uncertainty import Resampled
 from normscope.papers.common import paper_layers_text
 from normscope.papers.feed_forward import PAPER, FeedForwardReadings
 from normscope.papers.feed_forward import groups as feed_forward_groups
 from normscope.papers.feed_forward import maps as feed_forward_maps
 from normscope.papers.feed_forward.amplification import amplified_pairs
+from normscope.papers.feed_forward.categories import CATEGORIES, FUNCTION_WORDS, pair_categories, token_kinds
 from normscope.papers.feed_forward.measures import (
     ROUNDINGS,
     SHARES,
@@ -35,8 +38,14 @@ from normscope.papers.feed_forward.measures import (
     removed_dimension_count,
     split_by_gain,
 )
+from normscope.papers.feed_forward.pair_tests import resample_group_means, run_pair_tests
+from normscope.papers.feed_forward.pairs import _pair_claim
+from normscope.papers.feed_forward.residual import residual_similarity_bound
+from normscope.papers.feed_forward.sequences import pick_lowest_layer
 from normscope.papers.feed_forward.shared import FeedForwardLayout, ff_layout
+from normscope.papers.published import _load_published, published_corpora, published_models
 from normscope.papers.study import Setting, reproduce
+from normscope.papers.verify import tolerance_rule
 from normscope.reports.report import Report, Section
 from tests.helpers.tiny import tiny
 from tests.helpers.toys import toy_tokenizer
@@ -48,9 +57,11 @@ SCOPES = (
 )
 PARTS = {  # every table and figure of the paper
     *("table1-similarity", "fig5-similarity", "fig9-before", "fig12-all-pairs", "similarity-layers"),
+    *("res1-readings", "contextualisation-change", "contextualisation-change-layers"),
+    *("pair-categories", "pair-categories-layers"),
     *("ff-amp", "table2-ff-pairs", "table3-ln1-ff-res2-ln2-pairs", "overlap-of-pairs", "amplified-pairs"),
-    *("fig7-word-split", "word-split-layers", "word-split-readings"),
-    *("fig7-entities", "entities-layers", "entities-readings"),
+    *("fig7-word-split", "word-split-layers", "word-split-readings", "word-split-readings-layers"),
+    *("fig7-entities", "entities-layers", "entities-readings", "entities-readings-layers"),
     *("fig10-norms", "norms-layers", "fig11-gamma", "removed-dimensions", "removed-dimensions-layers"),
 }
 
@@ -148,7 +159,7 @@ def test_every_table_and_figure_is_there(made: tuple[Report, Path]) -> None:
     assert {section.name for section in report.sections} == {experiment.name for experiment in PAPER.experiments}
     for name in parts:
         assert list(out.glob(f"*/{name}.*")), name
-    assert all(claim.ours for section in report.sections for claim in section.claims)
+    assert all(claim.ours and claim.evidence for claim in report.claims)
     assert sum(len(section.claims) for section in report.sections) == 9
 
 
@@ -299,7 +310,7 @@ def test_pairs_of_one_word(kind: str, distance: str, request: pytest.FixtureRequ
     assert groups.found == plurals * (1 if kind == "gpt2" else 2)
     assert groups.dropped == groups.found - len(groups.targets)
     assert Counter(groups.targets.distances.tolist()) == Counter(groups.others.distances.tolist())
-    values = feed_forward_groups.group_amplification(run, scopes, texts, groups)
+    (values,) = feed_forward_groups.group_amplification(run, scopes, texts, groups)
     for cells, got in ((groups.targets, values.targets), (groups.others, values.others)):
         for n in range(0, len(cells), 7):
             one = found[cells.entries[n]]
@@ -322,28 +333,120 @@ def test_tests_of_words(lens: Analyzer, made: tuple[Report, Path]) -> None:
     run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
     texts = feed_forward_maps.read_run_texts(run, scopes)
     readings = FeedForwardReadings(resamples=300)
+    units = feed_forward_groups.split_word_units(texts)
+    matched = {
+        name: feed_forward_groups.matched_pair_groups(texts, units, False, readings, name)
+        for name in ("absolute", "signed")
+    }
+    groups = matched["absolute"]
+    found = feed_forward_groups.group_amplification(run, scopes, texts, *matched.values())
+    values = dict(zip(matched, found, strict=True))
+    tested = run_pair_tests(texts, matched, values, readings)
+    rows = table(report, "word-split-layers")
+    other = {(row["reading"], row["layer"]): row for row in table(report, "word-split-readings-layers")}
+    assert list(tested.margins) == ["level=sequence", "level=instance", "level=type", "axis=input", "distance=signed"]
+    for layer in range(2):
+        both = [part["output"][layer] for part in (values["absolute"].targets, values["absolute"].others)]
+        instances, types, sequences = tested.instances[layer], tested.types[layer], tested.deciding[layer]
+        assert instances.difference == pytest.approx(both[0].mean() - both[1].mean())
+        assert sequences.value == pytest.approx(both[0].mean() - both[1].mean())
+        means = []
+        for cells, given in zip((groups.targets, groups.others), both, strict=True):
+            by_type: dict[int, list[float]] = defaultdict(list)
+            for key, value in zip(feed_forward_groups.pair_type_keys(texts, cells), given, strict=True):
+                by_type[int(key)].append(value)
+            means.append(np.mean([np.mean(some) for some in by_type.values()]))
+        assert types.difference == pytest.approx(means[0] - means[1])
+        assert report.numbers[f"wordsplit.L{layer + 1}.p"] == instances.p == instances.above
+        assert report.numbers[f"wordsplit.L{layer + 1}.p.sequences"] == sequences.above == rows[layer]["p larger"]
+        assert rows[layer]["difference"] == pytest.approx(sequences.value)
+        assert rows[layer][f"{'of one word'}"] == pytest.approx(both[0].mean())
+        for name, one in (("level=instance", instances), ("level=type", types)):
+            assert other[name, layer + 1]["p larger"] == one.above
+            assert other[name, layer + 1]["p smaller"] == one.below
+        for name, distance, axis in (("axis=input", "absolute", "input"), ("distance=signed", "signed", "output")):
+            targets, others = values[distance].targets[axis][layer], values[distance].others[axis][layer]
+            assert other[name, layer + 1]["difference"] == pytest.approx(targets.mean() - others.mean())
+    by_type = section(lens, out, "word_split", level="type")
+    assert by_type.numbers["wordsplit.L1.p"] == tested.types[0].p
+    (listed,) = [part for part in by_type.parts if part.name == "word-split-readings"]
+    assert listed.rows[0][0] == "level=type"  # type: ignore[union-attr]
+
+
+def made_groups(counts: Any) -> feed_forward_groups.MatchedGroups:
+    """Pairs of clusters with these counts (clusters, 2) of targets and others."""
+    sides = []
+    for column in np.asarray(counts).T:
+        entries = np.repeat(np.arange(len(column)), column)
+        sides.append(feed_forward_groups.PairCells(entries, np.arange(len(entries)), np.ones(len(entries), int)))
+    return feed_forward_groups.MatchedGroups(sides[0], sides[1], 0, len(sides[0]))
+
+
+def test_pairs_of_a_sequence_are_drawn_together() -> None:
+    """Against a loop that draws sequences, for two layers; the second has no difference at all."""
+    generator = np.random.default_rng(7)
+    counts = generator.integers(0, 5, (30, 2))
+    counts[0] = 3
+    counts[1] = 0  # a sequence without such pairs is not drawn
+    groups = made_groups(counts)
+    values = [
+        np.stack([np.repeat(generator.normal(mean, 0.3, 30), column), np.full(column.sum(), 2.0)])
+        for mean, column in ((1.0, counts[:, 0]), (0.8, counts[:, 1]))
+    ]
+    readings = FeedForwardReadings(resamples=5000)
+    found = resample_group_means(groups, *values, 30, readings)
+    assert found.items == (counts.sum(1) > 0).sum()
+    sides = zip((groups.targets, groups.others), values, strict=True)
+    sums = np.stack([np.bincount(g.entries, v[0], 30) for g, v in sides], 1)
+    kept, used = sums[counts.sum(1) > 0], counts[counts.sum(1) > 0]
+    drawn = []
+    for _ in range(4000):
+        some = generator.integers(0, len(kept), len(kept))
+        drawn.append(np.subtract(*(kept[some].sum(0) / used[some].sum(0))))
+    apart = found.map(lambda means: means[..., 0, :] - means[..., 1, :])
+    assert apart.value == pytest.approx([np.subtract(*(kept.sum(0) / used.sum(0))), 0.0], abs=1e-12)
+    ends = np.quantile(apart.draws[:, 0], [0.025, 0.975])
+    assert ends == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.15 * np.std(drawn))
+    assert np.abs(apart.draws[:, 1]).max() < 1e-12
+
+
+def test_dependent_pairs_look_different_too_often_when_drawn_one_by_one() -> None:
+    """Pairs of one sequence share an offset: only the test over sequences keeps its level."""
+    generator = np.random.default_rng(6)
+    tries, clusters, each = 200, 40, 20
+    groups = made_groups(np.full((clusters, 2), each))
+    by_instance = by_sequence = 0
+    for seed in range(tries):
+        values = generator.standard_normal((2, clusters, 1)) + 0.3 * generator.standard_normal((2, clusters, each))
+        targets, others = (side.reshape(1, -1) for side in values)
+        by_instance += bootstrap_mean_difference(targets, others, resamples=200, seed=seed).p < 0.05
+        means = resample_group_means(groups, targets, others, clusters, FeedForwardReadings(resamples=400, seed=seed))
+        one = means.map(lambda some: some[..., 0, 0] - some[..., 1, 0]).estimate("sequences")
+        by_sequence += one.decide() is not None
+    assert by_instance / tries > 0.2
+    assert 0.005 < by_sequence / tries < 0.105
+
+
+def test_reversed_layers_are_named(lens: Analyzer, made: tuple[Report, Path]) -> None:
+    """A layer in which targets are significantly smaller is called reversed, whatever its one-sided p."""
+    _, out = made
+    run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
+    texts = feed_forward_maps.read_run_texts(run, scopes)
+    readings = FeedForwardReadings(resamples=300)
     groups = feed_forward_groups.matched_pair_groups(
         texts, feed_forward_groups.split_word_units(texts), False, readings
     )
-    values = feed_forward_groups.group_amplification(run, scopes, texts, groups)
-    tested = feed_forward_groups.bootstrap_layer_tests(texts, groups, values, readings)
-    rows = table(report, "word-split-layers")
-    other = table(report, "word-split-readings")
-    for layer, one in enumerate(tested):
-        both = [part["output"][layer] for part in (values.targets, values.others)]
-        assert one.instances.difference == pytest.approx(both[0].mean() - both[1].mean())
-        assert one.sequences.difference == pytest.approx(both[0].mean() - both[1].mean())
-        means = []
-        for cells, given in zip((groups.targets, groups.others), both, strict=True):
-            types: dict[int, list[float]] = defaultdict(list)
-            for key, value in zip(feed_forward_groups.pair_type_keys(texts, cells), given, strict=True):
-                types[int(key)].append(value)
-            means.append(np.mean([np.mean(some) for some in types.values()]))
-        assert one.types.difference == pytest.approx(means[0] - means[1])
-        assert rows[layer]["p"] == one.instances.p == report.numbers[f"wordsplit.L{layer + 1}.p"]
-        assert rows[layer]["difference"] == pytest.approx(one.instances.difference)
-        assert (other[layer]["p, types"], other[layer]["p, sequences"]) == (one.types.p, one.sequences.p)
-        assert other[layer]["difference, by input"] == one.other_axis.difference
+    noise = np.random.default_rng(0).normal(0, 0.1, (2, 2, len(groups.targets)))
+    shift = np.array([[1.0], [-1.0]])  # larger in layer 1, smaller in layer 2
+    amp = feed_forward_groups.GroupAmplification(
+        dict.fromkeys(("output", "input"), noise[0] + shift), dict.fromkeys(("output", "input"), noise[1])
+    )
+    tests = run_pair_tests(texts, {"absolute": groups}, {"absolute": amp}, readings)
+    claim = _pair_claim("In most layers", "", tests, 0.05)
+    assert "significant in layer 1; reversed in layer 2" in claim.evidence
+    assert claim.holds is False  # two of two would be needed
+    assert "level=sequence" in tests.margins
+    assert tests.instances[1].p > 0.99
 
 
 def test_entities(lens: Analyzer, made: tuple[Report, Path]) -> None:
@@ -457,3 +560,185 @@ def test_layers_in_words() -> None:
     assert paper_layers_text([3, 4, 5, 9, 11, 12]) == "layers 3-5, 9, 11-12"
     assert paper_layers_text([6]) == "layer 6"
     assert paper_layers_text([]) == "no layer"
+
+
+def test_what_a_changed_diagonal_can_do_to_ranks() -> None:
+    """No pair of maps that differ on the diagonal only is below the bound, and the worst comes near it."""
+    generator = np.random.default_rng(0)
+    assert residual_similarity_bound(122) == pytest.approx(0.9504, abs=5e-5)
+    assert residual_similarity_bound(25) == pytest.approx(0.75, abs=0.01)
+    assert residual_similarity_bound(1) == -1.0
+    for size in (3, 5, 8, 12, 20):
+        bound, lowest = residual_similarity_bound(size), 1.0
+        for _ in range(150):
+            before = generator.random((size, size))
+            after = before.copy()
+            scale = generator.choice([1.0, -1.0, 3.0], size)  # below all others, above them, or anywhere
+            np.fill_diagonal(after, generator.random(size) + scale)
+            if generator.random() < 0.5:  # the diagonal was lowest
+                np.fill_diagonal(before, -generator.random(size))
+            lowest = min(lowest, float(stats.spearmanr(before.ravel(), after.ravel()).statistic))
+        # from the lowest to the highest ranks
+        extreme = generator.random((size, size)), generator.random(size)
+        low, high = extreme[0].copy(), extreme[0].copy()
+        np.fill_diagonal(low, -extreme[1])
+        np.fill_diagonal(high, 1 + extreme[1])
+        lowest = min(lowest, float(stats.spearmanr(low.ravel(), high.ravel()).statistic))
+        assert bound <= lowest
+        assert size < 8 or lowest < 1 - 0.75 * (1 - bound)
+    causal = residual_similarity_bound(10, 55)  # only the cells j <= i
+    assert causal < residual_similarity_bound(10)
+
+
+def test_published_number_of_the_residual(made: tuple[Report, Path]) -> None:
+    report, out = made
+    text = report.sections[0].text
+    assert "rules out 0.41 for raw maps" in text
+    assert "0.95 for n = 122" in text
+    assert "no bound is proved" in text
+    assert "ICLR numbering not checked" in text
+    assert "ICLR numbering not checked" in report.citation
+    single = corpus.open(out / "runs" / "masked").scan("similarity_shares").collect()
+    column = single.filter(
+        (pl.col("normalised") == "column") & (pl.col("scope") == "ATTN-N") & (pl.col("other") == "ATTNRES-N")
+    )["spearman"].to_numpy()
+    (row,) = [row for row in table(report, "res1-readings") if row["maps"] == "column"]
+    assert row["lowest"] == pytest.approx(column.min())
+    assert row["5 %"] == pytest.approx(np.quantile(column, 0.05))
+    assert row["median"] == pytest.approx(np.median(column))
+    assert row["at most 0.41 (%)"] == pytest.approx(100 * (column <= 0.41).mean())
+
+
+def test_change_of_contextualisation(made: tuple[Report, Path]) -> None:
+    report, _ = made
+    rows = {row["component"]: row for row in table(report, "contextualisation-change")}
+    assert list(rows) == ["ATTN", "RES1", "LN1", "FF", "RES2", "LN2", "whole block"]
+    for name, key in (("FF", "similarity.ATTNRESLNFF-N"), ("whole block", "pair.ATTNRESLN-N.ATTNRESLNFFRESLN-N")):
+        assert rows[name]["mean"] == pytest.approx(1 - report.numbers[key])
+        assert rows[name]["low"] < rows[name]["mean"] < rows[name]["high"]
+    assert report.numbers["change.FF"] == rows["FF"]["mean"]
+    assert report.numbers["change.whole-block.L2"] == rows["whole block"]["layer 2"]
+    assert report.numbers["change.LN2.L1"] == pytest.approx(1 - report.numbers["similarity.ATTNRESLNFFRESLN-N.L1"])
+
+
+def test_the_layer_is_chosen_anew_in_each_resample() -> None:
+    by = Resampled(np.array([0.5, 0.4]), np.array([[0.3, 0.4], [0.5, 0.1], [np.nan, 0.2]]), 10)
+    values = Resampled(np.array([1.0, 2.0]), np.array([[3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]), 10)
+    found = pick_lowest_layer(values, by)
+    assert (float(found.value), found.draws.tolist()) == (2.0, [3.0, 6.0, 8.0])
+
+
+def test_claims_are_decided_by_sequences(lens: Analyzer, made: tuple[Report, Path], data: Path, tmp_path: Path) -> None:
+    report, out = made
+    by_text = {claim.text: claim for claim in report.claims}
+    assert all(
+        "bootstrap over 14 sequences" in claim.evidence for claim in by_text.values() if "most" not in claim.text
+    )
+    (norms,) = section(lens, out, "norms").claims
+    assert "layer" in norms.evidence
+    single = run_paper(lens, data, tmp_path / "one", limit=1)
+    assert {claim.verdict for claim in single.claims} == {"cannot be said"}
+    assert all("too few sequences" in claim.evidence or "no named" in claim.ours for claim in single.claims)
+
+
+def test_intervals_of_norms(lens: Analyzer, made: tuple[Report, Path]) -> None:
+    report, out = made
+    rows = table(report, "norms-layers")
+    single = corpus.open(out / "runs" / "masked").scan("ff_norms").collect()
+    for layer, row in enumerate(rows):
+        here = single.filter(pl.col("layer") == layer)
+        assert here.height == 14
+        assert row["ratio"] == pytest.approx(here["output"].sum() / here["bypass"].sum())
+        assert row["ratio low"] < row["ratio"] < row["ratio high"]
+        assert report.numbers[f"norm.ratio.L{layer + 1}"] == row["ratio"]
+
+
+def test_unmasked_text(lens: Analyzer, made: tuple[Report, Path], data: Path, tmp_path: Path) -> None:
+    report = run_paper(lens, data, tmp_path, readings=["resamples=50", "masking=false"], limit=6)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["plain"]
+    assert "not masked, as requested" in report.sections[0].text
+    found = list(analyses(lens, corpus.open(tmp_path / "runs" / "plain")))
+    assert not any("[MASK]" in one.tokens for one in found)
+    values = [correlation(one["attention-block"][0], one["ff"][0]) for one in found]
+    assert report.numbers["similarity.ATTNRESLNFF-N.L1"] == pytest.approx(np.mean(values), abs=1e-9)
+
+
+def test_categories_of_pairs(lens: Analyzer, made: tuple[Report, Path]) -> None:
+    report, out = made
+    run, scopes = corpus.open(out / "runs" / "plain"), scopes_of(lens)
+    texts = feed_forward_maps.read_run_texts(run, scopes)
+    pairs = amplified_pairs(run, scopes, texts, FeedForwardReadings())
+    named = dict(zip(map(texts.pair, pairs.keys), np.take(CATEGORIES, pair_categories(pairs, texts)), strict=True))
+    assert {kind for pair, kind in named.items() if "[CLS]" in pair or "[SEP]" in pair} == {"special token"}
+    for (input, output), kind in named.items():
+        if kind == "same subword":
+            assert input == output
+        elif kind == "one word":
+            assert "##s" in (input, output)
+        elif kind.startswith("function"):
+            count = sum(token in FUNCTION_WORDS for token in (input, output))
+            assert count == (2 if kind == "function words" else 1)
+        elif kind == "content words":
+            assert not {input, output} & FUNCTION_WORDS
+    assert {"same subword", "function words", "function and content", "content words"} <= set(named.values())
+    rows = table(report, "pair-categories-layers")
+    whole = Counter(named.values())
+    for row in rows:
+        assert (row["in all"], row["all"]) == (whole[row["category"]], len(named))
+    for name in ("FF", "LN1 FF RES2 LN2"):
+        some = [row for row in rows if row["amplified by"] == name and row["layer"] == 1]
+        assert sum(row["in the top"] for row in some) == some[0]["top"] == max(10, len(named) // 10)
+        values = pairs.ff[0] if name == "FF" else pairs.block[0]
+        top = Counter(named[texts.pair(pairs.keys[place])] for place in pairs.top(values, some[0]["top"]))
+        assert {row["category"]: row["in the top"] for row in some if row["in the top"]} == dict(top)
+        if name == "FF":
+            share = top["content words"] / some[0]["top"]
+            assert report.numbers["amplified.content-words.L1"] == pytest.approx(share)
+    short = table(report, "pair-categories")
+    assert [row["pairs"] for row in short] == ["all pairs", "layer 1", "layer 2"]
+
+
+def test_a_pair_of_one_word_is_within_it_in_half_of_its_occurrences() -> None:
+    vocabulary = ("cat", "##s", "the", "##9")
+    texts = feed_forward_maps.Texts(("a",), (np.arange(4),), (np.array([0, 0, 1, 2]),), vocabulary)
+    keys = np.array([0 * 4 + 1, 1 * 4 + 0, 3 * 4 + 1, 2 * 4 + 2])
+    counts, within = np.array([4, 4, 2, 2]), np.array([2, 1, 2, 0])
+    empty = np.zeros((1, 4))
+    pairs = feed_forward_maps.AmplifiedPairs(keys, counts, counts, within, empty, empty)
+    expected = ["one word", "content words", "one word", "same subword"]
+    assert [CATEGORIES[n] for n in pair_categories(pairs, texts)] == expected
+
+
+def test_kinds_of_tokens_by_their_form() -> None:
+    words = ("[CLS]", "the", "##the", "Cat", "19", "##9th", ".", "\u2581Of", "of")
+    for vocabulary, expected in (
+        (words[:7], [0, 2, 3, 3, 1, 1, 1]),  # WordPiece
+        (("<s>", "\u2581Of", "of", "\u2581,", "\u01202"), [0, 2, 3, 1, 1]),  # starts of words are marked
+    ):
+        places = np.arange(len(vocabulary))
+        texts = feed_forward_maps.Texts(("a",), (places,), (places - 1,), vocabulary)
+        assert token_kinds(texts).tolist() == expected
+
+
+def test_the_whole_input_is_drawn(made: tuple[Report, Path], made_causal: tuple[Report, Path]) -> None:
+    for report, _ in (made, made_causal):
+        (picture,) = [part for part in report.sections[1].parts if part.name == "ff-amp"]
+        axes = picture.figure.axes[0]  # type: ignore[union-attr]
+        shown = int(axes.get_xlim()[1] + 0.5)
+        assert picture.note.startswith(f"All {shown} tokens of ")
+        assert len(axes.get_yticks()) == shown
+
+
+def test_every_published_number_can_be_reached(data: Path, tmp_path: Path) -> None:
+    """A model with the paper's scopes and twelve layers has every stored key, so that `verify` compares all of them;
+    numbers that are shown but not counted have a reason."""
+    twelve = Analyzer(tiny("bert", max_position_embeddings=24, num_hidden_layers=12), toy_tokenizer())
+    report = run_paper(twelve, data, tmp_path, readings=["resamples=20"], limit=4)
+    stored = [key for entry in _load_published()["ff"] for key in entry["figures"]]
+    assert len(stored) == len(set(stored)) == 34
+    assert set(stored) <= set(report.numbers)
+    for entry in _load_published()["ff"]:
+        assert entry["model"] in published_models("ff")
+        assert entry["data"] in published_corpora("ff", entry["model"])
+        for key in entry["figures"]:
+            assert tolerance_rule(key).counts or tolerance_rule(key).why

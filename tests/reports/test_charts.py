@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from matplotlib.colors import to_hex
+
 from normscope import NormscopeError
 from normscope.reports import charts, map_charts
 
@@ -84,6 +86,13 @@ def test_lines_are_the_series_and_the_published_are_dashed() -> None:
     assert [t for t in texts(figure) if t in ("weights", "norms", "layer", "share")] == [
         *("layer", "share", "weights", "norms")
     ]
+
+
+def test_intervals_of_lines_are_shaded() -> None:
+    (axes,) = charts.line_chart({"a": [1.0, 2.0], "b": [2.0, 1.0]}, x=[1, 2], bands={"b": ([1.5, 0.5], [2.5, 2])}).axes
+    (band,) = axes.collections
+    assert {tuple(point) for point in band.get_paths()[0].vertices} == {(1, 1.5), (2, 0.5), (2, 2.0), (1, 2.5)}
+    assert to_hex(band.get_facecolor()[0]) == axes.lines[1].get_color()
 
 
 def test_a_layer_axis_has_whole_numbers() -> None:

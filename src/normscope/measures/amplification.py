@@ -9,6 +9,7 @@ The scale of maps differs between scopes, so each map is normalised first. The p
 
 from __future__ import annotations
 
+from math import exp, lgamma
 from typing import Literal
 
 import torch
@@ -34,3 +35,21 @@ def amplification(before: Tensor, after: Tensor, axis: Axis = "output") -> Tenso
     if before.shape != after.shape:
         raise NormscopeError(f"Both maps must have the same shape, not {tuple(before.shape)} and {tuple(after.shape)}.")
     return map_shares(after, axis) - map_shares(before, axis)
+
+
+def draw_p_values(found: int, drawn: int, members: int, total: int) -> tuple[float, float]:
+    """P(X >= found) and P(X <= found) for X members among `drawn` of `total` things without replacement, `members` of
+    them in all: the exact permutation test of whether a category is more, or less, frequent among the pairs amplified
+    most than among all pairs."""
+    if not (0 <= found <= drawn <= total and found <= members <= total):
+        raise NormscopeError(f"Cannot find {found} of {members} members among {drawn} of {total}.")
+    low, high = max(0, drawn - (total - members)), min(drawn, members)
+    whole = _log_choose(total, drawn)
+    shares = [
+        exp(_log_choose(members, k) + _log_choose(total - members, drawn - k) - whole) for k in range(low, high + 1)
+    ]
+    return min(1.0, sum(shares[found - low :])), min(1.0, sum(shares[: found - low + 1]))
+
+
+def _log_choose(n: int, k: int) -> float:
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)

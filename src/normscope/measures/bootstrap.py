@@ -1,8 +1,8 @@
-"""Bootstrap of a difference of means (FF paper, Fig. 7), resampling single instances or whole sequences.
+"""Bootstrap of a difference of means (FF paper, Fig. 7), resampling single instances.
 
 The test is unpaired: each group is resampled separately, with replacement and at its own size. p is the share of
 resampled differences on the wrong side of zero, (1 + #{d* <= 0}) / (1 + resamples), consistent with the percentile
-interval.
+interval. `uncertainty.resample_means` resamples whole sequences of dependent instances.
 
 Small samples are resampled value by value. For large ones, the sorted values are divided into strata, with each extreme
 value in a stratum alone. The number of draws from each stratum is multinomial and sampled exactly. Only the variation
@@ -34,12 +34,14 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first group's mean minus the second's, with its 1 - alpha interval and p-value."""
+    """The first group's mean minus the second's, with its 1 - alpha interval and p-values."""
 
     difference: float
     low: float
     high: float
     p: float
+    above: float = nan  # one-sided p-value against "not above zero"
+    below: float = nan  # one-sided p-value against "not below zero"
 
 
 def bootstrap_mean_difference(
@@ -63,44 +65,6 @@ def bootstrap_mean_difference(
     drawn = [bootstrap_resampled_means(group, resamples, generator) for group in groups]
     return _summarise_bootstrap_differences(
         float(groups[0].mean() - groups[1].mean()), drawn[0] - drawn[1], sided, alpha
-    )
-
-
-def bootstrap_clustered_difference(
-    sums: Any,
-    counts: Any,
-    *,
-    resamples: int = 10_000,
-    sided: Sided = "one",
-    alpha: float = 0.05,
-    seed: int | Sequence[int] = 0,
-) -> tuple[Difference, ...]:
-    """As `bootstrap_mean_difference`, but resamples clusters (sequences) of dependent instances; one result per layer.
-
-    `sums` (layers, clusters, 2) has the sum over each group's instances in a cluster, `counts` (clusters, 2) their
-    number. Draws in which a group is empty are dropped.
-    """
-    _check_bootstrap(resamples, sided, alpha)
-    totals = np.asarray(sums, dtype=np.float64)
-    sizes = np.asarray(counts, dtype=np.float64)
-    if totals.ndim != 3 or sizes.shape != totals.shape[1:] or totals.shape[2] != 2:
-        raise NormscopeError(
-            f"sums and counts must be (layers, clusters, 2) and (clusters, 2), not {totals.shape} and {sizes.shape}."
-        )
-    layers, clusters, _ = totals.shape
-    if not (sizes.sum(0) > 0).all():
-        return tuple(Difference(nan, nan, nan, nan) for _ in range(layers))
-    table = np.concatenate([totals.transpose(1, 0, 2).reshape(clusters, -1), sizes], 1)  # (clusters, 2 layers + 2)
-    generator = np.random.default_rng(seed)
-    drawn = [
-        _bootstrap_group_differences(cluster_counts(clusters, size, generator) @ table)
-        for size in _bootstrap_chunk_sizes(resamples, max(1, AT_ONCE // clusters))
-    ]
-    found = np.concatenate(drawn)
-    found = found[np.isfinite(found).all(1)]
-    given = _bootstrap_group_differences(table.sum(0)[None])[0]
-    return tuple(
-        _summarise_bootstrap_differences(float(given[layer]), found[:, layer], sided, alpha) for layer in range(layers)
     )
 
 
@@ -133,20 +97,11 @@ def cluster_counts(clusters: int, size: int, generator: np.random.Generator) -> 
     return np.bincount(drawn.ravel(), minlength=size * clusters).reshape(size, clusters).astype(np.float64)
 
 
-def _bootstrap_group_differences(totals: Values) -> Values:
-    """(n, 2 layers + 2) sums and counts of both groups -> (n, layers): differences of the groups' means."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = totals[:, :-2].reshape(len(totals), -1, 2) / totals[:, None, -2:]
-    found: Values = means[..., 0] - means[..., 1]
-    return found
-
-
 def _summarise_bootstrap_differences(given: float, drawn: Values, sided: Sided, alpha: float) -> Difference:
-    if not len(drawn):
-        return Difference(given, nan, nan, nan)
-    below, above = (1 + int((drawn <= 0).sum())) / (1 + len(drawn)), (1 + int((drawn >= 0).sum())) / (1 + len(drawn))
+    above, below = ((1 + int(wrong.sum())) / (1 + len(drawn)) for wrong in (drawn <= 0, drawn >= 0))
     low, high = np.quantile(drawn, [alpha / 2, 1 - alpha / 2])
-    return Difference(given, float(low), float(high), below if sided == "one" else min(1.0, 2 * min(below, above)))
+    p = above if sided == "one" else min(1.0, 2 * min(above, below))
+    return Difference(given, float(low), float(high), p, above, below)
 
 
 def _bootstrap_chunk_sizes(total: int, most: int) -> list[int]:

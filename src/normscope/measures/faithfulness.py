@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from normscope.errors import NormscopeError
 from normscope.measures.bootstrap import bootstrap_resampled_means
+from normscope.measures.uncertainty import Resampled
 
 Values = NDArray[np.float64]
 
@@ -96,9 +97,10 @@ class Interval:
 
 
 def faithfulness_interval(values: Any, *, resamples: int = 10_000, alpha: float = 0.05, seed: int = 0) -> Interval:
-    """The mean of one value per entry with its percentile bootstrap; NaN if there are none.
+    """The mean of one value per entry with its bootstrap interval (see `uncertainty`); NaN if there are none.
 
-    The p-value tests for a mean of zero. For differences of two methods on the same entries this is a paired test.
+    A single entry has no interval. The p-value tests for a mean of zero. For differences of two methods on the same
+    entries this is a paired test.
     """
     given = np.asarray(values, dtype=np.float64).ravel()
     given = given[~np.isnan(given)]
@@ -106,10 +108,13 @@ def faithfulness_interval(values: Any, *, resamples: int = 10_000, alpha: float 
         raise NormscopeError(f"A bootstrap needs 0 < alpha < 1 and at least one resample, not {alpha} and {resamples}.")
     if not len(given):
         return Interval(nan, nan, nan)
-    drawn = bootstrap_resampled_means(given, resamples, np.random.default_rng(seed))
-    low, high = np.quantile(drawn, [alpha / 2, 1 - alpha / 2])
-    below, above = ((1 + int(side.sum())) / (1 + resamples) for side in (drawn <= 0, drawn >= 0))
-    return Interval(float(given.mean()), float(low), float(high), min(1.0, 2 * min(below, above)))
+    if len(given) == 1:
+        return Interval(float(given[0]), nan, nan)
+    found = Resampled(
+        given.mean(), bootstrap_resampled_means(given, resamples, np.random.default_rng(seed)), len(given)
+    )
+    one = found.estimate("entries", alpha)
+    return Interval(one.value, one.low, one.high, min(1.0, 2 * min(one.above, one.below)))
 
 
 def faithfulness_mean_by_entry(values: Any, entries: Sequence[Any]) -> Values:

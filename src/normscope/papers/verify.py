@@ -46,7 +46,7 @@ RULES = (
     Tolerance(
         r"similarity\.(ATTN|ATTNRES)-N",
         0.02,
-        "not reachable with the maps as defined: ATTN-N and ATTNRES-N differ only on the diagonal",
+        "not reachable with raw maps, since those of ATTN-N and ATTNRES-N differ only on the diagonal",
         counts=False,
     ),
     Tolerance(

@@ -28,6 +28,7 @@ HORIZONTAL = 3  # labels up to this length are drawn horizontally
 VECTOR_POINTS = 3_000  # more points are rasterised
 PUBLISHED = "published"
 LINE: dict[str, Any] = {"markersize": 3.2, "linewidth": 1.3, "markeredgewidth": 0}
+BAND: dict[str, Any] = {"alpha": 0.2, "linewidth": 0}
 DASHED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "alpha": 0.75}
 
 Values = NDArray[np.float64]
@@ -40,11 +41,13 @@ def line_chart(
     xlabel: str = "layer",
     ylabel: str = "",
     reference: Mapping[str, Sequence[float]] | None = None,
+    bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
     ylim: tuple[float, float] | None = None,
 ) -> Figure:
     """One line per series; published values (`reference`) are dashed, in the colour of the series with the same name.
 
-    Layers are numbered from 1: x=range(1, layers + 1). A reference whose length differs from x starts at x[0].
+    Layers are numbered from 1: x=range(1, layers + 1). A reference whose length differs from x starts at x[0]. `bands`:
+    the lower and upper ends of a series' intervals, which are shaded.
     """
     _check_series(series, x)
     given = dict(reference or {})
@@ -52,6 +55,9 @@ def line_chart(
         figure, axes = _chart_axes(WIDTH, HEIGHT)
         for n, (name, values) in enumerate(series.items()):
             axes.plot(list(x), to_floats(values), label=name, **_series_look(n), **LINE)
+            if bands is not None and name in bands:
+                low, high = map(to_floats, bands[name])
+                axes.fill_between(list(x), low, high, color=_series_colour(n), **BAND)
         for n, (name, values) in enumerate(given.items()):
             at = list(x) if len(values) == len(x) else [x[0] + k for k in range(len(values))]
             place = list(series).index(name) if name in series else len(series) + n

@@ -1,7 +1,7 @@
 """ICLR 2024: "Analyzing Feed-Forward Blocks in Transformers through the Lens of Attention Maps".
 
-The readings follow the preprint, "Feed-Forward Blocks Control Contextualization in Masked Language Models"; no code was
-published.
+The readings, and the numbers of tables and figures, follow the preprint, "Feed-Forward Blocks Control Contextualization
+in Masked Language Models" (arXiv 2302.00456, versions 1 and 2); no code was published.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from normscope.papers.common import masked_plan
 from normscope.papers.feed_forward.amplification import PLAIN, amplification_section
 from normscope.papers.feed_forward.measures import ROUNDINGS, SHARES, removal_measure_name
 from normscope.papers.feed_forward.norms import bypass_norms_section, low_gain_section
+from normscope.papers.feed_forward.pair_tests import LEVELS
 from normscope.papers.feed_forward.pairs import entity_pairs_section, word_pairs_section
 from normscope.papers.feed_forward.shared import (
+    EDITION,
     NAME,
     ff_layout,
     missing_entities,
@@ -32,11 +34,14 @@ from normscope.papers.study import Experiment, Paper, Setting
 class FeedForwardReadings:
     """Choices that the paper leaves open."""
 
-    mask_seed: int = reading(
-        0, "seed for masking, used for similarities, norms and gains; pairs are from unmasked text"
+    masking: bool = reading(
+        True,
+        "mask 12 % of the tokens for similarities, norms and gains, as the paper does; pairs are from unmasked text",
     )
+    mask_seed: int = reading(0, "seed for masking")
     normalise: str = reading_choice(
-        "maps of Table 1 and Fig. 5: unnormalised, or each row or column divided by its sum; Table 1 has all three",
+        "maps that similarities are computed from: unnormalised, or each row or column divided by its sum; Table 1 has "
+        "all three",
         *("raw", "row", "column"),
     )
     axis: str = reading_choice(
@@ -48,12 +53,16 @@ class FeedForwardReadings:
         "distance by which pairs are matched: |i - j|, or i - j with its sign", "absolute", "signed"
     )
     level: str = reading_choice(
-        "unit of the test that decides the claims: each pair of positions, or each pair of types with its mean; both "
-        "are reported",
-        *("instance", "type"),
+        "unit of the test that decides the claims about pairs: whole sequences, which are independent, each pair of "
+        "positions, or each pair of types with its mean; all are reported",
+        *LEVELS,
     )
     resamples: int = reading(10_000, "number of bootstrap resamples, not stated in the paper")
-    sided: str = reading_choice("one-sided test (targets are larger) or two-sided test (targets differ)", "one", "two")
+    sided: str = reading_choice(
+        "p-values that are compared with the published ones: one-sided (targets are larger) or two-sided (targets "
+        "differ); the claims are tested in both directions",
+        *("one", "two"),
+    )
     alpha: float = reading(0.05, "significance level")
     specials: bool = reading(False, "include special tokens in the pairs that words and entities are compared with")
     seed: int = reading(0, "seed for sampling pairs and for the bootstrap")
@@ -97,8 +106,8 @@ def _stored_maps_plan(*measures: str) -> Callable[[Setting], tuple[RunPlan, ...]
     return plan
 
 
-SIMILARITIES = _masked_layout_plan("similarity", "similarity_normalised")
-MAGNITUDES = _masked_layout_plan("ff_magnitudes")
+SIMILARITIES = _masked_layout_plan("similarity", "similarity_shares")
+MAGNITUDES = _masked_layout_plan("ff_magnitudes", "ff_norms")
 PAIRS = _stored_maps_plan("token_words")
 ENTITIES = _stored_maps_plan("token_words", "entity_spans")
 
@@ -107,7 +116,7 @@ PAPER = Paper(
     title="Analyzing Feed-Forward Blocks in Transformers through the Lens of Attention Maps",
     citation=(
         "Goro Kobayashi, Tatsuki Kuribayashi, Sho Yokoi, Kentaro Inui. Analyzing Feed-Forward Blocks in Transformers "
-        "through the Lens of Attention Maps. ICLR 2024. arXiv 2302.00456"
+        f"through the Lens of Attention Maps. ICLR 2024. arXiv 2302.00456. {EDITION}"
     ),
     readings=FeedForwardReadings,
     experiments=(

@@ -7,7 +7,6 @@ millions of cells, pairs are encoded as integers and summed in arrays, entry by 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,16 +15,26 @@ import numpy as np
 from normscope.analysis import Analysis
 from normscope.corpus.store import Run
 from normscope.measures.amplification import amplification as ff_amp_of
-from normscope.papers.feed_forward.maps import Numbers, Texts, Values, off_diagonal_cells, read_run_texts, stored_amp
+from normscope.papers.feed_forward.categories import category_numbers, category_tables, describe_categories
+from normscope.papers.feed_forward.maps import (
+    AmplifiedPairs,
+    Numbers,
+    Texts,
+    Values,
+    off_diagonal_cells,
+    read_run_texts,
+    stored_amp,
+)
 from normscope.papers.feed_forward.shared import FeedForwardLayout, require_ff_layout
 from normscope.papers.study import Runs, Setting
 from normscope.reports import map_charts
 from normscope.reports.report import Cell, Picture, Section, Table
 
 TOP = 10  # pairs per list, as in the paper
-LONG = 100  # pairs per longer list, for which the overlap is counted too
+LONG = 100  # pairs per longer list, for which overlap and categories are counted
+TENTH = 10  # at most one in ten pairs counts as amplified most
 WAITING = 2**22  # keys collected before they are summed
-DRAWN = 30  # tokens of the matrix shown in the figure
+DRAWN = 30  # the matrix of a sequence of about this many tokens is drawn
 PLAIN = "plain"  # the run without masking
 TEXT = (
     "FF-amp is the map after the feed-forward ({scopes.ff}) minus the map before it ({scopes.input}), normalised so "
@@ -33,28 +42,9 @@ TEXT = (
     "occurrences at two different positions. The second list is for the whole block: {scopes.layer} minus "
     "{scopes.residual}. The text is not masked.\n\n"
     "The lists contain pairs that occur in at least {readings.min_sequences} sequences and at least "
-    "{readings.min_occurrences} times ({pairs:,} pairs in {texts:,} sequences), special tokens {specials}."
+    "{readings.min_occurrences} times ({pairs:,} pairs in {texts:,} sequences), special tokens {specials}.\n\n"
+    "{categories}"
 )
-
-
-@dataclass(frozen=True)
-class AmplifiedPairs:
-    """All ordered pairs of types above the minimum counts, with their mean amplification."""
-
-    keys: Numbers  # sorted
-    occurrences: Numbers
-    sequences: Numbers  # number of sequences with the pair
-    ff: Values  # (layers, pairs): amp by the feed-forward
-    block: Values  # (layers, pairs): amp from the attention's residual to the end of the layer
-
-    def top(self, values: Values, count: int) -> Numbers:
-        """Indices of the `count` largest values, in descending order."""
-        count = min(count, len(values))
-        if not count:
-            return np.zeros(0, np.int64)
-        some = np.argpartition(-values, count - 1)[:count]
-        order: Numbers = some[np.lexsort((some, -values[some]))]
-        return order
 
 
 def amplification_section(setting: Setting, runs: Runs) -> Section:
@@ -62,6 +52,7 @@ def amplification_section(setting: Setting, runs: Runs) -> Section:
     scopes, readings, run = require_ff_layout(setting), setting.readings, runs[PLAIN]
     given = read_run_texts(run, scopes)
     pairs = amplified_pairs(run, scopes, given, readings)
+    size = max(TOP, min(LONG, len(pairs.keys) // TENTH))
     lists = {"FF": pairs.ff, _block_components(scopes): pairs.block}
     text = TEXT.format(
         scopes=scopes,
@@ -70,14 +61,17 @@ def amplification_section(setting: Setting, runs: Runs) -> Section:
         pairs=len(pairs.keys),
         texts=len(given),
         specials="included" if readings.list_specials else "left out",
+        categories=describe_categories(),
     )
     parts: tuple[Table | Picture, ...] = (
         _ff_amp_picture(setting, run, scopes, given),
         *(_top_pairs_table(name, lists[name], pairs, given, number) for number, name in enumerate(lists, 2)),
+        *category_tables(lists, pairs, given, size),
         _overlap_table(lists, pairs),
         _listed_pairs_table(lists, pairs, given),
     )
-    return Section("amplification", "Amplified pairs of subwords", text, parts)
+    numbers = category_numbers(pairs.ff, pairs, given, size)
+    return Section("amplification", "Amplified pairs of subwords", text, parts, (), numbers)
 
 
 def amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, readings: Any) -> AmplifiedPairs:
@@ -87,19 +81,21 @@ def amplified_pairs(run: Run, scopes: FeedForwardLayout, given: Texts, readings:
     chosen = (sequences >= readings.min_sequences) & (occurrences >= readings.min_occurrences)
     keys, sequences, occurrences = keys[chosen], sequences[chosen], occurrences[chosen]
     sums: list[Values] = []
+    within = np.zeros(len(keys), np.int64)
     for entry, id in enumerate(given.ids):
         here = cells(entry)
         found = given.keys(entry, here)
         places = np.searchsorted(keys, found)
         known = places < len(keys)
         known[known] = keys[places[known]] == found[known]
+        np.add.at(within, places[known], given.within_word(entry, here[known]))
         both = [stored_amp(run, scopes, id, readings.axis, block) for block in (False, True)]
         sums = sums or [np.zeros((len(values), len(keys))) for values in both]
         for total, values in zip(sums, both, strict=True):
             for layer, row in zip(total, values[:, here[known]], strict=True):
                 np.add.at(layer, places[known], row)
     ff, block = (total / occurrences for total in sums) if sums else (np.zeros((0, 0)), np.zeros((0, 0)))
-    return AmplifiedPairs(keys, occurrences, sequences, ff, block)
+    return AmplifiedPairs(keys, occurrences, sequences, within, ff, block)
 
 
 def describe_ff_amp_axis(axis: str) -> str:
@@ -171,17 +167,16 @@ def _ff_amp_picture(setting: Setting, run: Run, scopes: FeedForwardLayout, given
         entry = min(range(len(given)), key=lambda n: (abs(len(given.types[n]) - DRAWN), n))
         tokens = [given.vocabulary[number] for number in given.types[entry]]
         values = stored_amp(run, scopes, given.ids[entry], axis).reshape(-1, len(tokens), len(tokens))
-    some = tokens[:DRAWN]
-    diagonal = np.eye(len(tokens), dtype=bool)
-    layer = int(np.where(diagonal, 0.0, values).clip(min=0).sum((1, 2)).argmax())
-    matrix = np.where(diagonal, np.nan, values[layer])[: len(some), : len(some)]
+    blank = np.eye(len(tokens), dtype=bool) | (np.triu(np.ones((len(tokens),) * 2, bool)) if scopes.causal else False)
+    layer = int(np.where(blank, 0.0, values).clip(min=0).sum((1, 2)).argmax())
     look = {"label": "FF-amp", "xlabel": "input", "ylabel": "output", "diverging": True}
+    whose = "the example" if setting.example is not None else f"{given.ids[entry]}, chosen for its length"
     return Picture(
         "ff-amp",
         f"FF-amp matrix of a sequence, layer {layer + 1}",
-        map_charts.heat_map_chart(matrix, rows=some, columns=some, **look),
-        "The layer with the largest total gain between different tokens. The diagonal is left blank."
-        + (f" Shown: the first {len(some)} of {len(tokens)} tokens." if len(some) < len(tokens) else ""),
+        map_charts.heat_map_chart(np.where(blank, np.nan, values[layer]), rows=tokens, columns=tokens, **look),
+        f"All {len(tokens)} tokens of {whose}, in the layer with the largest total gain between different tokens. The "
+        f"diagonal {'and later inputs are' if scopes.causal else 'is'} left blank.",
     )
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from normscope.corpus.store import Run
 from normscope.measures.amplification import AXES
-from normscope.measures.bootstrap import Difference, bootstrap_clustered_difference, bootstrap_mean_difference
 from normscope.measures.matching import match_distances
 from normscope.papers.common import scan_paper_side
 from normscope.papers.feed_forward.maps import Numbers, Texts, Values, off_diagonal_cells, stored_amp
@@ -57,16 +56,6 @@ class GroupAmplification:
     others: dict[str, Values]
 
 
-@dataclass(frozen=True)
-class LayerTests:
-    """The bootstrap tests of one layer."""
-
-    instances: Difference
-    types: Difference
-    sequences: Difference
-    other_axis: Difference
-
-
 def split_word_units(given: Texts) -> TokenUnits:
     """The tokens of each word that is split into several."""
 
@@ -87,9 +76,12 @@ def entity_units(given: Texts, run: Run, scopes: FeedForwardLayout) -> TokenUnit
     return lambda entry: spans.get(given.ids[entry], [])
 
 
-def matched_pair_groups(given: Texts, units: TokenUnits, causal: bool, readings: Any) -> MatchedGroups:
-    """All pairs within a unit, and an equal number of other pairs sampled at the same distances."""
-    distance = readings.distance
+def matched_pair_groups(
+    given: Texts, units: TokenUnits, causal: bool, readings: Any, distance: str | None = None
+) -> MatchedGroups:
+    """All pairs within a unit, and an equal number of other pairs sampled at the same distances; `distance` is that of
+    the readings unless given."""
+    distance = distance or readings.distance
     targets = _collect_cells(given, lambda entry: _cells_within_units(given, units(entry), entry, causal), distance)
     near = np.unique(targets.distances)
 
@@ -103,12 +95,14 @@ def matched_pair_groups(given: Texts, units: TokenUnits, causal: bool, readings:
     return MatchedGroups(targets.at(found.targets), others.at(found.others), found.dropped, len(targets))
 
 
-def group_amplification(run: Run, scopes: FeedForwardLayout, given: Texts, groups: MatchedGroups) -> GroupAmplification:
-    """FF-amp of all pairs of both groups, reading the maps of one entry at a time."""
-    both = (groups.targets, groups.others)
-    found: list[dict[str, list[Values]]] = [{axis: [] for axis in AXES} for _ in both]
+def group_amplification(
+    run: Run, scopes: FeedForwardLayout, given: Texts, *matched: MatchedGroups
+) -> list[GroupAmplification]:
+    """FF-amp of all pairs of both groups, for one or more matchings, reading the maps of one entry at a time."""
+    sides = [cells for groups in matched for cells in (groups.targets, groups.others)]
+    found: list[dict[str, list[Values]]] = [{axis: [] for axis in AXES} for _ in sides]
     for entry, id in enumerate(given.ids):
-        parts = [cells.of(entry) for cells in both]
+        parts = [cells.of(entry) for cells in sides]
         if not any(map(len, parts)):
             continue
         for axis in AXES:
@@ -116,32 +110,7 @@ def group_amplification(run: Run, scopes: FeedForwardLayout, given: Texts, group
             for into, cells in zip(found, parts, strict=True):
                 into[axis].append(values[:, cells])
     joined = [{axis: np.concatenate(some, 1) for axis, some in one.items() if some} for one in found]
-    return GroupAmplification(joined[0], joined[1])
-
-
-def bootstrap_layer_tests(
-    given: Texts, groups: MatchedGroups, values: GroupAmplification, readings: Any
-) -> list[LayerTests]:
-    """Bootstrap tests for each layer: over instances, over types of pairs, over whole sequences, and over instances
-    with the other normalisation."""
-    options = {"resamples": readings.resamples, "sided": readings.sided, "alpha": readings.alpha}
-    axis, seed = readings.axis, readings.seed
-    targets, others = values.targets[axis], values.others[axis]
-    other = other_ff_amp_axis(axis)
-    target_types, other_types = (
-        _means_by_type(pair_type_keys(given, cells), some)
-        for cells, some in ((groups.targets, targets), (groups.others, others))
-    )
-    by_sequence = _bootstrap_sequences(given, groups, targets, others, options, seed)
-    return [
-        LayerTests(
-            bootstrap_mean_difference(targets[n], others[n], seed=(seed, n, 0), **options),
-            bootstrap_mean_difference(target_types[n], other_types[n], seed=(seed, n, 1), **options),
-            by_sequence[n],
-            bootstrap_mean_difference(values.targets[other][n], values.others[other][n], seed=(seed, n, 2), **options),
-        )
-        for n in range(len(targets))
-    ]
+    return [GroupAmplification(*both) for both in zip(joined[::2], joined[1::2], strict=True)]
 
 
 def other_ff_amp_axis(axis: str) -> str:
@@ -153,22 +122,6 @@ def pair_type_keys(given: Texts, cells: PairCells) -> Numbers:
     """The ordered pair of types of each cell, as one number."""
     found = [given.keys(entry, cells.of(entry)) for entry in range(len(given))]
     return np.concatenate(found) if found else np.zeros(0, np.int64)
-
-
-def _means_by_type(keys: Numbers, values: Values) -> Values:
-    """(layers, types): the means of the values (layers, pairs) of each type's instances."""
-    _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    return np.stack([np.bincount(place, weights=row) for row in values]) / counts
-
-
-def _bootstrap_sequences(
-    given: Texts, groups: MatchedGroups, targets: Values, others: Values, options: dict[str, Any], seed: int
-) -> tuple[Difference, ...]:
-    size, both = len(given), ((groups.targets, targets), (groups.others, others))
-    counts = np.stack([np.bincount(cells.entries, minlength=size) for cells, _ in both], 1)
-    sums = np.stack([[np.bincount(cells.entries, row, size) for row in values] for cells, values in both], 2)
-    some = counts.sum(1) > 0  # only sequences with such pairs
-    return bootstrap_clustered_difference(sums[:, some], counts[some], seed=(seed, 3), **options)
 
 
 def _cells_within_units(given: Texts, units: Sequence[Numbers], entry: int, causal: bool) -> Numbers:

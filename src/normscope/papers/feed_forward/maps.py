@@ -35,10 +35,38 @@ class Texts:
         output, input = np.divmod(cells, len(types))
         return types[input] * len(self.vocabulary) + types[output]
 
+    def within_word(self, entry: int, cells: Numbers) -> NDArray[np.bool_]:
+        """Whether the two tokens of each cell belong to one word."""
+        words = self.words[entry]
+        output, input = np.divmod(cells, len(words))
+        same: NDArray[np.bool_] = (words[input] == words[output]) & (words[input] != SPECIAL)
+        return same
+
     def pair(self, key: int) -> tuple[str, str]:
         """The tokens (input, output) of a key."""
         input, output = divmod(int(key), len(self.vocabulary))
         return self.vocabulary[input], self.vocabulary[output]
+
+
+@dataclass(frozen=True)
+class AmplifiedPairs:
+    """All ordered pairs of types above the minimum counts, with their mean amplification."""
+
+    keys: Numbers  # sorted
+    occurrences: Numbers
+    sequences: Numbers  # number of sequences with the pair
+    within: Numbers  # number of occurrences within one word
+    ff: Values  # (layers, pairs): amp by the feed-forward
+    block: Values  # (layers, pairs): amp from the attention's residual to the end of the layer
+
+    def top(self, values: Values, count: int) -> Numbers:
+        """Indices of the `count` largest values, in descending order."""
+        count = min(count, len(values))
+        if not count:
+            return np.zeros(0, np.int64)
+        some = np.argpartition(-values, count - 1)[:count]
+        order: Numbers = some[np.lexsort((some, -values[some]))]
+        return order
 
 
 def read_run_texts(run: Run, scopes: FeedForwardLayout) -> Texts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from itertools import combinations
 from math import ceil, floor
 from typing import Any
 
@@ -38,21 +38,22 @@ ROUNDINGS: Mapping[str, Callable[[float], int]] = {
 }
 MAGNITUDES: dict[str, Any] = {"layer": np.int16, "dimension": np.int32, "tokens": np.int64}
 MAGNITUDES |= dict.fromkeys(("bypass", "input", "output"), np.float64)
+NORMS = {name: type for name, type in MAGNITUDES.items() if name != "dimension"}
 
 
-@register_measure("similarity_normalised")
-def measure_normalised_similarity(analysis: Analysis) -> Columns:
-    """normalised (row, column), scope, other, layer -> Spearman's correlation of the maps of neighbouring scopes with
-    each row, or each column, divided by its sum"""
+@register_measure("similarity_shares")
+def measure_share_similarity(analysis: Analysis) -> Columns:
+    """normalised (row, column), scope, other, layer -> Spearman's correlation of the maps of two scopes with each row,
+    or each column, divided by its sum"""
     names: list[tuple[str, str, str]] = []
     values: list[Tensor] = []
     if corpus_measure_has_one_side(analysis):
         cells = corpus_measure_reachable_cells(analysis)
         for normalised, axis in (("row", "output"), ("column", "input")):
-            shares = (map_shares(analysis[scope], axis) for scope in analysis.scopes)  # type: ignore[arg-type]
-            ranked = (average_ranks(one[:, cells]) for one in shares)
-            names += [(normalised, *pair) for pair in pairwise(analysis.scopes)]
-            values += [pearson(before, after) for before, after in pairwise(ranked)]
+            shares = {scope: map_shares(analysis[scope], axis) for scope in analysis.scopes}  # type: ignore[arg-type]
+            ranked = {scope: average_ranks(one[:, cells]) for scope, one in shares.items()}
+            names += [(normalised, *pair) for pair in combinations(analysis.scopes, 2)]
+            values += [pearson(ranked[a], ranked[b]) for a, b in combinations(analysis.scopes, 2)]
     keys = ("normalised", "scope", "other")
     return {
         **{key: [row[n] for row in names for _ in analysis.layers] for n, key in enumerate(keys)},
@@ -65,24 +66,45 @@ def measure_normalised_similarity(analysis: Analysis) -> Columns:
 def measure_ff_magnitudes(sample: Sample) -> Columns:
     """layer, dimension (-1: the norm of the vector) -> number of tokens, and sums over them of |value| in the bypass of
     the feed-forward, in its input and in its output"""
-    scopes = ff_layout(sample.lens)
-    if scopes is None:
-        raise NormscopeError("The feed-forward of this model has no separate scope.")
-    if sample.analysis.info["side"] != scopes.side:
+    vectors = _ff_vectors(sample)
+    if not vectors:
         return paper_table_columns(MAGNITUDES, [])
-    wanted = {"bypass": scopes.block, "input": scopes.input, "output": scopes.added}
-    vectors = probing.probe_scope_outputs(sample.lens.loaded, sample.item, list(dict.fromkeys(wanted.values())))
-    depth, tokens, width = vectors[scopes.block].shape
+    depth, tokens, width = vectors["bypass"].shape
     found: dict[str, Any] = {
         "layer": np.repeat(np.arange(depth), width + 1),
         "dimension": np.tile(np.arange(NORM, width), depth),
         "tokens": np.full(depth * (width + 1), tokens),
     }
-    for name, scope in wanted.items():
-        given = vectors[scope].double()
+    for name, given in vectors.items():
         norms = torch.linalg.vector_norm(given, dim=-1).sum(1, keepdim=True)
         found[name] = torch.cat([norms, given.abs().sum(1)], 1).flatten().cpu().numpy()
     return {name: np.asarray(found[name], dtype) for name, dtype in MAGNITUDES.items()}
+
+
+@register_measure("ff_norms", scopes=("weights",), whole=True)
+def measure_ff_norms(sample: Sample) -> Columns:
+    """layer -> number of tokens, and sums over them of the norms of the feed-forward's bypass, input and output"""
+    vectors = _ff_vectors(sample)
+    if not vectors:
+        return paper_table_columns(NORMS, [])
+    depth, tokens, _ = vectors["bypass"].shape
+    found: dict[str, Any] = {"layer": np.arange(depth), "tokens": np.full(depth, tokens)}
+    for name, given in vectors.items():
+        found[name] = torch.linalg.vector_norm(given, dim=-1).sum(1).cpu().numpy()
+    return {name: np.asarray(found[name], dtype) for name, dtype in NORMS.items()}
+
+
+def _ff_vectors(sample: Sample) -> dict[str, Tensor]:
+    """The model's own vectors (layers, tokens, width) in float64: bypass, input and output of the feed-forward. Empty
+    for the other side of an encoder-decoder."""
+    scopes = ff_layout(sample.lens)
+    if scopes is None:
+        raise NormscopeError("The feed-forward of this model has no separate scope.")
+    if sample.analysis.info["side"] != scopes.side:
+        return {}
+    wanted = {"bypass": scopes.block, "input": scopes.input, "output": scopes.added}
+    found = probing.probe_scope_outputs(sample.lens.loaded, sample.item, list(dict.fromkeys(wanted.values())))
+    return {name: found[scope].double() for name, scope in wanted.items()}
 
 
 @register_measure("token_words", scopes=("weights",), whole=True)

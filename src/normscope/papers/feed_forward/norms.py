@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,25 @@ from normscope.corpus.store import Run
 from normscope.engine import probing
 from normscope.errors import NormscopeError
 from normscope.measures.correlation import spearman
+from normscope.measures.uncertainty import Resampled, resample_means
 from normscope.papers import common
 from normscope.papers.common import layer_numbers, layer_picture, masked_run, scan_paper_side
+from normscope.papers.feed_forward.evidence import describe_directions
 from normscope.papers.feed_forward.measures import NORM, removal_measure_name, removed_dimension_count, split_by_gain
-from normscope.papers.feed_forward.shared import NAME, SPEARMAN, require_ff_layout
+from normscope.papers.feed_forward.sequences import estimate_layers, interval_bands, pick_lowest_layer
+from normscope.papers.feed_forward.shared import INTERVALS, NAME, SPEARMAN, require_ff_layout
 from normscope.papers.published import published_main_numbers, quote_published
 from normscope.papers.study import Runs, Setting
+from normscope.papers.verdicts import decided_claim, describe_estimate, majority
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
+SHOWN = ("feed-forward", "bypass")
 LABELLED = 8  # removed dimensions that are labelled in the figure
 NORMS = (
     "Mean norms of the model's vectors over all tokens, biases included. {masking} The bypass is the vector at "
-    "{scopes.block}, to which the vector at {scopes.added} is added."
+    "{scopes.block}, to which the vector at {scopes.added} is added. Intervals and the verdict are from a bootstrap "
+    "over sequences."
 )
 GAMMA = (
     "The {count} of {width} dimensions ({share}) with the lowest signed gain of LN2 are removed from the feed-forward "
@@ -33,8 +40,8 @@ GAMMA = (
     "Similarities are Spearman's correlations of these two maps, averaged over sequences. {masking}"
 )
 GAMMA_NOTE = (
-    "Mean of |value| over all tokens, in the feed-forward's input and output. Labels: indices of the dimensions with "
-    "the lowest gains."
+    "{chosen} Mean of |value| over all tokens, in the feed-forward's input and output. Labels: indices of the "
+    "dimensions with the lowest gains."
 )
 PUBLISHED = tuple(key for n in (10, 11) for key in (f"similarity.ATTNRESLNFF-N.L{n}", f"removed.L{n}"))
 
@@ -50,28 +57,57 @@ def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
     scopes = require_ff_layout(setting)
     frame = mean_ff_magnitudes(runs[masked_run(setting)], scopes.side).filter(pl.col("dimension") == NORM)
     layers, bypass, output = (frame[name].to_list() for name in ("layer", "bypass", "output"))
+    resampled = resample_norms(runs[masked_run(setting)], scopes.side, setting.readings)
+    bands = interval_bands(
+        {name: estimate_layers(resampled.map(itemgetter((..., n, slice(None))))) for n, name in enumerate(SHOWN)}
+    )
+    ratios = estimate_layers(resampled.map(lambda means: means[..., 0, :] / means[..., 1, :]))
+    margins = estimate_layers(resampled.map(lambda means: means[..., 1, :] - means[..., 0, :]))
     larger = [layer for layer, a, b in zip(layers, bypass, output, strict=True) if a > b]
-    claim = Claim(
+    claim = decided_claim(
         "The bypass has a larger norm than the feed-forward output in most layers",
-        2 * len(larger) > len(layers),
+        margins,
         f"in {len(larger)} of {len(layers)}: {common.paper_layers_text(larger)}",
         "in most layers, except 10-11",
+        at_least=majority(len(layers)),
+        alpha=setting.readings.alpha,
     )
     title = "Fig. 10. Mean norm of the feed-forward output and of the bypass"
-    series = {"feed-forward": output, "bypass": bypass}
-    columns = {"layer": "", **dict.fromkeys((*series, "ratio"), ".2f")}
-    rows = ((layer, ff, past, ff / past) for layer, ff, past in zip(layers, output, bypass, strict=True))
+    series = dict(zip(SHOWN, (output, bypass), strict=True))
+    columns = {"layer": "", **dict.fromkeys((*series, "ratio", "ratio low", "ratio high"), ".3f")}
+    rows = (
+        (layer, ff, past, ff / past, ratio.low, ratio.high)
+        for layer, ff, past, ratio in zip(layers, output, bypass, ratios, strict=True)
+    )
     return Section(
         "norms",
         "Norms of the feed-forward output and of the bypass",
         NORMS.format(scopes=scopes, masking=common.describe_common_masking(setting)),
         (
-            layer_picture("fig10-norms", title, series, layers, "mean norm"),
-            Table.of("norms-layers", "Mean norms by layer", columns, rows),
+            layer_picture("fig10-norms", title, series, layers, "mean norm", INTERVALS, bands=bands),
+            Table.of(
+                "norms-layers",
+                "Mean norms by layer",
+                columns,
+                rows,
+                f"Ratio: feed-forward output to bypass, with its 95 % interval ({ratios[0].method}).",
+            ),
         ),
         (claim,),
-        layer_numbers("norm.ff", output, layers) | layer_numbers("norm.bypass", bypass, layers),
+        layer_numbers("norm.ff", output, layers)
+        | layer_numbers("norm.bypass", bypass, layers)
+        | layer_numbers("norm.ratio", [ff / past for ff, past in zip(output, bypass, strict=True)], layers),
     )
+
+
+def resample_norms(run: Run, side: str, readings: Any) -> Resampled:
+    """(2, layers): mean norms of the feed-forward output and of the bypass over tokens, resampling sequences."""
+    frame = scan_paper_side(run, "ff_norms", side).select("layer", "tokens", "output", "bypass").collect()
+    # Rows are stored sequence by sequence, with the layers in order.
+    depth = frame["layer"].n_unique()
+    table = frame.select("tokens", "output", "bypass").to_numpy().reshape(-1, depth, 3)
+    sums = resample_means(table, readings.resamples, seed=(readings.seed, 6))
+    return sums.map(lambda means: np.stack([means[..., n] / means[..., 0] for n in (1, 2)], -2))
 
 
 def low_gain_section(setting: Setting, runs: Runs) -> Section:
@@ -86,6 +122,7 @@ def low_gain_section(setting: Setting, runs: Runs) -> Section:
     count = removed_dimension_count(width, readings.gamma_share, readings.gamma_rounding)
     removed = [split_by_gain(row, count)[0].tolist() for row in gains]
     most = int(np.argmin(whole))  # where the feed-forward changes the map most
+    resampled = resample_means(_sequence_removals(table, len(layers)), readings.resamples, seed=(readings.seed, 7))
     place = _check_gamma_layer(readings.gamma_layer, len(layers)) - 1 if readings.gamma_layer else most
     sizes = mean_ff_magnitudes(run, scopes.side).filter(pl.col("dimension") != NORM)
     by_layer = [sizes.filter(pl.col("layer") == layer) for layer in range(1, len(layers) + 1)]
@@ -97,6 +134,9 @@ def low_gain_section(setting: Setting, runs: Runs) -> Section:
     share, masking = f"{100 * readings.gamma_share:g} %", common.describe_common_masking(setting)
     title = "Section 6.2. Similarity of the maps before and after the feed-forward"
     series = {"all dimensions": whole, f"without {count} with the lowest gain": rest}
+    bands = interval_bands(
+        {name: estimate_layers(resampled.map(itemgetter((..., n, slice(None))))) for n, name in enumerate(series)}
+    )
     return Section(
         "gamma",
         "Dimensions that the last norm scales down",
@@ -106,9 +146,13 @@ def low_gain_section(setting: Setting, runs: Runs) -> Section:
                 "fig11-gamma",
                 f"Fig. 11. Magnitude of each dimension against LN2's gain, layer {layers[place]}",
                 _gain_scatter(by_layer[place], gains[place].double().numpy(), removed[place]),
-                GAMMA_NOTE,
+                GAMMA_NOTE.format(
+                    chosen="The layer of the reading gamma_layer."
+                    if readings.gamma_layer
+                    else "The layer whose feed-forward changes the map most."
+                ),
             ),
-            layer_picture("removed-dimensions", title, series, layers, SPEARMAN),
+            layer_picture("removed-dimensions", title, series, layers, SPEARMAN, INTERVALS, bands=bands),
             Table.of(
                 "removed-dimensions-layers",
                 f"Similarity without the {count} dimensions with the lowest gain",
@@ -117,22 +161,36 @@ def low_gain_section(setting: Setting, runs: Runs) -> Section:
                 f"|output| and gain: {SPEARMAN} over dimensions.",
             ),
         ),
-        (_low_gain_claim(layers, whole, rest, share),),
-        layer_numbers("removed", rest, layers),
+        (_low_gain_claim(layers, whole, rest, resampled, share, readings.alpha),),
+        layer_numbers("removed", rest, layers)
+        | layer_numbers("removed.change", [row[3] for row in rows], layers)
+        | layer_numbers("gain", [row[4] for row in rows], layers),
     )
 
 
-def _low_gain_claim(layers: list[int], whole: list[float], rest: list[float], share: str) -> Claim:
+def _sequence_removals(table: pl.LazyFrame, depth: int) -> NDArray[np.float64]:
+    """(sequences, 2, layers): similarity with all dimensions and without the removed ones; NaN if one is unknown."""
+    found = table.select("whole", "rest").collect().to_numpy().reshape(-1, depth, 2).transpose(0, 2, 1)
+    return np.where(np.isnan(found).any(1, keepdims=True), np.nan, found)
+
+
+def _low_gain_claim(
+    layers: list[int], whole: list[float], rest: list[float], resampled: Resampled, share: str, alpha: float
+) -> Claim:
     most = int(np.argmin(whole))  # where the feed-forward changes the map most
-    rising = common.paper_layers_text([layer for n, layer in enumerate(layers) if rest[n] > whole[n]])
-    return Claim(
+    change = resampled.map(lambda means: means[..., 1, :] - means[..., 0, :])
+    margin = pick_lowest_layer(change, resampled.map(itemgetter((..., 0, slice(None))))).estimate("sequences")
+    by_layer = describe_directions(estimate_layers(change), "it increases in", "it decreases in", alpha)
+    return decided_claim(
         f"In the layer that it changes most, the feed-forward changes the map less without the {share} of dimensions "
         "with the lowest gain",
-        rest[most] > whole[most],
-        f"layer {layers[most]}: {whole[most]:.2f} to {rest[most]:.2f}; it increases in {rising}",
+        margin,
+        f"layer {layers[most]}: {whole[most]:.2f} to {rest[most]:.2f}",
         quote_published(
             published_main_numbers(NAME), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED
         ),
+        evidence=f"{describe_estimate(margin, '.3f', name='increase')}; {by_layer}",
+        alpha=alpha,
     )
 
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from normscope.corpus.store import Run
+from normscope.labels import number_ranges_label
 from normscope.measures.bootstrap import Difference
-from normscope.papers.common import layer_numbers, paper_layers_text
+from normscope.papers.common import finite_numbers, layer_numbers, paper_layers_text
 from normscope.papers.feed_forward import groups as pair_groups
 from normscope.papers.feed_forward.amplification import PLAIN, describe_ff_amp_axis
-from normscope.papers.feed_forward.groups import GroupAmplification, LayerTests, MatchedGroups, TokenUnits
+from normscope.papers.feed_forward.groups import MatchedGroups, TokenUnits, group_amplification, matched_pair_groups
 from normscope.papers.feed_forward.maps import Texts, Values, read_run_texts
+from normscope.papers.feed_forward.pair_tests import DISTANCES, PairTests, run_pair_tests
+from normscope.papers.feed_forward.sequences import estimate_layers
 from normscope.papers.feed_forward.shared import NAME, FeedForwardLayout, require_ff_layout
 from normscope.papers.published import published_main_numbers
 from normscope.papers.study import Runs, Setting
+from normscope.papers.verdicts import decided_claim, majority, split_layers
 from normscope.reports import charts
-from normscope.reports.report import Claim, Picture, Section, Table
+from normscope.reports.report import VERDICTS, Claim, Picture, Section, Table
 
 INNER = (0.5, 99.5)  # percentiles between which histograms are drawn
 MOST = 3  # most histograms that are drawn
@@ -28,14 +33,24 @@ TEXT = (
     "other pairs, sampled without replacement so that both groups have the same histogram of {readings.distance} "
     "distances.{dropped} Other pairs are all pairs that do not belong to one {kind.unit}, {specials}. The text is not "
     "masked.\n\n"
-    "The difference of means is tested with an unpaired bootstrap of {readings.resamples:,} resamples, "
-    "{readings.sided}-sided: p is the share of resampled differences on the other side of zero. The test over "
-    "instances treats all pairs as independent, which pairs of one sequence are not, so it is optimistic. The test "
-    "over types counts each ordered pair of subwords once, with the mean of its instances. The test over sequences "
-    "resamples whole sequences.\n\n"
+    "The difference of means is tested in each layer with a bootstrap of {readings.resamples:,} resamples, in both "
+    "directions: a layer counts as larger or as reversed if the one-sided p-value of that direction is at most "
+    "{half:g}. Pairs of one sequence are dependent, so the test that decides (unless the reading level says otherwise) "
+    "resamples whole sequences. The tests over instances (the paper's unit) and over types of pairs, each ordered pair "
+    "of subwords with the mean of its instances, treat them as independent and are optimistic. The claim about most "
+    "layers is a partial conjunction test over layers, which is stricter than counting the significant ones.\n\n"
     "Maps are normalised so that {sums}. A gain in a token's contribution to itself is a loss for the others, so the "
     "means of both groups may be negative; the test concerns their difference."
 )
+REVERSED = "\u2020"  # a dagger
+NONE = "none"
+DIRECTIONS = {True: "larger", False: "reversed", None: "open"}
+BARS = "Error bars: 95 % bootstrap intervals over sequences."
+CHOSEN = (
+    "The {} of {} layers with the largest difference of means in units of the standard deviation of all pairs are "
+    "drawn; this is number {} ({:+.2f}). "
+)
+OUTSIDE = f"Values beyond the percentiles {INNER[0]} and {INNER[1]} are counted in the outermost bins."
 DROPPED = " {:,} target pairs, chosen at random, were left out because too few other pairs have their distance."
 
 
@@ -87,35 +102,30 @@ def _pair_kind_section(
 ) -> Section:
     scopes, readings = require_ff_layout(setting), setting.readings
     given = read_run_texts(run, scopes)
-    groups = pair_groups.matched_pair_groups(given, units(given, run, scopes), scopes.causal, readings)
+    # In causal models the distance has one sign only.
+    distances = (readings.distance, *(name for name in DISTANCES if name != readings.distance and not scopes.causal))
+    found = units(given, run, scopes)
+    matched = {name: matched_pair_groups(given, found, scopes.causal, readings, name) for name in distances}
+    groups = matched[readings.distance]
     theirs = _published_pair_layers(kind)
     statement = f"In most layers the feed-forward amplifies {kind.pairs} more than other pairs at the same distance"
     if not len(groups.targets):
         claim = Claim(statement, None, kind.none, theirs)
         return Section(kind.name, kind.title, f"Nothing to compare: {kind.none}.", claims=(claim,))
-    values = pair_groups.group_amplification(run, scopes, given, groups)
-    found = pair_groups.bootstrap_layer_tests(given, groups, values, readings)
-    chosen = [one.types if readings.level == "type" else one.instances for one in found]
-    above, by_sequence, by_other = (
-        _significant_layers(some, readings.alpha)
-        for some in (chosen, [one.sequences for one in found], [one.other_axis for one in found])
-    )
-    claim = Claim(
-        statement,
-        2 * len(above) > len(found),
-        f"in {len(above)} of {len(found)}: {paper_layers_text(above)}; resampling whole sequences: "
-        f"{paper_layers_text(by_sequence)}; normalised by {pair_groups.other_ff_amp_axis(readings.axis)}: "
-        f"{paper_layers_text(by_other)}",
-        theirs,
-    )
-    both = {kind.targets: values.targets[readings.axis], "other pairs": values.others[readings.axis]}
+    values = dict(zip(matched, group_amplification(run, scopes, given, *matched.values()), strict=True))
+    tests = run_pair_tests(given, matched, values, readings)
+    amp = values[readings.distance]
+    both = {kind.targets: amp.targets[readings.axis], "other pairs": amp.others[readings.axis]}
     parts: tuple[Table | Picture, ...] = (
-        _mean_amp_bars(kind, both, above),
-        *_pair_test_tables(kind, readings.axis, values, found),
-        *_amp_histograms(kind, both, chosen),
+        _mean_amp_bars(kind, tests, readings.alpha),
+        _pair_layers_table(kind, readings.axis, tests, readings.alpha),
+        _readings_table(kind, tests, readings.alpha),
+        _readings_layers_table(kind, tests, readings.alpha),
+        *_amp_histograms(kind, both, tests.instances),
     )
-    numbers = {f"{key}.p": p for key, p in layer_numbers(kind.key, [one.p for one in chosen]).items()}
-    return Section(kind.name, kind.title, _describe_pair_test(readings, kind, groups), parts, (claim,), numbers)
+    claims = (_pair_claim(statement, theirs, tests, readings.alpha),)
+    text = _describe_pair_test(readings, kind, groups)
+    return Section(kind.name, kind.title, text, parts, claims, _pair_numbers(kind, tests, readings.level))
 
 
 def _describe_pair_test(readings: Any, kind: PairKind, groups: MatchedGroups) -> str:
@@ -123,52 +133,108 @@ def _describe_pair_test(readings: Any, kind: PairKind, groups: MatchedGroups) ->
         kind=kind,
         groups=groups,
         readings=readings,
+        half=readings.alpha / 2,
         dropped=DROPPED.format(groups.dropped) if groups.dropped else "",
         specials="special tokens included" if readings.specials else "without special tokens",
         sums=describe_ff_amp_axis(readings.axis),
     )
 
 
-def _mean_amp_bars(kind: PairKind, both: Mapping[str, Values], above: Sequence[int]) -> Picture:
-    layers = range(1, len(both[kind.targets]) + 1)
+def _pair_claim(statement: str, theirs: str, tests: PairTests, alpha: float) -> Claim:
+    """Decided by the first reading; the layers of the others are named where their verdict differs."""
+    larger = [layer for layer, one in enumerate(tests.deciding, 1) if one.value > 0]
+    verdicts = list(tests.verdicts(alpha).items())
+    under = {}
+    for name, verdict in verdicts[1:]:
+        above, reversed_, _ = split_layers(tests.margins[name], alpha=alpha)
+        where = f"larger in {paper_layers_text(above)}"
+        where += f", reversed in {paper_layers_text(reversed_)}" if reversed_ else ""
+        under[f"{name} ({where})"] = verdict
+    return decided_claim(
+        statement,
+        tests.deciding,
+        f"the mean is larger in {len(larger)} of {len(tests.deciding)}: {paper_layers_text(larger)}",
+        theirs,
+        at_least=majority(len(tests.deciding)),
+        under=under,
+        alpha=alpha,
+    )
+
+
+def _pair_numbers(kind: PairKind, tests: PairTests, level: str) -> dict[str, float]:
+    """p as published, over single pairs or types; that of the test over sequences; the difference of means."""
+    units = tests.types if level == "type" else tests.instances
+    by_sequence = tests.margins["level=sequence"]
+    return finite_numbers(
+        {f"{key}.p": p for key, p in layer_numbers(kind.key, [one.p for one in units]).items()}
+        | {f"{key}.p.sequences": p for key, p in layer_numbers(kind.key, [one.above for one in by_sequence]).items()}
+        | {f"{key}.difference": d for key, d in layer_numbers(kind.key, [one.value for one in by_sequence]).items()}
+    )
+
+
+def _mean_amp_bars(kind: PairKind, tests: PairTests, alpha: float) -> Picture:
+    layers = range(1, len(tests.deciding) + 1)
+    names = (kind.targets, "other pairs")
+    groups = [estimate_layers(tests.means.map(itemgetter((..., n, slice(None))))) for n in range(2)]
+    above, reversed_, _ = split_layers(tests.deciding, alpha=alpha)
+    known = all(np.isfinite(one.low) for some in groups for one in some)
+    spread = {name: [(one.high - one.low) / 2 for one in some] for name, some in zip(names, groups, strict=True)}
     chart = charts.bar_chart(
-        {name: list(values.mean(1)) for name, values in both.items()},
+        {name: [one.value for one in some] for name, some in zip(names, groups, strict=True)},
         x=list(layers),
         ylabel="mean FF-amp",
-        errors={name: list(1.96 * values.std(1) / np.sqrt(values.shape[1])) for name, values in both.items()},
-        marks=["*" if layer in above else "" for layer in layers],
+        errors=spread if known else None,
+        marks=["*" if layer in above else REVERSED if layer in reversed_ else "" for layer in layers],
     )
     title = f"Fig. 7. Mean FF-amp of pairs {kind.targets} and of other pairs at the same distances"
-    note = "*: significantly larger. Error bars: 1.96 standard errors, for independent instances."
+    note = f"*: significantly larger; {REVERSED}: significantly smaller (reversed). {BARS}"
     return Picture(f"fig7-{kind.stem}", title, chart, note)
 
 
-def _pair_test_tables(
-    kind: PairKind, axis: str, values: GroupAmplification, found: Sequence[LayerTests]
-) -> tuple[Table, Table]:
-    """The means and their difference, and the test under the other readings."""
-    other = pair_groups.other_ff_amp_axis(axis)
-    means = dict.fromkeys((kind.targets, "others", "difference", "low", "high"), ".5f")
-    levels = dict.fromkeys(("p, instances", "p, types", "p, sequences"), ".4f")
-    targets, others = ([float(row.mean()) for row in side[axis]] for side in (values.targets, values.others))
-    return (
-        Table.of(
-            f"{kind.stem}-layers",
-            f"Mean FF-amp of pairs {kind.targets} and of others, over instances, normalised by {axis}",
-            {"layer": "", **means, "p": ".4f"},
-            ((n + 1, targets[n], others[n], *vars(one.instances).values()) for n, one in enumerate(found)),
-            "Low and high: ends of the percentile interval.",
-        ),
-        Table.of(
-            f"{kind.stem}-readings",
-            "The same test under other readings",
-            {"layer": "", **levels, f"difference, by {other}": ".5f", f"p, by {other}": ".4f"},
-            (
-                (n, one.instances.p, one.types.p, one.sequences.p, one.other_axis.difference, one.other_axis.p)
-                for n, one in enumerate(found, 1)
-            ),
-            f"The last two columns: over instances, with maps normalised so that {describe_ff_amp_axis(other)}.",
-        ),
+def _pair_layers_table(kind: PairKind, axis: str, tests: PairTests, alpha: float) -> Table:
+    """The means, their difference and the test that decides."""
+    columns = dict.fromkeys((kind.targets, "others", "difference", "low", "high"), ".5f")
+    rows = (
+        (layer, *means, one.value, one.low, one.high, one.above, one.below, DIRECTIONS[one.decide(alpha)])
+        for layer, (means, one) in enumerate(zip(tests.means.value.T, tests.deciding, strict=True), 1)
+    )
+    return Table.of(
+        f"{kind.stem}-layers",
+        f"Mean FF-amp of pairs {kind.targets} and of others, normalised by {axis}",
+        {"layer": "", **columns, "p larger": ".4f", "p smaller": ".4f", "test": ""},
+        rows,
+        f"Low and high: 95 % interval of the difference; p-values are one-sided ({tests.deciding[0].method}).",
+    )
+
+
+def _readings_table(kind: PairKind, tests: PairTests, alpha: float) -> Table:
+    """The verdict and the layers under each reading."""
+    rows = []
+    for name, verdict in tests.verdicts(alpha).items():
+        split = split_layers(tests.margins[name], alpha=alpha)
+        rows.append((name, VERDICTS[verdict], *(number_ranges_label(some) if some else NONE for some in split)))
+    return Table.of(
+        f"{kind.stem}-readings",
+        "The claim about most layers under each reading",
+        dict.fromkeys(("reading", "verdict", "larger in layers", "reversed in layers", "open in layers"), ""),
+        rows,
+        "The first reading decides. Readings of axis and distance are tested over sequences.",
+    )
+
+
+def _readings_layers_table(kind: PairKind, tests: PairTests, alpha: float) -> Table:
+    rows = [
+        (name, layer, one.value, one.low, one.high, one.above, one.below, DIRECTIONS[one.decide(alpha)])
+        for name, margins in tests.margins.items()
+        for layer, one in enumerate(margins, 1)
+    ]
+    numbers = {"difference": ".5f", "low": ".5f", "high": ".5f", "p larger": ".4f", "p smaller": ".4f"}
+    return Table.of(
+        f"{kind.stem}-readings-layers",
+        "The tests of each layer under each reading",
+        {"reading": "", "layer": "", **numbers, "test": ""},
+        rows,
+        folded=True,
     )
 
 
@@ -177,20 +243,15 @@ def _amp_histograms(kind: PairKind, both: Mapping[str, Values], found: Sequence[
     joined = np.concatenate(list(both.values()), 1)
     effect = [one.difference / max(float(joined[n].std()), 1e-300) for n, one in enumerate(found)]
     order = sorted(range(len(found)), key=lambda n: -effect[n])[:MOST]
-    note = f"Values beyond the percentiles {INNER[0]} and {INNER[1]} are counted in the outermost bins."
     pictures = []
     for n in sorted(order):
         low, high = (float(np.percentile(joined[n], end)) for end in INNER)
         series = {name: values[n] for name, values in both.items()}
         chart = charts.histogram_chart(series, xlabel="FF-amp", ylabel="share of pairs", limits=(low, high))
         title = f"Fig. 8. FF-amp of pairs {kind.targets} and of others, layer {n + 1}"
+        note = CHOSEN.format(len(order), len(found), order.index(n) + 1, effect[n]) + OUTSIDE
         pictures.append(Picture(f"fig8-{kind.stem}-layer{n + 1}", title, chart, note))
     return pictures
-
-
-def _significant_layers(found: Sequence[Difference], alpha: float) -> list[int]:
-    """The layers (from 1) with a significant positive difference."""
-    return [layer for layer, one in enumerate(found, 1) if one.p < alpha and one.difference > 0]
 
 
 def _published_pair_layers(kind: PairKind) -> str:

@@ -13,6 +13,11 @@ from normscope.papers.study import Setting
 NAME = "ff"
 REFERENCE = "BERT-base on Wikipedia"
 SPEARMAN = "Spearman's correlation"
+INTERVALS = "Bands: 95 % bootstrap intervals over sequences."
+EDITION = (
+    "Tables and figures are numbered as in the preprint (arXiv 2302.00456, versions 1 and 2); ICLR numbering not "
+    "checked."
+)
 
 
 @dataclass(frozen=True)

@@ -2,85 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from normscope.corpus.store import Run
+from normscope.measures.uncertainty import Estimate
 from normscope.papers import common
-from normscope.papers.common import claim_with_published, layer_numbers, paper_layers_text, scan_paper_side
-from normscope.papers.feed_forward.shared import NAME, REFERENCE, SPEARMAN, FeedForwardLayout, require_ff_layout
-from normscope.papers.published import published_main_numbers, quote_published
+from normscope.papers.common import layer_numbers, scan_paper_side
+from normscope.papers.feed_forward.residual import describe_residual, residual_readings_table
+from normscope.papers.feed_forward.sequences import (
+    NORMALISED,
+    ResampledSimilarities,
+    estimate_layer_mean,
+    estimate_layers,
+    interval_bands,
+    resample_similarities,
+    sequence_similarities,
+)
+from normscope.papers.feed_forward.shared import (
+    EDITION,
+    INTERVALS,
+    NAME,
+    REFERENCE,
+    SPEARMAN,
+    FeedForwardLayout,
+    require_ff_layout,
+)
+from normscope.papers.feed_forward.similarity_claims import ByPair, similarity_claims
+from normscope.papers.published import published_main_numbers
 from normscope.papers.study import Runs, Setting
-from normscope.reports import map_charts
-from normscope.reports.report import Cell, Claim, Picture, Section, Table
+from normscope.reports import facts, map_charts
+from normscope.reports.report import Cell, Picture, Section, Table
 
-ByLayer = Mapping[int, float]  # layer, from 1 -> mean over sequences
-ByScope = Mapping[str, ByLayer]
-ByPair = Mapping[tuple[str, str], ByLayer]
-CHANGED = 0.9  # similarity below which a component counts as changing the map
-ALIKE = 0.95  # similarity above which two maps count as nearly the same
+RES1 = "ATTNRES-N"  # the scope with the published 0.41
+WHOLE = "whole block"
 TEXT = (
     "Spearman's correlation of {cells} of two maps, computed for each layer and sequence and averaged over sequences. "
     "{masking} Table 1 has three readings: maps without normalisation (raw), with each row divided by its sum, and "
-    "with each column divided by its sum."
-)
-RESIDUAL = (
-    "\n\nThe published 0.41 for RES1 cannot result from the procedure described in the paper under any of these "
-    "readings: maps before and after a residual connection differ only on the diagonal, which keeps the correlation of "
-    "raw maps above 0.95 for sequences of 122 tokens. The value is shown but not used; the 0.48 for ATTN may have the "
-    "same unknown cause."
+    "with each column divided by its sum; figures and claims use {reading} maps.\n\n"
+    "The change of contextualisation by a component is 1 - Spearman's correlation of the maps before and after it; "
+    "that of the whole block, of the maps before {first} and after {last}. Where it is smaller than the change by the "
+    "feed-forward, the components after the feed-forward undo part of it.\n\n"
+    "{edition}"
 )
 
 
-def scope_similarities(run: Run, scopes: FeedForwardLayout) -> dict[tuple[str, str], ByLayer]:
-    """(scope, other), in the order of the layer -> layer -> Spearman's correlation of raw maps, mean over sequences."""
-    return _mean_similarities(scan_paper_side(run, "similarity", scopes.side))
-
-
-def normalised_similarities(run: Run, scopes: FeedForwardLayout) -> dict[str, dict[tuple[str, str], ByLayer]]:
-    """The same for neighbouring scopes, with maps divided by the sums of their rows or of their columns."""
-    table = scan_paper_side(run, "similarity_normalised", scopes.side)
-    return {name: _mean_similarities(table.filter(pl.col("normalised") == name)) for name in ("row", "column")}
+def scope_similarities(run: Run, scopes: FeedForwardLayout) -> dict[str, ByPair]:
+    """normalisation -> (scope, other), in the order of the layer -> layer -> Spearman's correlation of their maps, mean
+    over sequences."""
+    shares = scan_paper_side(run, "similarity_shares", scopes.side)
+    return {
+        "raw": _mean_similarities(scan_paper_side(run, "similarity", scopes.side)),
+        **{name: _mean_similarities(shares.filter(pl.col("normalised") == name)) for name in NORMALISED[1:]},
+    }
 
 
 def similarity_section(setting: Setting, runs: Runs) -> Section:
     """Similarity to the previous scope (Table 1, Fig. 5), to the block's input (Fig. 9), of all pairs (Fig. 12)."""
-    scopes, run, reading = require_ff_layout(setting), runs[common.masked_run(setting)], setting.readings.normalise
-    raw = scope_similarities(run, scopes)
-    readings = {"raw": raw, **normalised_similarities(run, scopes)}
-    steps = {scope: readings[reading][scopes.before(scope), scope] for scope in scopes.chain[1:]}
-    cells = "the unmasked cells" if scopes.causal else "all cells"
-    text = TEXT.format(cells=cells, masking=common.describe_common_masking(setting))
-    fig5 = {scopes.component(scope): steps[scope] for scope in scopes.after}
-    fig9 = {scope: raw[scopes.block, scope] for scope in scopes.after}
-    to_previous = "Fig. 5. Similarity of each scope after the attention block to the previous scope"
-    to_block = f"Fig. 9. Similarity of each scope to the scope before the feed-forward block ({scopes.block})"
+    scopes, run, readings = require_ff_layout(setting), runs[common.masked_run(setting)], setting.readings
+    means, single = scope_similarities(run, scopes), sequence_similarities(run, scopes)
+    steps = [(scopes.before(scope), scope) for scope in scopes.chain[1:]]
+    from_block = [(scopes.block, scope) for scope in scopes.after]
+    pairs = (*steps, *from_block, (scopes.residual, scopes.layer))
+    resampled = resample_similarities(single, pairs, readings.resamples, readings.seed)
+    chosen = means[readings.normalise]
+    text = TEXT.format(
+        cells="the unmasked cells" if scopes.causal else "all cells",
+        masking=common.describe_common_masking(setting),
+        reading=readings.normalise,
+        first=scopes.component(scopes.after[0]),
+        last=scopes.component(scopes.after[-1]),
+        edition=EDITION,
+    )
+    parts: list[Table | Picture] = [_similarity_table(scopes, means)]
+    if RES1 in scopes.chain:
+        res1 = {name: single[name, (scopes.before(RES1), RES1)] for name in NORMALISED}
+        text += "\n\n" + describe_residual(facts.sequence_lengths(run), res1)
+        parts.append(residual_readings_table(res1))
+    by_layer = {pair: estimate_layers(resampled.layers(readings.normalise, pair)) for pair in pairs}
+    changes = _contextualisation_changes(scopes, resampled, readings.normalise)
+    parts += [
+        _similarity_picture(
+            "fig5-similarity",
+            "Fig. 5. Similarity of each scope after the attention block to the previous scope",
+            {scopes.component(scope): by_layer[scopes.before(scope), scope] for scope in scopes.after},
+        ),
+        _change_picture(scopes, changes),
+        _change_table(changes),
+        _similarity_picture(
+            "fig9-before",
+            f"Fig. 9. Similarity of each scope to the scope before the feed-forward block ({scopes.block})",
+            {scope: by_layer[scopes.block, scope] for scope in scopes.after},
+        ),
+        _similarity_heat_map(scopes, chosen),
+        _similarity_layers_table(scopes, chosen, readings.normalise),
+    ]
     return Section(
         "similarity",
         "Similarity of the maps within a layer",
-        text + (RESIDUAL if "ATTNRES-N" in scopes.chain else ""),
-        (
-            _similarity_table(scopes, readings),
-            _similarity_picture("fig5-similarity", to_previous, fig5),
-            _similarity_picture("fig9-before", to_block, fig9),
-            _similarity_heat_map(scopes, raw),
-            _similarity_layers_table(scopes, raw, steps, reading),
-        ),
-        _similarity_claims(scopes, steps, raw),
-        _similarity_numbers(scopes, steps, raw),
+        text,
+        tuple(parts),
+        similarity_claims(scopes, means, resampled, readings),
+        _similarity_numbers(scopes, chosen, changes),
     )
 
 
-def _mean_similarities(table: pl.LazyFrame) -> dict[tuple[str, str], ByLayer]:
+def _mean_similarities(table: pl.LazyFrame) -> ByPair:
     value = pl.col("spearman")  # NaN if a map has a single cell or all cells are equal
     frame = table.group_by("scope", "other", "layer").agg(value.filter(value.is_not_nan()).mean())
     found: dict[tuple[str, str], dict[int, float]] = {}
     for scope, other, layer, mean in frame.sort("layer").collect().iter_rows():
         found.setdefault((scope, other), {})[layer + 1] = float("nan") if mean is None else mean
     return dict(found)
+
+
+def _contextualisation_changes(
+    scopes: FeedForwardLayout, resampled: ResampledSimilarities, reading: str
+) -> dict[str, list[Estimate]]:
+    """component -> 1 - Spearman's correlation: the mean over layers, then each layer."""
+    pairs = {scopes.component(scope): (scopes.before(scope), scope) for scope in scopes.chain[1:]}
+    pairs[WHOLE] = (scopes.block, scopes.layer)
+    found = {}
+    for name, pair in pairs.items():
+        change = resampled.layers(reading, pair).map(lambda values: 1 - values)
+        found[name] = [estimate_layer_mean(change), *estimate_layers(change)]
+    return found
+
+
+def _change_table(changes: Mapping[str, Sequence[Estimate]]) -> Table:
+    depth = len(next(iter(changes.values()))) - 1
+    rows = [
+        (name, mean.value, mean.low, mean.high, *(one.value for one in layers))
+        for name, (mean, *layers) in changes.items()
+    ]
+    columns = ("mean", "low", "high", *(f"layer {layer}" for layer in range(1, depth + 1)))
+    return Table.of(
+        "contextualisation-change",
+        f"Change of contextualisation by each component: 1 - {SPEARMAN}",
+        {"component": "", **dict.fromkeys(columns, ".3f")},
+        rows,
+        f"Low and high: 95 % interval of the mean over layers ({next(iter(changes.values()))[0].method}).",
+    )
+
+
+def _change_picture(scopes: FeedForwardLayout, changes: Mapping[str, Sequence[Estimate]]) -> Picture:
+    names = (*(scopes.component(scope) for scope in scopes.after), WHOLE)
+    title = "Change of contextualisation by each component of the feed-forward block, and by the whole block"
+    return _similarity_picture(
+        "contextualisation-change-layers", title, {name: changes[name][1:] for name in names}, f"1 - {SPEARMAN}"
+    )
 
 
 def _similarity_table(scopes: FeedForwardLayout, readings: Mapping[str, ByPair]) -> Table:
@@ -105,87 +178,54 @@ def _similarity_table(scopes: FeedForwardLayout, readings: Mapping[str, ByPair])
     )
 
 
-def _similarity_picture(name: str, title: str, lines: ByScope) -> Picture:
-    layers = list(next(iter(lines.values())))
-    series = {label: list(values.values()) for label, values in lines.items()}
-    return common.layer_picture(name, title, series, layers, SPEARMAN)
+def _similarity_picture(
+    name: str, title: str, lines: Mapping[str, Sequence[Estimate]], ylabel: str = SPEARMAN
+) -> Picture:
+    series = {label: [one.value for one in values] for label, values in lines.items()}
+    layers = range(1, len(next(iter(series.values()))) + 1)
+    return common.layer_picture(name, title, series, layers, ylabel, INTERVALS, bands=interval_bands(lines))
 
 
-def _similarity_heat_map(scopes: FeedForwardLayout, raw: ByPair) -> Picture:
+def _similarity_heat_map(scopes: FeedForwardLayout, given: ByPair) -> Picture:
     found = np.eye(len(scopes.chain))
     for a, b in scopes.pairs:
         n, m = scopes.chain.index(a), scopes.chain.index(b)
-        found[n, m] = found[m, n] = _mean_over_layers(raw[a, b])
+        found[n, m] = found[m, n] = _mean_over_layers(given[a, b])
     look: dict[str, Any] = {"rows": scopes.chain, "columns": scopes.chain, "label": SPEARMAN, "annotate": True}
     title = "Fig. 12. Similarity of all pairs of scopes, mean over layers and sequences"
     return Picture("fig12-all-pairs", title, map_charts.heat_map_chart(found, **look))
 
 
-def _similarity_layers_table(scopes: FeedForwardLayout, raw: ByPair, steps: ByScope, reading: str) -> Table:
-    kind = "to the previous scope" + ("" if reading == "raw" else f" ({reading})")
-    rows = [(kind, scopes.before(scope), scope, *values.values()) for scope, values in steps.items()]
-    rows += [("all pairs", a, b, *raw[a, b].values()) for a, b in scopes.pairs]
-    columns = {"figure": "", "scope": "", "other": "", **{f"layer {layer}": ".3f" for layer in steps[scopes.ff]}}
-    return Table.of("similarity-layers", "Similarity by layer", columns, rows, folded=True)
+def _similarity_layers_table(scopes: FeedForwardLayout, given: ByPair, reading: str) -> Table:
+    rows = [(a, b, "yes" if scopes.before(b) == a else "", *given[a, b].values()) for a, b in scopes.pairs]
+    layers = {f"layer {layer}": ".3f" for layer in next(iter(given.values()))}
+    return Table.of(
+        "similarity-layers",
+        f"Similarity of all pairs of scopes by layer ({reading} maps)",
+        {"scope": "", "other": "", "neighbours": "", **layers},
+        rows,
+        folded=True,
+    )
 
 
-def _similarity_claims(scopes: FeedForwardLayout, steps: ByScope, raw: ByPair) -> tuple[Claim, ...]:
-    published, ff = published_main_numbers(NAME), steps[scopes.ff]
-    lowest = min(ff, key=lambda layer: ff[layer])
-    after_ff, after_residual = (raw[scopes.block, scope] for scope in (scopes.ff, scopes.ff_residual))
-    back = [layer for layer in ff if after_residual[layer] > after_ff[layer]]
-    whole = _mean_over_layers(raw[scopes.residual, scopes.layer])
-    keys = [f"similarity.ATTNRESLNFF-N{end}" for end in ("", ".min", ".max")]
-    claims = [
-        Claim(
-            f"The feed-forward changes the map: the similarity is below {CHANGED} in at least one layer",
-            ff[lowest] < CHANGED,
-            f"{_mean_over_layers(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
-            quote_published(published, "{:.2f}, from {:.2f} to {:.2f}", *keys),
-        ),
-        Claim(
-            "RES2 counteracts the feed-forward: in every layer the map after it is closer to the map before the block",
-            len(back) == len(ff),
-            f"in {len(back)} of {len(ff)}: {paper_layers_text(back)}",
-            "in every layer",
-        ),
-    ]
-    if scopes.layer != scopes.ff_residual:
-        norm, residual = (_mean_over_layers(steps[scope]) for scope in (scopes.layer, scopes.ff_residual))
-        after_norm = raw[scopes.block, scopes.layer]
-        nearer = [layer for layer in ff if after_norm[layer] > after_residual[layer]]
-        claims += [
-            claim_with_published(
-                "LN2 changes the map more than RES2 does",
-                norm < residual,
-                "similarity {:.2f} against {:.2f}",
-                (norm, residual),
-                published,
-                *("similarity.ATTNRESLNFFRESLN-N", "similarity.ATTNRESLNFFRES-N"),
-            ),
-            Claim(
-                "LN2 counteracts the feed-forward in the layer where the feed-forward changes the map most",
-                lowest in nearer,
-                f"layer {lowest}: the similarity to the map before the block goes from {after_residual[lowest]:.2f} to "
-                f"{after_norm[lowest]:.2f}; it increases in {paper_layers_text(nearer)}",
-                "it increases in layers 10-11, where the feed-forward changes the map most",
-            ),
-        ]
-    statement = f"The map of the whole layer is nearly that of attention and residual (similarity above {ALIKE})"
-    key = "pair.ATTNRES-N.ATTNRESLNFFRESLN-N"
-    return (*claims, claim_with_published(statement, whole > ALIKE, "{:.2f}", (whole,), published, key))
-
-
-def _similarity_numbers(scopes: FeedForwardLayout, steps: ByScope, raw: ByPair) -> dict[str, float]:
+def _similarity_numbers(
+    scopes: FeedForwardLayout, given: ByPair, changes: Mapping[str, Sequence[Estimate]]
+) -> dict[str, float]:
     numbers: dict[str, float] = {}
-    for scope, values in steps.items():
-        key = f"similarity.{scope}"
+    for scope in scopes.chain[1:]:
+        key, values = f"similarity.{scope}", given[scopes.before(scope), scope]
         numbers |= {key: _mean_over_layers(values)} | layer_numbers(key, values.values(), values)
         numbers |= {f"{key}.min": min(values.values()), f"{key}.max": max(values.values())}
     for scope in scopes.after:
-        numbers |= layer_numbers(f"before.{scope}", raw[scopes.block, scope].values())
-    return numbers | {f"pair.{a}.{b}": _mean_over_layers(raw[a, b]) for a, b in scopes.pairs}
+        numbers |= layer_numbers(f"before.{scope}", given[scopes.block, scope].values())
+    numbers |= {f"pair.{a}.{b}": _mean_over_layers(given[a, b]) for a, b in scopes.pairs}
+    for name, (mean, *layers) in changes.items():
+        key = f"change.{name.replace(' ', '-')}"
+        ends = {"": mean.value, ".low": mean.low, ".high": mean.high}
+        numbers |= common.finite_numbers({f"{key}{end}": value for end, value in ends.items()})
+        numbers |= layer_numbers(key, [one.value for one in layers])
+    return numbers
 
 
-def _mean_over_layers(values: ByLayer) -> float:
+def _mean_over_layers(values: Mapping[int, float]) -> float:
     return float(np.mean(list(values.values())))

@@ -137,7 +137,7 @@ def test_all_that_can_run_is_run(data: Path, folder: Path, tmp_path: Path) -> No
     report = made(data, folder, tmp_path / "out", progress=lambda *what: seen.append(what))
     assert [section.name for section in report.sections] == ["mixing", "similar", "weights"]
     assert report.skipped == (("Named entities", "The corpus has no named entities."),)
-    assert report.readings[0] == ("mask_seed", "0", "seed of the draw (default 0)")
+    assert report.readings[0] == ("mask_seed", "0", "seed of the draw (default 0)", False)
     assert report.checks == ()  # not one of the papers' models
     known = dict(report.facts)
     assert known["layers"] == "BERT: 2 layers with 4 heads, width 24"
@@ -328,23 +328,25 @@ class TestMerge:
             merge_run_plans([RunPlan("a", ("mixin",))])
 
 
-def test_the_command_of_a_report(folder: Path) -> None:
-    setting = Setting(
-        Analyzer.from_pretrained(folder),
+def test_the_command_of_a_report() -> None:
+    line = study.report_command(
+        "ff",
+        [("--model", "some/model"), ("--dtype", None)],
         "my data.txt",
-        "pairs",
-        {"header": True, "text": "a"},
-        Readings(),
-        Path("ranks.txt"),
-        None,
-        (),
-        7,
+        "out",
+        format="pairs",
+        reader={"header": True, "text": "a"},
+        readings=["mask_seed=1"],
+        experiments=["mixing"],
+        frequencies="ranks.txt",
+        limit=7,
+        batch_size=4,
+        beside=["other"],
     )
-    line = study.report_command("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
     assert line == (
         "normscope paper ff 'my data.txt' --model some/model --format pairs --reader header=true "
         "--reader text=a --experiment mixing --reading mask_seed=1 --frequencies ranks.txt --limit 7 --batch-size 4 "
-        "--out out"
+        "--beside other --out out"
     )
 
 

@@ -99,12 +99,11 @@ def panel_chart(
             if title in given:
                 axes.plot(list(given[title][0]), to_floats(given[title][1]), color=GREY, **DASHED)
             axes.set_title(title, fontsize=8, loc="left")
-            if place > len(panels) - columns:
-                axes.set_xlabel(xlabel, fontsize=8)
         for n, name in enumerate(names):  # for the legend
             axes.plot([], [], label=name, **_series_look(n), **LINE)
         if given:
             axes.plot([], [], color=GREY, label=PUBLISHED, **DASHED)
+        figure.supxlabel(xlabel, fontsize=8)
         _add_legend(figure, axes)
         freeze_layout(figure)
         return figure

@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from normscope._version import __version__
 from normscope.labels import count_label
-from normscope.reports.joint_numbers import Compared, joint_number_sections, short_name
+from normscope.reports.joint_numbers import (
+    MEANS,
+    Compared,
+    fullest_first,
+    joint_number_sections,
+    models_by_corpus,
+    short_name,
+)
 from normscope.reports.report import Cell, Claim, Report, ReportLink, Section, Table
 
 
@@ -81,8 +88,8 @@ def changed_readings(report: Report) -> str:
 def match_claims(reports: Sequence[Report]) -> list[ClaimRow]:
     """The claims of all reports; claims with the same section and text are one."""
     found: dict[tuple[str, str], dict[int, Claim]] = {}
-    for n, report in enumerate(reports):
-        for section in report.sections:
+    for n in fullest_first(reports):
+        for section in reports[n].sections:
             for claim in section.claims:
                 found.setdefault((section.name, claim.text), {}).setdefault(n, claim)
     return [
@@ -90,7 +97,7 @@ def match_claims(reports: Sequence[Report]) -> list[ClaimRow]:
             section,
             text,
             tuple(claims.get(n) for n in range(len(reports))),
-            next((claim.published for claim in claims.values() if claim.published), ""),
+            next((claims[n].published for n in sorted(claims) if claims[n].published), ""),
             next(iter(claims.values())).own,
         )
         for (section, text), claims in found.items()
@@ -127,10 +134,9 @@ def summarise_claims(rows: Sequence[ClaimRow]) -> str:
     if none:
         sentences.append(f"{none} {_verb(none, 'does', 'do')} not hold in any.")
     if mixed:
-        where = "in some reports and not in others: the model or the corpus decides"
-        sentences.append(f"{mixed} {_verb(mixed, 'holds', 'hold')} {where}.")
+        sentences.append(f"{mixed} {_verb(mixed, 'holds', 'hold')} in some reports but not in others.")
     if open_:
-        sentences.append(f"The other {open_} cannot be decided in every report.")
+        sentences.append(f"The remaining {open_} cannot be decided in at least one report.")
     return " ".join(sentences)
 
 
@@ -155,7 +161,7 @@ def _compared_section(compared: Compared, folders: Sequence[str]) -> Section:
         known = dict(report.facts)
         claims = [claim for claim in report.claims if not claim.own]
         counts = [sum(claim.holds is state for claim in claims) for state in (True, False, None)]
-        facts = (known.get("layers"), report.data, known.get("sequences"), changed_readings(report))
+        facts = (known.get("layers"), short_name(report.data), known.get("sequences"), changed_readings(report))
         rows.append((ReportLink(label, folder), *counts, *(fact or None for fact in facts)))
     kept = [k for k in range(len(columns)) if any(row[k] is not None for row in rows)]
     table = Table(
@@ -165,7 +171,8 @@ def _compared_section(compared: Compared, folders: Sequence[str]) -> Section:
         tuple(tuple(row[k] for k in kept) for row in rows),
         note="Each report has a page of its own, with all tables and figures, its facts and its command.",
     )
-    return Section("compared", "What was compared", parts=(table,))
+    text = MEANS if models_by_corpus(compared.reports) else ""
+    return Section("compared", "What was compared", text, (table,))
 
 
 def _claims_section(name: str, title: str, rows: Sequence[ClaimRow], compared: Compared) -> Section:

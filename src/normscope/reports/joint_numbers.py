@@ -15,7 +15,7 @@ BY_LAYER = re.compile(r"(?P<stem>.+)\.L(?P<layer>\d+)(\.(?P<kind>.+))?")
 BY_HEAD = re.compile(r".*\.L\d+H\d+(\..*)?")
 P_VALUE = "p"  # kind of a by-layer number whose mean says nothing
 MEANS = (
-    "Mean and SD are over the models of one corpus that are compared here, and left out if a model does not have the "
+    "Means and SDs in the tables below are over the models of one corpus, and left out if a model does not have the "
     "number. SD is the population SD (divided by the number of models), as the papers' SD over training runs."
 )
 FOLDED = 40  # longer tables are collapsed
@@ -43,9 +43,15 @@ def short_name(fact: str) -> str:
     return PurePath(fact.partition(" (")[0].rstrip("/")).name or fact
 
 
+def fullest_first(reports: Sequence[Report]) -> list[int]:
+    """The places of the reports in the order of their numbers of sections: the first one has the paper's order."""
+    return sorted(range(len(reports)), key=lambda n: -len(reports[n].sections))
+
+
 def joint_number_sections(compared: Compared) -> list[Section]:
     """A section of tables and figures for each section of the reports that has headline numbers."""
-    titles = {section.name: section.title for report in compared.reports for section in report.sections}
+    reports = [compared.reports[n] for n in fullest_first(compared.reports)]
+    titles = {section.name: section.title for report in reports for section in report.sections}
     made = []
     for name, title in titles.items():
         numbers = [_numbers_of_section(report, name) for report in compared.reports]
@@ -109,7 +115,7 @@ def _number_table(name: str, numbers: Sequence[Numbers], compared: Compared) -> 
             (key, *_with_means(ours, reports), *([published] if theirs else []))
             for key, (ours, published) in rows.items()
         ),
-        note=MEANS if _models_by_corpus(reports) else "",
+        note="Mean and population SD over models." if models_by_corpus(reports) else "",
         folded=len(rows) > FOLDED,
     )
 
@@ -123,7 +129,7 @@ def _mean_over_layers(numbers: Numbers, series: str) -> float | None:
     return none_if_nan(fmean(values)) if len(values) > 1 else None
 
 
-def _models_by_corpus(reports: Sequence[Report]) -> dict[str, list[int]]:
+def models_by_corpus(reports: Sequence[Report]) -> dict[str, list[int]]:
     """Each corpus of several models -> the places of their reports; not if a model has several reports of it."""
     found: dict[str, list[int]] = {}
     for n, report in enumerate(reports):
@@ -133,13 +139,13 @@ def _models_by_corpus(reports: Sequence[Report]) -> dict[str, list[int]]:
 
 def _number_columns(reports: Sequence[Report], labels: Sequence[str]) -> tuple[str, ...]:
     several = len({report.data for report in reports}) > 1
-    suffixes = [f" ({short_name(data)})" if several else "" for data in _models_by_corpus(reports)]
+    suffixes = [f" ({short_name(data)})" if several else "" for data in models_by_corpus(reports)]
     return (*labels, *(f"{what}{suffix}" for suffix in suffixes for what in ("mean", "SD")))
 
 
 def _with_means(values: Sequence[float | None], reports: Sequence[Report]) -> tuple[float | None, ...]:
     found: list[float | None] = list(values)
-    for places in _models_by_corpus(reports).values():
+    for places in models_by_corpus(reports).values():
         given = [value for n in places if (value := values[n]) is not None]
         found += [fmean(given), pstdev(given)] if len(given) == len(places) else [None, None]
     return tuple(found)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from normscope.reports.joint import (
+    MIXED,
     ClaimRow,
     changed_readings,
     count_verdicts,
@@ -169,15 +170,11 @@ def claims_summary(findings: Sequence[Finding]) -> list[str]:
     """What the claims of a paper come to, and the matrix of claims by report."""
     rows = [row for row in match_claims([finding.report for finding in findings]) if not row.own]
     groups = group_claims(rows)
-    by_model = [row.text for row in rows if row.text in groups["mixed"] and depends_on_model(row, findings)]
-    by_corpus = [text for text in groups["mixed"] if text not in by_model]
-    lists = {
-        "Hold in every report": groups["every"],
-        "Do not hold in any report": groups["none"],
-        "Depend on the model": by_model,
-        "Differ between corpora of one model": by_corpus,
-    }
-    said = "\n".join(f"- {title}: {_claim_texts(texts)}" for title, texts in lists.items() if texts)
+    mixed = groups.pop(MIXED)
+    by_model = [row.text for row in rows if row.text in mixed and depends_on_model(row, findings)]
+    groups["depend on the model"] = by_model
+    groups["differ between corpora of one model"] = [text for text in mixed if text not in by_model]
+    said = "\n".join(f"- {kind[0].upper()}{kind[1:]}: {_claim_texts(texts)}" for kind, texts in groups.items() if texts)
     return [summarise_claims(rows), said, _matrix(rows, findings)]
 
 

@@ -56,7 +56,8 @@ def test_the_matrix(page: str) -> None:
         "| Claim 0 \\| x | \u2713 | \u2713 | \u2713 | holds in 3 of 3 |",
         "| Claim 2 \\| x | \u2717 | \u2713 | \u2717 | holds in 1 of 3, does not in 2 |",
         "| Claim 3 \\| x | \u2713 | ? | \u2713 | holds in 2 of 3, open in 1 |",
-        "1 of 5 claims holds in every report. 1 does not hold in any. 2 hold in some reports but not in others.",
+        "Of 5 claims, 1 holds in every report; 1 holds wherever the data decide; 1 does not hold in any report; "
+        "2 hold in some reports but not in others.",
         "- Hold in every report: \u201cClaim 0 \\| x\u201d.",
         "- Do not hold in any report: \u201cClaim 1 \\| x\u201d.",
         "- Depend on the model: \u201cClaim 2 \\| x\u201d.",

@@ -69,26 +69,31 @@ def test_claims_are_matched_by_section_and_text() -> None:
 
 
 def test_verdicts_are_counted() -> None:
-    rows = match_claims([report("a", "+-+?+"), report("b", "+--+ ")])
-    own = [row for row in rows if not row.own]
-    assert [count_verdicts(row.claims) for row in own] == [
+    rows = match_claims([report("a", "+-+?+-?"), report("b", "+--+ ??")])
+    paper = [row for row in rows if not row.own]
+    assert [count_verdicts(row.claims) for row in paper] == [
         "holds in 2 of 2",
         "holds in 0 of 2, does not in 2",
         "holds in 1 of 2, does not in 1",
         "holds in 1 of 2, open in 1",
         "holds in 1 of 1",
+        "holds in 0 of 2, does not in 1, open in 1",
+        "holds in 0 of 2, open in 2",
     ]
-    assert group_claims(own) == {
-        "every": ["Claim 0", "Claim 4"],
-        "none": ["Claim 1"],
-        "mixed": ["Claim 2"],
-        "open": ["Claim 3"],
+    assert group_claims(paper) == {
+        "hold in every report": ["Claim 0", "Claim 4"],
+        "hold wherever the data decide": ["Claim 3"],
+        "do not hold in any report": ["Claim 1"],
+        "do not hold wherever the data decide": ["Claim 5"],
+        "hold in some reports but not in others": ["Claim 2"],
+        "cannot be decided in any report": ["Claim 6"],
     }
-    assert summarise_claims(own) == (
-        "2 of 5 claims hold in every report. 1 does not hold in any. 1 holds in some reports but not in others. "
-        "The remaining 1 cannot be decided in at least one report."
+    assert summarise_claims(paper) == (
+        "Of 7 claims, 2 hold in every report; 1 holds wherever the data decide; 1 does not hold in any report; "
+        "1 does not hold wherever the data decide; 1 holds in some reports but not in others; "
+        "1 cannot be decided in any report."
     )
-    assert summarise_claims(own[:1]) == "1 of 1 claim holds in every report."
+    assert summarise_claims(paper[:1]) == "Of 1 claim, 1 holds in every report."
 
 
 def test_series_of_layers() -> None:

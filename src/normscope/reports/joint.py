@@ -17,6 +17,17 @@ from normscope.reports.joint_numbers import (
 )
 from normscope.reports.report import Cell, Claim, Report, ReportLink, Section, Table
 
+# Groups of claims by their verdicts.
+HOLD = "hold in every report"
+HOLD_OR_OPEN = "hold wherever the data decide"
+FAIL = "do not hold in any report"
+FAIL_OR_OPEN = "do not hold wherever the data decide"
+MIXED = "hold in some reports but not in others"
+OPEN = "cannot be decided in any report"
+SINGULAR = {kind: kind.replace("hold", "holds", 1) for kind in (HOLD, HOLD_OR_OPEN, MIXED)} | {
+    kind: kind.replace("do ", "does ", 1) for kind in (FAIL, FAIL_OR_OPEN)
+}
+
 
 class ClaimRow(NamedTuple):
     """One claim in all reports."""
@@ -117,27 +128,27 @@ def count_verdicts(claims: Iterable[Claim | None]) -> str:
 
 
 def group_claims(rows: Sequence[ClaimRow]) -> dict[str, list[str]]:
-    """The texts of the claims that hold in every report ("every"), in none ("none": refuted in every report), in some
-    but not in others ("mixed"), and the rest, which some report cannot decide ("open")."""
-    groups: dict[str, list[str]] = {"every": [], "none": [], "mixed": [], "open": []}
+    """The texts of the claims in each group: those that hold in every report, do not hold in any, hold in some reports
+    but not in others, and those that some or all reports cannot decide."""
+    kinds = {
+        frozenset({True}): HOLD,
+        frozenset({True, None}): HOLD_OR_OPEN,
+        frozenset({False}): FAIL,
+        frozenset({False, None}): FAIL_OR_OPEN,
+        frozenset({None}): OPEN,
+    }
+    groups: dict[str, list[str]] = {kind: [] for kind in (HOLD, HOLD_OR_OPEN, FAIL, FAIL_OR_OPEN, MIXED, OPEN)}
     for row in rows:
-        states = {claim.holds for claim in row.claims if claim is not None}
-        kind = "every" if states == {True} else "none" if states == {False} else "open"
-        groups["mixed" if {True, False} <= states else kind].append(row.text)
+        states = frozenset(claim.holds for claim in row.claims if claim is not None)
+        groups[kinds.get(states, MIXED)].append(row.text)
     return groups
 
 
 def summarise_claims(rows: Sequence[ClaimRow]) -> str:
-    """How many claims hold in every report, in none, and in some but not in others."""
-    every, none, mixed, open_ = (len(texts) for texts in group_claims(rows).values())
-    sentences = [f"{every} of {count_label(len(rows), 'claim')} {_verb(every, 'holds', 'hold')} in every report."]
-    if none:
-        sentences.append(f"{none} {_verb(none, 'does', 'do')} not hold in any.")
-    if mixed:
-        sentences.append(f"{mixed} {_verb(mixed, 'holds', 'hold')} in some reports but not in others.")
-    if open_:
-        sentences.append(f"The remaining {open_} cannot be decided in at least one report.")
-    return " ".join(sentences)
+    """How many claims are in each group, in words."""
+    counts = {kind: len(texts) for kind, texts in group_claims(rows).items()}
+    said = (f"{count} {kind if count != 1 else SINGULAR.get(kind, kind)}" for kind, count in counts.items() if count)
+    return f"Of {count_label(len(rows), 'claim')}, {'; '.join(said)}."
 
 
 def joint_claim_rows(reports: Sequence[Report], labels: Sequence[str]) -> list[tuple[str, str, Claim]]:
@@ -148,10 +159,6 @@ def joint_claim_rows(reports: Sequence[Report], labels: Sequence[str]) -> list[t
         for label, claim in zip(labels, row.claims, strict=True)
         if claim is not None
     ]
-
-
-def _verb(count: int, one: str, several: str) -> str:
-    return one if count == 1 else several
 
 
 def _compared_section(compared: Compared, folders: Sequence[str]) -> Section:

@@ -163,6 +163,15 @@ def test_one_corpus_and_equal_depths() -> None:
     assert picture.figure.get_supxlabel() == "layer"
 
 
+def test_published_numbers_with_their_spread() -> None:
+    published = {"mixing.mean": 9.0, "mixing.mean.sd": 0.5}
+    made = joint_report([report("a", "+"), report("bbb", "-")], ["x", "y"], published, "25 MultiBERTs")
+    table = next(part for section in made.sections for part in section.parts if part.name == "numbers-mixing")
+    assert isinstance(table, Table)
+    assert table.columns[3:] == ("mean", "SD", "published (25 MultiBERTs)", "published SD")
+    assert table.rows[0][3:] == (2.0, 1.0, 9.0, 0.5)
+
+
 def test_a_model_with_two_readings_has_no_mean() -> None:
     made = joint_report([report("a", "+"), report("a", "-", reading="input")], ["x", "y"], {})
     table = next(part for section in made.sections for part in section.parts if part.name == "numbers-mixing")

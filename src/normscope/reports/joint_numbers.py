@@ -29,7 +29,7 @@ class Compared:
 
     reports: tuple[Report, ...]
     labels: tuple[str, ...]
-    published: Numbers
+    published: Numbers  # with KEY.sd if the SD over training runs was published
     published_for: str  # the model of the published numbers
 
     @property
@@ -105,15 +105,17 @@ def _number_table(name: str, numbers: Sequence[Numbers], compared: Compared) -> 
         elif series is not None and not key.endswith(f".{P_VALUE}"):
             ours = [_mean_over_layers(some, series) for some in numbers]
             rows.setdefault(f"{series}, mean over layers", (ours, _mean_over_layers(compared.published, series)))
-    theirs = any(published is not None for _, published in rows.values())
+    columns = {compared.published_column: {key: published for key, (_, published) in rows.items()}}
+    columns["published SD"] = {key: compared.published.get(f"{key}.sd") for key in rows}
+    shown = {name: values for name, values in columns.items() if any(value is not None for value in values.values())}
     reports = compared.reports
     return Table(
         f"numbers-{name}",
         "Numbers",
-        ("number", *_number_columns(reports, compared.labels), *([compared.published_column] if theirs else [])),
+        ("number", *_number_columns(reports, compared.labels), *shown),
         tuple(
-            (key, *_with_means(ours, reports), *([published] if theirs else []))
-            for key, (ours, published) in rows.items()
+            (key, *_with_means(ours, reports), *(values[key] for values in shown.values()))
+            for key, (ours, _) in rows.items()
         ),
         note="Mean and population SD over models." if models_by_corpus(reports) else "",
         folded=len(rows) > FOLDED,

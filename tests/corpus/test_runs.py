@@ -442,7 +442,11 @@ def test_command_line(data: Path, folder: Path, tmp_path: Path) -> None:
     assert faulty.exit_code == 3
     assert "1 could not be analysed" in faulty.output
     assert call(str(data), *options, "--strict", "-o", str(tmp_path / "strict")).exit_code == 1
-    assert "vector_norms" in call("--measures", "list").output
+    listed = call("--measures", "list").output.splitlines()
+    names = [line.split()[0] for line in listed]
+    assert {"mixing", "vector_norms", "uniform_attention", "shapley", "ff_magnitudes"} <= set(names)
+    assert [measure.name for measure in measure_registry.find_registered_measures(names)] == names  # each is accepted
+    assert all(len(line.split(maxsplit=1)) == 2 for line in listed)
     for nothing in ((), (str(data),), ("-o", str(tmp_path / "x"))):
         refused = call(*nothing)
         assert refused.exit_code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from normscope import NormscopeWarning, default_model
+from normscope.cli import app
 from normscope.corpus import measure_registry
 from normscope.models import registry
 from normscope.models.encoders import BERT
@@ -76,6 +79,8 @@ def test_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(install(tmp_path, measures="count = others_package:installed_count"))
     assert measure_registry.find_registered_measures(["installed_count"])[0].scopes == ("weights",)
     assert measure_registry.describe_measures()["installed_count"] == "layer -> the number of tokens"
+    listed = CliRunner().invoke(app, ["corpus", "--measures", "list"]).output
+    assert re.search(r"^installed_count +layer -> the number of tokens$", listed, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

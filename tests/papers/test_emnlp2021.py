@@ -640,7 +640,7 @@ def test_few_layers(tmp_path: Path) -> None:
 
 
 def test_readings() -> None:
-    assert [name for name, _, _ in describe_readings(MixingReadings())] == [
+    assert [one.name for one in describe_readings(MixingReadings())] == [
         "masking",
         "mask_seed",
         "mask_draw",

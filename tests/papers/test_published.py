@@ -31,6 +31,7 @@ def lens(name: str, layers: int, width: int, kind: str = "bert") -> Any:
         ("emnlp2021", "bert-base", "wikipedia", "mixing.ATTNRESLN-N.L12.separator", 21),
         ("emnlp2021", "bert-base", "wikipedia", "mixing.ATTNRESLN-N.L8.mask", 30),
         ("emnlp2021", "bert-base", "wikipedia", "frequency.ATTNRES-N.words", -0.86),
+        ("emnlp2021", "multiberts", "wikipedia", "mixing.ATTNRES-N.mean.sd", 0.3),  # over 25 training runs
         ("emnlp2021", "roberta-base", "wikipedia", "depth.ATTNRESLN-N", -0.98),
         ("emnlp2021", "bert-base", None, "expansion.code.L3", 0.632),  # needs no data
         ("emnlp2021", "bert-mini", "anything", "expansion.code.L4", 2.484),

@@ -63,10 +63,9 @@ def test_refusals_name_what_is_known(given: str, said: str) -> None:
 
 
 def test_describe_states_value_choices_and_default() -> None:
-    found = {
-        name: (value, meaning)
-        for name, value, meaning in describe_readings(parse_readings(Readings, ["distance=signed"]))
-    }
+    readings = describe_readings(parse_readings(Readings, ["distance=signed"]))
+    found = {one.name: (one.value, one.meaning) for one in readings}
+    assert [one.name for one in readings if one.changed] == ["distance"]
     assert found["distance"] == ("signed", "how far apart (one of absolute, signed; default absolute)")
     assert found["special"] == ("true", "whether special tokens count (default true)")
     assert list(found) == ["mask_seed", "distance", "share", "special", "draws"]

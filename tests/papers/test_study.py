@@ -21,9 +21,11 @@ from normscope import Analyzer, NormscopeError, default_model
 from normscope.cli import Commands, progress
 from normscope.cli.paper import paper_command
 from normscope.corpus import Run
-from normscope.papers import published, runs, study
+from normscope.models.source import ModelSource
+from normscope.papers import published, runs, several, study
 from normscope.papers.readings import reading
 from normscope.papers.runs import RunPlan, StoppedError, merge_run_plans
+from normscope.papers.several import compare_models
 from normscope.papers.study import PAPERS, Experiment, Paper, Setting, find_paper, reproduce
 from normscope.reports import facts
 from normscope.reports.report import Claim, Report, Section, Table
@@ -137,7 +139,7 @@ def test_all_that_can_run_is_run(data: Path, folder: Path, tmp_path: Path) -> No
     report = made(data, folder, tmp_path / "out", progress=lambda *what: seen.append(what))
     assert [section.name for section in report.sections] == ["mixing", "similar", "weights"]
     assert report.skipped == (("Named entities", "The corpus has no named entities."),)
-    assert report.readings[0] == ("mask_seed", "0", "seed of the draw (default 0)")
+    assert report.readings[0] == ("mask_seed", "0", "seed of the draw (default 0)", False)
     assert report.checks == ()  # not one of the papers' models
     known = dict(report.facts)
     assert known["layers"] == "BERT: 2 layers with 4 heads, width 24"
@@ -328,29 +330,126 @@ class TestMerge:
             merge_run_plans([RunPlan("a", ("mixin",))])
 
 
-def test_the_command_of_a_report(folder: Path) -> None:
-    setting = Setting(
-        Analyzer.from_pretrained(folder),
+def test_the_command_of_a_report() -> None:
+    line = study.report_command(
+        "ff",
+        [("--model", "some/model"), ("--dtype", None)],
         "my data.txt",
-        "pairs",
-        {"header": True, "text": "a"},
-        Readings(),
-        Path("ranks.txt"),
-        None,
-        (),
-        7,
+        "out",
+        format="pairs",
+        reader={"header": True, "text": "a"},
+        readings=["mask_seed=1"],
+        experiments=["mixing"],
+        frequencies="ranks.txt",
+        limit=7,
+        batch_size=4,
+        beside=["other"],
     )
-    line = study.report_command("ff", "some/model", setting, "out", ["mask_seed=1"], ["mixing"], 4)
     assert line == (
         "normscope paper ff 'my data.txt' --model some/model --format pairs --reader header=true "
         "--reader text=a --experiment mixing --reading mask_seed=1 --frequencies ranks.txt --limit 7 --batch-size 4 "
-        "--out out"
+        "--beside other --out out"
     )
 
 
 def test_papers_are_found() -> None:
     with pytest.raises(NormscopeError, match="Known: emnlp2020, emnlp2021, ff, layers, shapley"):
         find_paper("acl")
+
+
+# Several models.
+
+
+@pytest.fixture(scope="module")
+def deeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another tiny model, with three layers."""
+    return save_model(tmp_path_factory.mktemp("deeper") / "bert-deep", num_hidden_layers=3)
+
+
+def test_several_models_in_one_report(data: Path, folder: Path, deeper: Path, tmp_path: Path) -> None:
+    seen: set[str] = set()
+    joint, page = compare_models(
+        MADE_UP, [folder, deeper], data, tmp_path / "joint", progress=lambda name, *_: seen.add(name)
+    )
+    assert page == tmp_path / "joint/report.html"
+    assert joint.labels == ("bert-tiny", "bert-deep")
+    assert joint.folders == ("models/bert-tiny", "models/bert-deep")
+    assert {"bert-tiny: masked", "bert-deep: sections"} <= seen
+    for one in (folder, deeper):
+        made(data, one, tmp_path / one.name)
+        own = tmp_path / "joint/models" / one.name
+        for file in ("numbers.csv", "claims.csv"):
+            assert (own / file).read_bytes() == (tmp_path / one.name / file).read_bytes()
+    assert joint.command == (
+        f"normscope paper emnlp2021 {data} --model {folder} --model {deeper} --out {tmp_path / 'joint'}"
+    )
+
+
+def test_an_interrupted_joint_run_goes_on(
+    data: Path, folder: Path, deeper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = several.reproduce
+
+    def stops(paper: Paper, model: Any, *given: Any, **options: Any) -> Any:
+        if model == deeper:
+            raise StoppedError("Stopped.")
+        return real(paper, model, *given, **options)
+
+    monkeypatch.setattr(several, "reproduce", stops)
+    with pytest.raises(StoppedError):
+        compare_models(MADE_UP, [folder, deeper], data, tmp_path, experiments=["mixing"])
+    assert not (tmp_path / "report.html").exists()
+    before = times(tmp_path / "models/bert-tiny")
+    monkeypatch.undo()
+    compare_models(MADE_UP, [folder, deeper], data, tmp_path, experiments=["mixing"])
+    assert times(tmp_path / "models/bert-tiny") == before
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_finished_reports_beside(data: Path, folder: Path, deeper: Path, tmp_path: Path) -> None:
+    made(data, folder, tmp_path / "one", experiments=["mixing"])
+    joint, _ = compare_models(
+        MADE_UP, [deeper], data, tmp_path / "two", beside=[tmp_path / "one"], experiments=["mixing"]
+    )
+    assert joint.labels == ("bert-deep", "bert-tiny")
+    assert joint.folders == ("models/bert-deep", "../one")
+    assert joint.command.endswith(f"--experiment mixing --beside {tmp_path / 'one'} --out {tmp_path / 'two'}")
+    # A joint report counts as the reports that it compares; no model is needed.
+    again, _ = compare_models(MADE_UP, [], None, tmp_path / "three", beside=[tmp_path / "two"])
+    assert again.labels == joint.labels
+    assert again.folders == ("../two/models/bert-deep", "../one")
+    assert [member.numbers for member in again.members] == [member.numbers for member in joint.members]
+
+
+def test_what_cannot_be_compared(data: Path, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(NormscopeError, match="nothing to compare"):
+        compare_models(MADE_UP, [], data, tmp_path / "out")
+    with pytest.raises(NormscopeError, match="bert-tiny is given twice"):
+        compare_models(MADE_UP, [folder, str(folder)], data, tmp_path / "out")
+    made(None, folder, tmp_path / "one")
+    other = Paper("ff", "", "", Readings, MADE_UP.experiments)
+    with pytest.raises(NormscopeError, match="one is a report of 'emnlp2021', not of 'ff'"):
+        compare_models(other, [folder], None, tmp_path / "out", beside=[tmp_path / "one"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_of_models_with_one_name(folder: Path, tmp_path: Path) -> None:
+    names = several._folder_names([ModelSource("a/bert"), ModelSource("b/bert"), ModelSource("c/bert x?")])
+    assert names == ["bert", "bert-2", "bert-x"]
+
+
+@pytest.mark.parametrize(
+    ("names", "whose", "value"),
+    [
+        (["google/multiberts-seed_0", "multiberts-seed_1"], "25 MultiBERTs", 17.5),
+        (["multiberts", "x"], "BERT-base", 18.75),
+    ],
+)
+def test_published_numbers_beside_models(names: list[str], whose: str, value: float) -> None:
+    found, said = published.published_for_models("emnlp2021", names)
+    assert said == whose
+    assert found["mixing.ATTNRESLN-N.mean"] == value
+    assert published.published_for_models("layers", names) == ({}, "")
 
 
 # The command.
@@ -372,6 +471,23 @@ def test_command(run: Callable[..., Result], data: Path, folder: Path, tmp_path:
     assert f"{tmp_path / 'out/report.html'}: 3 experiments. 1 of 1 claims holds." in found.output
     assert "not run: Named entities: The corpus has no named entities." in found.stderr
     assert "--reading percent=false" in (tmp_path / "out/report.md").read_text()
+
+
+def test_command_with_several_models(
+    run: Callable[..., Result], data: Path, folder: Path, deeper: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    models = ("--model", folder, "-m", deeper, "--experiment", "weights")
+    found = run("emnlp2021", *models, "-o", out)
+    assert found.exit_code == 0, found.output
+    assert f"{out / 'report.html'}: 2 reports." in found.output
+    assert "bert-deep: 1 experiment." in found.output
+    found = run("emnlp2021", "--beside", out, "-o", tmp_path / "again")  # without a model
+    assert found.exit_code == 0, found.output
+    assert "bert-tiny: 1 experiment." in found.output
+    found = run("emnlp2021", "--beside", tmp_path, "-o", tmp_path / "again")
+    assert found.exit_code == 1
+    assert "Pass the folder of a finished report" in found.stderr
 
 
 def test_command_lists(run: Callable[..., Result]) -> None:

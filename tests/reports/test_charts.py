@@ -194,3 +194,25 @@ def test_ids_come_from_the_salt() -> None:
         return set(re.findall(r'<clipPath id="([^"]+)"', charts.chart_to_svg(ALL["lines"](), salt)))
 
     assert clips("a").isdisjoint(clips("b"))
+
+
+def test_bands_are_drawn_around_their_series() -> None:
+    figure = charts.line_chart({"a": [1, 2], "b": [3, 4]}, x=[1, 2], bands={"b": ([2.5, 3.5], [3.5, 4.5])})
+    (band,) = figure.axes[0].collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (2.5, 4.5)
+
+
+def test_panels_share_a_legend() -> None:
+    figure = charts.panel_chart(
+        {"one": {"a": ([1, 2], [1, 2])}, "two": {"a": ([1, 2], [1, 2]), "b": ([0.5, 1], [1, 2])}},
+        xlabel="depth",
+        reference={"two": ([1, 2], [3, 3])},
+    )
+    assert [axes.get_title("left") for axes in figure.axes] == ["one", "two"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "published"]
+    first, second = figure.axes
+    assert first.lines[0].get_color() == second.lines[0].get_color() != second.lines[1].get_color()
+    with pytest.raises(NormscopeError, match="at least one line"):
+        charts.panel_chart({})

@@ -19,7 +19,17 @@ pytest.importorskip("matplotlib")
 from normscope import NormscopeError
 from normscope.papers.verify import verify_numbers
 from normscope.reports import charts, html, map_charts, markdown
-from normscope.reports.report import Claim, Picture, Report, Section, Table, format_cell, tally_claims
+from normscope.reports.report import (
+    Claim,
+    Picture,
+    ReadingValue,
+    Report,
+    Section,
+    Table,
+    describe_changed,
+    format_cell,
+    tally_claims,
+)
 from normscope.reports.write import write_report
 
 NASTY = "<script>alert('1')</script> & \"q\" | `c` *b* _i_ $m$ [a](b) \x00\ud800"
@@ -44,9 +54,10 @@ def report(**changes: Any) -> Report:
         "A paragraph.\n\nAnother one.",
         (table(note="A note."), Picture("fig1", "Fig. 1. A map", chart(), "A note on it.")),
         (
-            Claim("It is so", True, "1.0", "2.0"),
+            Claim("It is so", True, "1.0", "2.0", "95 % interval 0.8 to 1.2", ("with axis=input: does not hold",)),
             Claim("It is not so", False, "3.0"),
             Claim("Who knows", None, "no data"),
+            Claim("Is it so elsewhere", True, "4.0", own=True),
         ),
         {"data.tokens": 121_134.0, "own.number": 0.1 + 0.2},
     )
@@ -64,7 +75,10 @@ def report(**changes: Any) -> Report:
         "Attention is Not Only a Weight",
         "Kobayashi et al. 2020",
         (("model", "tiny"), ("data", "lines.txt")),
-        (("mask_seed", "0", "the seed (default 0)"),),
+        (
+            ReadingValue("mask_seed", "0", "the seed (default 0)"),
+            ReadingValue("axis", "input", "the axis (default output)", True),
+        ),
         (first, second),
         (("Alignment", "The model has no cross-attention."),),
         "normscope paper emnlp2020 --out here",
@@ -114,7 +128,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_file_is_written(folder: Path) -> None:
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
-        *("report.html", "report.md", "numbers.csv", "claims.csv", "tables/table1.csv", "tables/long.csv"),
+        *("report.html", "report.md", "report.json", "numbers.csv", "claims.csv"),
+        *("tables/table1.csv", "tables/long.csv"),
         *(f"figures/fig{n}.{kind}" for n in (1, 2) for kind in ("svg", "pdf")),
     }
     for path in (folder / "figures").glob("*.svg"):
@@ -145,8 +160,11 @@ def test_the_page_has_everything(folder: Path) -> None:
         "Attention is Not Only a Weight",
         "Kobayashi et al. 2020",
         "1 of 3 claims holds, 1 does not, 1 cannot be decided.",
-        "How choices that the paper leaves open were made",
-        "mask_seed = 0the seed (default 0)",
+        "ours1.0evidence95 % interval 0.8 to 1.2depends on the readingwith axis=input: does not holdpublished2.0",
+        "1 question of our own: 1 answered yes, 0 no, 0 open.",
+        "How choices that the paper leaves open were made; 1 of 2 differ from the default.",
+        "axis = inputthe axis (default output)",
+        "1 reading at the defaultmask_seed = 0the seed (default 0)",
         "1 of 2 numbers are within tolerance.",
         "AlignmentThe model has no cross-attention.",
         "normscope paper emnlp2020 --out here",
@@ -161,6 +179,16 @@ def test_the_page_has_everything(folder: Path) -> None:
     assert all(link and link.startswith("#") and link[1:] in page.ids() for link in links)
     assert "#section-first" in links
     assert sum(tag == "svg" for tag, _ in page.tags) == 2
+
+
+def test_the_page_leads_with_the_claims(folder: Path) -> None:
+    page = Page((folder / "report.html").read_text())
+    sections = [name for name in page.ids() if name in ("claims", "own", "published", "run", "readings", "skipped")]
+    assert sections == ["claims", "own", "published", "skipped", "run", "readings"]
+    assert page.ids().index("own") < page.ids().index("section-first") < page.ids().index("run")
+    said = page.text.split("Questions of our own")
+    assert "Is it so elsewhere" not in said[1]  # the heading in the contents, before the paper's claims
+    assert "Is it so elsewhere" in said[2]
 
 
 def test_the_page_stands_alone(folder: Path) -> None:
@@ -198,7 +226,8 @@ def test_nothing_that_is_given_becomes_markup(tmp_path: Path) -> None:
         (Table("t", NASTY, (NASTY, "n"), ((NASTY, 1),), note=NASTY), picture),
         (Claim(NASTY, True, NASTY, NASTY),),
     )
-    made = Report("ff", NASTY, NASTY, ((NASTY, NASTY),), ((NASTY, NASTY, NASTY),), (section,), ((NASTY, NASTY),), NASTY)
+    readings = (ReadingValue(NASTY, NASTY, NASTY),)
+    made = Report("ff", NASTY, NASTY, ((NASTY, NASTY),), readings, (section,), ((NASTY, NASTY),), NASTY)
     page = Page(write_report(made, tmp_path).read_text())
     assert page.open == []
     assert "script" not in {tag for tag, _ in page.tags}
@@ -214,8 +243,14 @@ def test_markdown_has_everything(folder: Path) -> None:
     source = (folder / "report.md").read_text()
     for text in (
         "# Attention is Not Only a Weight",
-        "| It is not so | does **not** hold | 3.0 |  |",
-        "| `mask_seed` | `0` | the seed (default 0) |",
+        "| claim | here | ours | evidence | depends on the reading | published |",
+        "| It is so | holds | 1.0 | 95 % interval 0.8 to 1.2 | with axis=input: does not hold | 2.0 |",
+        "| It is not so | does **not** hold | 3.0 |  |  |  |",
+        "## Questions of our own\n\n1 question of our own: 1 answered yes, 0 no, 0 open.",
+        "- It is not so: does **not** hold (3.0)",
+        "| `axis` | `input` | the axis (default output) |",
+        "[1 reading at the default](#default-readings)",
+        "## Default readings\n\n| reading | used here | meaning |\n| :--- | :--- | :--- |\n| `mask_seed` | `0` |",
         "| `spearman.first` | -0.34 | -0.5 | 0.006 | FAIL | two digits are printed |",
         "![Fig. 1. A map](figures/fig1.svg)",
         "| b | 20,000 | \u2013 | no |",
@@ -274,6 +309,12 @@ def test_tally() -> None:
     own = [Claim("", True, "", own=True), Claim("", None, "", own=True)]
     assert tally_claims(own) == "2 questions of our own: 1 answered yes, 0 no, 1 open."
     assert tally_claims(claims(False, False, None)) == "0 of 3 claims hold, 2 do not, 1 cannot be decided."
+
+
+def test_readings_in_words() -> None:
+    kept = ReadingValue("a", "1", "")
+    assert describe_changed([kept]).endswith("were made; none differs from the default.")
+    assert describe_changed([kept, ReadingValue("b", "2", "", True)]).endswith("; 1 of 2 differ from the default.")
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,10 @@ def _check_corpus_options(data: str, format: str | None, reader: list[str] | Non
 def _print_measures() -> None:
     from normscope.corpus.measure_registry import describe_measures
 
-    for name, about in describe_measures().items():
-        typer.echo(f"{name:14} {about}")
+    known = describe_measures()
+    width = max(map(len, known))
+    for name, about in known.items():
+        typer.echo(f"{name:{width}}  {about}")
 
 
 def _print_run_summary(summary: Summary) -> None:

@@ -44,6 +44,16 @@ def completed_option(flag: str, metavar: str, help: str, complete: Callable[...,
 Model = Annotated[
     str, typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP, autocompletion=completion.complete_model)
 ]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help=f"{MODEL_HELP} Repeatable: one report compares the models.",
+        autocompletion=completion.complete_model,
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,6 +66,14 @@ ExampleOption = Annotated[
 VerifyOption = Annotated[
     bool, typer.Option("--verify", help="Compare with the published numbers; exit code 1 if one differs.")
 ]
+BesideOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--beside",
+        metavar="DIR",
+        help="Finished report of the same paper, on another model or corpus, to compare with. Repeatable.",
+    ),
+]
 ListingOption = Annotated[bool, typer.Option("--list", help="List the paper's experiments and readings.")]
 
 
@@ -87,14 +95,15 @@ def paper_command(
     workers: options.Workers = 2,
     threads: options.Threads = 1,
     address: options.Address = None,
-    model: options.Model = options.DEFAULT,
+    model: options.Models = None,
+    beside: BesideOption = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
 ) -> None:
     """Run a paper's experiments on a model and a corpus, and write a report.
 
-    Running the same command again resumes.
+    With several models, each has a full report, and another one compares them. Running the same command again resumes.
 
     Example: normscope paper emnlp2021 wiki.txt --format pairs -o report
     """
@@ -105,29 +114,33 @@ def paper_command(
         raise NormscopeError("Give a folder for the report with --out DIR.")
     given = options.parse_cli_reader_options(reader)
     _check_paper_paths(data, format, given, frequencies, out)
-    source = loading.find_model_source(model, device, dtype, revision)
+    # Finished reports alone are compared without a model.
+    names = model or ([] if beside and data is None else [options.DEFAULT])
+    sources = [loading.find_model_source(one, device, dtype, revision) for one in names]
+    from normscope.papers.several import compare_models
     from normscope.papers.study import find_paper, reproduce
 
+    paper = find_paper(name.value)
     with exit_when_stopped(), silence_library_progress(), progress_bars() as progress:
-        report, path = reproduce(
-            find_paper(name.value),
-            source,
-            data,
-            out,
-            format=format,
-            reader=given,
-            readings=reading or (),
-            experiments=experiment or None,
-            frequencies=frequencies,
-            example=example,
-            limit=limit,
+        settings: dict[str, Any] = {
+            "format": format,
+            "reader": given,
+            "readings": reading or (),
+            "experiments": experiment or None,
+            "frequencies": frequencies,
+            "example": example,
+            "limit": limit,
             **options.cli_options_for_engine(engine, workers, threads, address),
-            batch_size=batch_size,
-            verify=verify,
-            progress=progress,
-        )
+            "batch_size": batch_size,
+            "verify": verify,
+            "progress": progress,
+        }
+        if len(sources) == 1 and not beside:
+            report, path = reproduce(paper, sources[0], data, out, **settings)
+        else:
+            report, path = compare_models(paper, sources, data, out, beside=beside or (), **settings)
     print_report_path(report, path)
-    if verify and not print_paper_checks(report.checks):
+    if verify and not print_all_checks(report.members[: len(sources)] or (report,)):
         raise typer.Exit(1)
 
 
@@ -155,19 +168,29 @@ def print_experiments(name: str) -> None:
         experiments.add_row(Text(entry.name), Text(entry.title), Text(entry.needs))
     console.print(experiments, "")
     readings = _experiment_table("reading", "default", "meaning")
-    for name, value, meaning in describe_readings(chosen.readings()):
-        readings.add_row(Text(name), Text(value), Text(meaning))
+    for one in describe_readings(chosen.readings()):
+        readings.add_row(Text(one.name), Text(one.value), Text(one.meaning))
     console.print(readings)
 
 
 def print_report_path(report: Report, path: Path) -> None:
-    """Print the path of the report, and how many claims hold."""
+    """Print the path of the report, and how many claims hold in it or, for a joint report, in each member."""
+    from normscope.labels import count_label
     from normscope.reports.report import tally_claims
 
-    claims = f" {tally_claims(report.claims)}" if report.claims else ""
-    typer.echo(f"{path}: {len(report.sections)} experiments.{claims}")
-    for title, why in report.skipped:
-        typer.echo(f"not run: {title}: {why}", err=True)
+    if report.members:
+        typer.echo(f"{path}: {count_label(len(report.members), 'report')}.")
+    for label, one in zip(report.labels or ("",), report.members or (report,), strict=True):
+        claims = f" {tally_claims(one.claims)}" if one.claims else ""
+        typer.echo(f"{label or path}: {count_label(len(one.sections), 'experiment')}.{claims}")
+        for title, why in one.skipped:
+            typer.echo(f"not run: {f'{label}: ' if label else ''}{title}: {why}", err=True)
+
+
+def print_all_checks(reports: Sequence[Report]) -> bool:
+    """Print the published numbers beside those of each report; True if all are within tolerance."""
+    passed = [print_paper_checks(report.checks) for report in reports]
+    return all(passed)
 
 
 def print_paper_checks(checks: tuple[Check, ...]) -> bool:

@@ -116,9 +116,11 @@ def find_registered_measures(names: Sequence[str]) -> list[Measure]:
 
 
 def describe_measures() -> dict[str, str]:
-    """name -> description of every measure for general use, including those of other packages."""
+    """name -> description, in one line, of every measure: general ones, those of the papers, and those of other
+    packages."""
+    plugins.import_own_modules(GROUP)
     _fill_measure_registry()
-    return {name: (measure.columns.__doc__ or "").strip() for name, measure in _measures.items()}
+    return {name: " ".join((measure.columns.__doc__ or "").split()) for name, measure in _measures.items()}
 
 
 @cache

@@ -49,6 +49,7 @@ CORPORA: dict[str, Corpus] = {
     "mnli": Corpus(1000, 39, "MNLI, 1000 of validation"),
     "conll03": Corpus(1000, 21, "CoNLL-2003, the first 1000 of validation"),
 }
+MULTIBERTS = "multiberts"
 
 
 def published_numbers(paper: str, model: str | None = None, data: str | None = None) -> dict[str, float]:
@@ -68,6 +69,17 @@ def published_main_numbers(paper: str) -> dict[str, float]:
     for data in reversed(CORPORA):
         found |= published_numbers(paper, "bert-base", data)
     return found
+
+
+def published_for_models(paper: str, names: Sequence[str]) -> tuple[dict[str, float], str]:
+    """The published numbers to show beside several models, and whose they are: those of the MultiBERTs (means over 25
+    training runs) if all models are MultiBERTs, otherwise the paper's main numbers."""
+    if names and all(MULTIBERTS in name.lower() for name in names):
+        found = published_numbers(paper, MULTIBERTS, "wikipedia")
+        if found:
+            return found, "25 MultiBERTs"
+    found = published_main_numbers(paper)
+    return found, "BERT-base" if found else ""
 
 
 def quote_published(reference: Mapping[str, float], template: str, *keys: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import Field, field, fields
 from typing import Any, TypeVar
 
 from normscope.errors import NormscopeError, did_you_mean
+from normscope.reports.report import ReadingValue
 
 Readings = TypeVar("Readings")
 TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -46,11 +47,12 @@ def parse_readings(cls: type[Readings], given: Sequence[str]) -> Readings:
     return cls(**values)
 
 
-def describe_readings(readings: Any) -> tuple[tuple[str, str, str], ...]:
+def describe_readings(readings: Any) -> tuple[ReadingValue, ...]:
     """Name, value and meaning of each reading, with its choices and default."""
+    found = ((entry, getattr(readings, entry.name)) for entry in fields(readings))
     return tuple(
-        (entry.name, _format_reading(getattr(readings, entry.name)), _explain_reading(entry))
-        for entry in fields(readings)
+        ReadingValue(entry.name, _format_reading(value), _explain_reading(entry), value != entry.default)
+        for entry, value in found
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
@@ -40,6 +40,7 @@ PAPERS = {  # name -> module; the last two are our own studies
     "shapley": "shapley",
 }
 NO_DATA = "This experiment needs a corpus: pass DATA."
+BATCH_SIZE = 16
 PEEK = 1000  # entries inspected for the annotations of a corpus
 Progress = Callable[[str, int, int], None]  # name of a run, or "sections"; number done; total
 Runs = Mapping[str, Run]  # finished corpus runs by name
@@ -159,7 +160,7 @@ def reproduce(
     frequencies: str | Path | None = None,
     example: str | None = None,
     limit: int | None = None,
-    batch_size: int = 16,
+    batch_size: int = BATCH_SIZE,
     verify: bool = False,
     progress: Progress | None = None,
     **engine: Unpack[EngineOptions],
@@ -170,7 +171,7 @@ def reproduce(
     `out`/runs, so that the same call resumes and nothing is computed twice. `readings` are strings "key=value". `data`
     may be None if no experiment needs a corpus. With `verify` the model must be one of the paper's models, and the
     authors' own masked tokens are used unless `readings` says otherwise. `engine`, `workers`, `threads` and `address`
-    are those of `normscope.corpus.run`.
+    are those of `normscope.corpus.run`. `papers.several.compare_models` does the same for several models.
     """
     _require_report_packages()
     chosen = _chosen_experiments(paper, experiments)
@@ -189,6 +190,10 @@ def reproduce(
     lengths = facts.sequence_lengths(next(iter(runs.values()))) if runs else []
     numbers = {name: value for section in sections for name, value in section.numbers.items()}
     figures = published.published_numbers(paper.name, key, published.published_corpus_key(lengths, key))
+    command = report_command(
+        paper.name, facts.model_arguments(model, lens), data, out, format=format, reader=reader, readings=readings,
+        experiments=experiments, frequencies=frequencies, example=example, limit=limit, batch_size=batch_size,
+    )  # fmt: skip
     report = Report(
         paper.name,
         paper.title,
@@ -197,7 +202,7 @@ def reproduce(
         describe_readings(parsed),
         sections,
         tuple(skipped),
-        report_command(paper.name, model, setting, out, readings, experiments, batch_size),
+        command,
         verify_numbers(numbers, figures),
         bool(published.published_models(paper.name)),
     )
@@ -210,27 +215,35 @@ def reproduce(
 
 def report_command(
     paper: str,
-    model: str | Path | ModelSource | Analyzer,
-    setting: Setting,
+    models: Iterable[tuple[str, Any]],
+    data: str | Path | None,
     out: str | Path,
-    readings: Sequence[str],
-    experiments: Sequence[str] | None,
-    batch_size: int,
+    *,
+    format: str | None = None,
+    reader: Mapping[str, Any] | None = None,
+    readings: Sequence[str] = (),
+    experiments: Sequence[str] | None = None,
+    frequencies: str | Path | None = None,
+    example: str | None = None,
+    limit: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    beside: Sequence[str | Path] = (),
 ) -> str:
-    """The command that makes this report."""
+    """The command that makes a report, given the options that select its models."""
     options: list[tuple[str, Any]] = [
-        *facts.model_arguments(model, setting.lens),
-        ("--format", setting.format),
-        *facts.reader_arguments(setting.reader),
+        *models,
+        ("--format", format),
+        *facts.reader_arguments(reader or {}),
         *(("--experiment", entry) for entry in experiments or ()),
         *(("--reading", entry) for entry in readings),
-        ("--frequencies", setting.frequencies),
-        ("--example", setting.example),
-        ("--limit", setting.limit),
-        ("--batch-size", None if batch_size == 16 else batch_size),
+        ("--frequencies", frequencies),
+        ("--example", example),
+        ("--limit", limit),
+        ("--batch-size", None if batch_size == BATCH_SIZE else batch_size),
+        *(("--beside", entry) for entry in beside),
         ("--out", out),
     ]
-    return facts.shell_command(("paper", paper, *([setting.data] if setting.data else [])), options)
+    return facts.shell_command(("paper", paper, *([str(data)] if data else [])), options)
 
 
 def _published_key_of_model(paper: Paper, lens: Analyzer, required: bool) -> str | None:

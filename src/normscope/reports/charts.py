@@ -24,6 +24,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 WIDTH = 5.8  # inches, the column width of a report
 HEIGHT = 2.7
+PANELS = 3  # side by side
+PANEL_HEIGHT = 1.45
 HORIZONTAL = 3  # labels up to this length are drawn horizontally
 VECTOR_POINTS = 3_000  # more points are rasterised
 PUBLISHED = "published"
@@ -32,6 +34,7 @@ BAND: dict[str, Any] = {"alpha": 0.2, "linewidth": 0}
 DASHED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "alpha": 0.75}
 
 Values = NDArray[np.float64]
+Line = tuple[Sequence[float], Sequence[float]]  # x and y
 
 
 def line_chart(
@@ -69,6 +72,40 @@ def line_chart(
             axes.set_ylim(*ylim)
         _set_integer_ticks(axes, x, given)
         _finish_chart(figure, axes, xlabel, ylabel)
+        return figure
+
+
+def panel_chart(
+    panels: Mapping[str, Mapping[str, Line]], *, xlabel: str = "layer", reference: Mapping[str, Line] | None = None
+) -> Figure:
+    """Small charts side by side, one per name, with lines of a common legend that have x values of their own.
+
+    `reference`: the published line of a panel, dashed.
+    """
+    given = dict(reference or {})
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    if not names:
+        raise NormscopeError("A chart needs at least one line.")
+    columns = min(len(panels), PANELS)
+    rows = math.ceil(len(panels) / columns)
+    with figure_style():
+        height = HEIGHT if columns == 1 else PANEL_HEIGHT * rows + 0.4
+        figure = blank_chart(WIDTH, height, "constrained")
+        for place, (title, lines) in enumerate(panels.items(), 1):
+            axes = figure.add_subplot(rows, columns, place)
+            _set_axes_look(axes, 7.5 if columns == 1 else 6.5)
+            for name, (x, y) in lines.items():
+                axes.plot(list(x), to_floats(y), **_series_look(names.index(name)), **LINE)
+            if title in given:
+                axes.plot(list(given[title][0]), to_floats(given[title][1]), color=GREY, **DASHED)
+            axes.set_title(title, fontsize=8, loc="left")
+        for n, name in enumerate(names):  # for the legend
+            axes.plot([], [], label=name, **_series_look(n), **LINE)
+        if given:
+            axes.plot([], [], color=GREY, label=PUBLISHED, **DASHED)
+        figure.supxlabel(xlabel, fontsize=8)
+        _add_legend(figure, axes)
+        freeze_layout(figure)
         return figure
 
 
@@ -213,17 +250,27 @@ def blank_chart(width: float, height: float, layout: Literal["constrained", "com
 def _chart_axes(width: float, height: float) -> tuple[Figure, Axes]:
     figure = blank_chart(width, height, "constrained")
     axes = figure.add_subplot()
+    _set_axes_look(axes, 7.5)
+    return figure, axes
+
+
+def _set_axes_look(axes: Axes, size: float) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e8eb", linewidth=0.5)
     axes.set_axisbelow(True)
-    axes.tick_params(labelsize=7.5)
-    return figure, axes
+    axes.tick_params(labelsize=size)
 
 
 def _finish_chart(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
     """Label the axes, and add a legend above the chart if it has several entries."""
     axes.set_xlabel(xlabel, fontsize=8)
     axes.set_ylabel(ylabel, fontsize=8)
+    _add_legend(figure, axes)
+    freeze_layout(figure)
+
+
+def _add_legend(figure: Figure, axes: Axes) -> None:
+    """A legend above the charts if it has several entries."""
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         columns = _legend_columns(names, figure.get_figwidth())
@@ -240,7 +287,6 @@ def _finish_chart(figure: Figure, axes: Axes, xlabel: str, ylabel: str) -> None:
             columnspacing=1.4,
             borderaxespad=0.1,
         )
-    freeze_layout(figure)
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:

@@ -46,7 +46,12 @@ def package_version_facts() -> str:
 
 def fact_model_name(lens: Analyzer) -> str:
     """The name of a model; for the default model, its name instead of its folder."""
-    return default_model.NAME if default_model.is_in(lens.model_name) else lens.model_name
+    return model_label(lens.model_name)
+
+
+def model_label(name: str) -> str:
+    """A model's name or path; for the default model, its name instead of its folder."""
+    return default_model.NAME if default_model.is_in(name) else name
 
 
 def layer_facts(lens: Analyzer) -> str:
@@ -67,7 +72,11 @@ def shell_command(command: Sequence[str], options: Iterable[tuple[str, Any]]) ->
 
 def model_arguments(model: str | Path | ModelSource | Analyzer, lens: Analyzer) -> list[tuple[str, str | None]]:
     """The command-line options that select a model, with those that affect its numbers."""
-    source = ModelSource(lens.model_name) if isinstance(model, Analyzer) else ModelSource.of(model)
+    return source_arguments(ModelSource(lens.model_name) if isinstance(model, Analyzer) else ModelSource.of(model))
+
+
+def source_arguments(source: ModelSource) -> list[tuple[str, str | None]]:
+    """The same for a model given by name."""
     name = "default" if default_model.is_in(source.name) else source.name
     return [("--model", name), ("--dtype", source.dtype), ("--revision", source.revision)]
 

@@ -6,16 +6,18 @@ import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from urllib.parse import quote
 
 from normscope._version import __version__
-from normscope.labels import visible_label_text
+from normscope.labels import count_label, visible_label_text
 from normscope.reports import report as cells
 from normscope.reports.report import (
-    READINGS,
     Check,
     Claim,
     Picture,
+    ReadingValue,
     Report,
+    ReportLink,
     Section,
     Table,
     count_failures,
@@ -31,18 +33,7 @@ FOLDED_CHECKS = 30  # longer lists of checks are collapsed
 
 def html_report_page(report: Report, figures: Mapping[str, str]) -> str:
     """The source of report.html, given its figures as SVG by name."""
-    parts: list[tuple[str, str, str]] = []  # anchor, title, content
-    if report.claims:
-        parts.append(("claims", "Claims", _html_all_claims(report)))
-    parts.append(("run", "This run", _html_facts(report)))
-    if report.readings:
-        parts.append(("readings", "Readings", _html_readings(report)))
-    if report.checks:
-        parts.append(("published", "Comparison with published numbers", _html_checks(report.checks)))
-    for section in report.sections:
-        parts.append((f"section-{section.name}", section.title, _html_section(section, figures)))
-    if report.skipped:
-        parts.append(("skipped", "Experiments not run", _html_skipped(report)))
+    parts = _html_parts(report, figures)
     links = "\n".join(f'<li><a href="#{anchor}">{escape_html(title)}</a></li>' for anchor, title, _ in parts)
     body = "\n".join(
         f'<section id="{anchor}">\n<h2>{escape_html(title)}</h2>\n{content}\n</section>'
@@ -61,12 +52,12 @@ def html_report_page(report: Report, figures: Mapping[str, str]) -> str:
 <style>
 {style}</style>
 </head>
-<body>
+<body{' class="joint"' if report.members else ""}>
 <header>
 <p class="kicker">{escape_html(report.paper)}, {made} by normscope</p>
 <h1>{escape_html(report.title)}</h1>
 <p class="citation">{escape_html(report.citation)}</p>
-</header>
+{_html_setting(report)}</header>
 <nav aria-label="Contents">
 <h2>Contents</h2>
 <ol>
@@ -80,6 +71,32 @@ def html_report_page(report: Report, figures: Mapping[str, str]) -> str:
 </body>
 </html>
 """
+
+
+def _html_parts(report: Report, figures: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Anchor, title and content of each part of the page: what a reader came for, then how it was made."""
+    parts: list[tuple[str, str, str]] = []
+    for anchor, title, own in (("claims", "Claims", False), ("own", "Questions of our own", True)):
+        if any(claim.own is own for claim in report.claims):
+            parts.append((anchor, title, _html_all_claims(report, own)))
+    if report.checks:
+        parts.append(("published", "Comparison with published numbers", _html_checks(report.checks)))
+    for section in report.sections:
+        parts.append((f"section-{section.name}", section.title, _html_section(section, figures)))
+    if report.skipped:
+        parts.append(("skipped", "Experiments not run", _html_skipped(report)))
+    parts.append(("run", "This run", _html_facts(report)))
+    if report.readings:
+        parts.append(("readings", "Readings", _html_readings(report)))
+    return parts
+
+
+def _html_setting(report: Report) -> str:
+    """One line about the model and the data."""
+    if not report.model:
+        return ""
+    data = f" on {escape_html(report.data)}" if report.data else ""
+    return f'<p class="setting"><strong>{escape_html(report.model)}</strong>{data}</p>\n'
 
 
 def escape_html(given: str) -> str:
@@ -117,27 +134,42 @@ def embedded_svg(source: str, name: str, title: str) -> str:
     )
 
 
-def _html_all_claims(report: Report) -> str:
-    anchors = [(claim, f"#section-{section.name}") for section in report.sections for claim in section.claims]
-    return f"<p>{escape_html(tally_claims(report.claims))}</p>\n{_html_claims(anchors)}"
-
-
-def _html_claims(claims: Iterable[tuple[Claim, str]]) -> str:
-    """A list of claims with verdicts, linked to the anchors that are not empty."""
+def _html_all_claims(report: Report, own: bool) -> str:
+    """The claims of the paper, or our own questions, with everything that is known about them."""
+    found = [
+        (claim, f"#section-{section.name}")
+        for section in report.sections
+        for claim in section.claims
+        if claim.own is own
+    ]
     entries = []
-    for claim, anchor in claims:
-        link = f'<a href="{anchor}">{escape_html(claim.text)}</a>' if anchor else escape_html(claim.text)
-        own = ' <span class="own">own question</span>' if claim.own else ""
+    for claim, anchor in found:
         rows = {
             "ours": claim.ours,
             "evidence": claim.evidence,
-            "other readings": "; ".join(claim.readings),
+            "depends on the reading": "; ".join(claim.readings),
             "published": claim.published,
         }
         facts = "".join(f"<div><dt>{k}</dt><dd>{html_sentence(v)}</dd></div>" for k, v in rows.items() if v)
-        state = f'<span class="state {STATES[claim.holds]}">{claim.verdict}</span>'
-        entries.append(f"<li>{state}<p>{link}{own}</p><dl>{facts}</dl></li>")
-    return '<ul class="claims">\n' + "\n".join(entries) + "\n</ul>"
+        link = f'<p><a href="{anchor}">{escape_html(claim.text)}</a></p>'
+        entries.append(f"<li>{_html_verdict(claim)}{link}<dl>{facts}</dl></li>")
+    tally = escape_html(tally_claims([claim for claim, _ in found]))
+    return f'<p>{tally}</p>\n<ul class="claims">\n' + "\n".join(entries) + "\n</ul>"
+
+
+def _html_section_claims(claims: Iterable[Claim]) -> str:
+    """Claims in short, next to the tables and figures that they are about."""
+    entries = (
+        f"<li>{_html_verdict(claim)}<p>{escape_html(claim.text)}</p><dl><div><dd>{html_sentence(claim.ours)}</dd></div>"
+        "</dl></li>"
+        for claim in claims
+    )
+    return '<ul class="claims short">\n' + "\n".join(entries) + "\n</ul>"
+
+
+def _html_verdict(claim: Claim, hint: str = "") -> str:
+    title = f' title="{escape_html(hint)}"' if hint else ""
+    return f'<span class="state {STATES[claim.holds]}"{title}>{claim.verdict}</span>'
 
 
 def _html_facts(report: Report) -> str:
@@ -149,12 +181,24 @@ def _html_facts(report: Report) -> str:
 
 
 def _html_readings(report: Report) -> str:
+    """Readings that were changed; those at their default are folded away."""
+    changed, kept = ([one for one in report.readings if one.changed is state] for state in (True, False))
+    shown = f"<p>{cells.describe_changed(report.readings)}</p>"
+    if changed:
+        shown += f"\n{_html_reading_list(changed)}"
+    if kept:
+        title = f"{count_label(len(kept), 'reading')} at the default"
+        shown += f'\n<details class="defaults"><summary>{title}</summary>{_html_reading_list(kept)}</details>'
+    return shown
+
+
+def _html_reading_list(readings: Iterable[ReadingValue]) -> str:
     rows = "\n".join(
-        f'<div><dt><code>{escape_html(name)}</code> <span>=</span> <code class="value">{escape_html(value)}</code></dt>'
-        f"<dd>{escape_html(meaning)}</dd></div>"
-        for name, value, meaning in report.readings
+        f"<div><dt><code>{escape_html(one.name)}</code> <span>=</span> "
+        f'<code class="value">{escape_html(one.value)}</code></dt><dd>{escape_html(one.meaning)}</dd></div>'
+        for one in readings
     )
-    return f'<p>{READINGS}</p>\n<dl class="readings">\n{rows}\n</dl>'
+    return f'<dl class="readings">\n{rows}\n</dl>'
 
 
 def _html_checks(checks: Sequence[Check]) -> str:
@@ -174,7 +218,7 @@ def _html_checks(checks: Sequence[Check]) -> str:
 def _html_section(section: Section, figures: Mapping[str, str]) -> str:
     blocks = [f"<p>{html_sentence(paragraph)}</p>" for paragraph in split_paragraphs(section.text)]
     if section.claims:
-        blocks.append(_html_claims((claim, "") for claim in section.claims))
+        blocks.append(_html_section_claims(section.claims))
     blocks += [_html_picture(p, figures[p.name]) if isinstance(p, Picture) else _html_table(p) for p in section.parts]
     return "\n".join(blocks)
 
@@ -199,7 +243,9 @@ def _html_table(table: Table) -> str:
     head = line("th", map(escape_html, table.columns))
     rows = [line("td", map(_html_cell, row, formats)) for row in table.rows]
     body = "\n".join(rows)
-    grid = f'<div class="wide" tabindex="0"><table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
+    matrix = " matrix" if any(isinstance(cell, Claim) for row in table.rows for cell in row) else ""
+    grid = f"<table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table>"
+    grid = f'<div class="wide{matrix}" tabindex="0">{grid}</div>'
     if table.folded:
         grid = f"<details><summary>{len(rows):,} rows</summary>{grid}</details>"
     note = f"<p>{html_sentence(table.note)}</p>" if table.note else ""
@@ -212,6 +258,11 @@ def _html_table(table: Table) -> str:
 
 def _html_cell(cell: object, spec: str) -> str:
     value = cells.cell_to_python(cell)
+    if isinstance(value, Claim):
+        hint = "; ".join(part for part in (value.evidence, *value.readings) if part)
+        return f"{_html_verdict(value, hint)}<span>{html_sentence(value.ours)}</span>"
+    if isinstance(value, ReportLink):
+        return f'<a href="{escape_html(quote(value.folder))}/report.html">{escape_html(value.text)}</a>'
     written = cells.format_cell(value, spec)
     if isinstance(value, int | float) and written.startswith("-"):
         written = "\u2212" + written[1:]

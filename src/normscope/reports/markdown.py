@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from urllib.parse import quote
 
-from normscope.labels import visible_label_text
+from normscope.labels import count_label, visible_label_text
 from normscope.reports import report as cells
 from normscope.reports.report import (
-    READINGS,
     Claim,
     Picture,
+    ReadingValue,
     Report,
+    ReportLink,
     Section,
     Table,
+    describe_changed,
     format_cell,
     split_paragraphs,
     tally_claims,
@@ -26,20 +29,13 @@ STATES = {True: "holds", False: "does **not** hold", None: "cannot be said"}
 def markdown_page(report: Report) -> str:
     """The source of report.md."""
     blocks = [f"# {escape_markdown(report.title)}", escape_markdown(report.citation)]
-    if report.claims:
-        blocks += ["## Claims", tally_claims(report.claims), markdown_claims(report.claims)]
-    blocks += [
-        "## This run",
-        _markdown_table(("", ""), [(escape_markdown(a), escape_markdown(b)) for a, b in report.facts]),
-    ]
-    if report.command:
-        blocks.append(f"```sh\n{''.join(map(_visible_in_markdown, report.command))}\n```")
-    if report.readings:
-        rows = [
-            (markdown_code(name), markdown_code(value), escape_markdown(meaning))
-            for name, value, meaning in report.readings
-        ]
-        blocks += ["## Readings", READINGS, _markdown_table(("reading", "used here", "meaning"), rows)]
+    if report.model:
+        on = f" on {escape_markdown(report.data)}" if report.data else ""
+        blocks.append(f"**{escape_markdown(report.model)}**{on}")
+    for title, own in (("Claims", False), ("Questions of our own", True)):
+        claims = [claim for claim in report.claims if claim.own is own]
+        if claims:
+            blocks += [f"## {title}", tally_claims(claims), markdown_claims(claims)]
     if report.checks:
         blocks += ["## Comparison with published numbers", _markdown_checks(report)]
     for section in report.sections:
@@ -49,22 +45,47 @@ def markdown_page(report: Report) -> str:
             "## Experiments not run",
             "\n".join(f"- {escape_markdown(title)}: {escape_markdown(why)}" for title, why in report.skipped),
         ]
+    blocks += [
+        "## This run",
+        _markdown_table(("", ""), [(escape_markdown(a), escape_markdown(b)) for a, b in report.facts]),
+    ]
+    if report.command:
+        blocks.append(f"```sh\n{''.join(map(_visible_in_markdown, report.command))}\n```")
+    if report.readings:
+        blocks += _markdown_readings(report.readings)
     return "\n\n".join(blocks) + "\n"
+
+
+def _markdown_readings(readings: Sequence[ReadingValue]) -> list[str]:
+    """Readings that were changed; those at their default come last, under their own heading."""
+    changed, kept = ([one for one in readings if one.changed is state] for state in (True, False))
+    said = describe_changed(readings)
+    if kept:
+        said += f" [{count_label(len(kept), 'reading')} at the default](#default-readings)."
+    blocks = ["## Readings", said]
+    for title, some in (("", changed), ("## Default readings", kept)):
+        rows = [(markdown_code(one.name), markdown_code(one.value), escape_markdown(one.meaning)) for one in some]
+        if rows:
+            blocks += [*([title] if title else []), _markdown_table(("reading", "used here", "meaning"), rows)]
+    return blocks
 
 
 def markdown_claims(claims: Sequence[Claim]) -> str:
     """A table with one claim per row."""
     rows = [
         (
-            escape_markdown(one.text) + (" *(own question)*" if one.own else ""),
+            escape_markdown(one.text),
             STATES[one.holds],
             escape_markdown(one.ours),
-            escape_markdown("; ".join((one.evidence, *one.readings)).strip("; ")),
+            escape_markdown(one.evidence),
+            escape_markdown("; ".join(one.readings)),
             escape_markdown(one.published),
         )
         for one in claims
     ]
-    return _markdown_table(("claim", "here", "ours", "evidence, other readings", "published"), rows)
+    columns = ("claim", "here", "ours", "evidence", "depends on the reading", "published")
+    kept = [k for k in range(len(columns)) if k < 3 or any(row[k] for row in rows)]
+    return _markdown_table([columns[k] for k in kept], [[row[k] for k in kept] for row in rows])
 
 
 def escape_markdown(given: str) -> str:
@@ -91,13 +112,17 @@ def _markdown_section(section: Section) -> list[str]:
     blocks = [f"## {escape_markdown(section.title)}"]
     blocks += map(escape_markdown, split_paragraphs(section.text))
     if section.claims:
-        blocks.append(markdown_claims(section.claims))
+        blocks.append("\n".join(_markdown_short_claim(claim) for claim in section.claims))
     for part in section.parts:
         blocks.append(f"### {escape_markdown(part.title)}")
         blocks.append(_markdown_picture(part) if isinstance(part, Picture) else _markdown_report_table(part))
         if part.note:
             blocks.append(escape_markdown(part.note))
     return blocks
+
+
+def _markdown_short_claim(claim: Claim) -> str:
+    return f"- {escape_markdown(claim.text)}: {STATES[claim.holds]} ({escape_markdown(claim.ours)})"
 
 
 def _markdown_picture(picture: Picture) -> str:
@@ -107,15 +132,21 @@ def _markdown_picture(picture: Picture) -> str:
 def _markdown_report_table(table: Table) -> str:
     rows = table.rows[:FOLDED] if table.folded else table.rows
     formats = [table.formats.get(column, "") for column in table.columns]
-    written = [
-        [escape_markdown(format_cell(cell, spec)) for cell, spec in zip(row, formats, strict=True)] for row in rows
-    ]
+    written = [[_markdown_cell(cell, spec) for cell, spec in zip(row, formats, strict=True)] for row in rows]
     found = _markdown_table(
         [escape_markdown(column) for column in table.columns], written, cells.numeric_columns(table)
     )
     left = len(table.rows) - len(rows)
     more = f"{left:,} more rows are in " if left else "In full: "
     return f"{found}\n\n{more}[tables/{table.name}.csv](tables/{table.name}.csv)"
+
+
+def _markdown_cell(cell: object, spec: str) -> str:
+    if isinstance(cell, Claim):
+        return f"{STATES[cell.holds]}: {escape_markdown(cell.ours)}"
+    if isinstance(cell, ReportLink):
+        return f"[{escape_markdown(cell.text)}]({quote(cell.folder)}/report.md)"
+    return escape_markdown(format_cell(cell, spec))
 
 
 def _markdown_checks(report: Report) -> str:

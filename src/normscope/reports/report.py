@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,35 @@ from normscope.errors import NormscopeError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Cell = str | int | float | bool | None
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot be said"}
-READINGS = "How choices that the paper leaves open were made."
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim, and whether it holds in this report."""
+
+    text: str  # "Attention-weight mixing is far above norm-based mixing with residual and norm"
+    holds: bool | None  # None: the data do not decide
+    ours: str  # "96.1 % against 17.8 %", or why the claim is undecided
+    published: str = ""
+    evidence: str = ""  # the interval or test that decides: "95 % interval 3.1 to 8.2, bootstrap over 872 sequences"
+    readings: tuple[str, ...] = ()  # the verdict under other readings: "axis=input: does not hold"
+    own: bool = False  # a question of our own, not a claim of the paper
+
+    @property
+    def verdict(self) -> str:
+        """ "holds", "does not hold" or "cannot be said"."""
+        return VERDICTS[self.holds]
+
+
+class ReportLink(NamedTuple):
+    """A cell that links to the page of another report."""
+
+    text: str
+    folder: str  # of the other report, relative to this one
+
+
+Cell = str | int | float | bool | Claim | ReportLink | None
 
 
 @dataclass(frozen=True)
@@ -66,24 +92,6 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A claim, and whether it holds in this report."""
-
-    text: str  # "Attention-weight mixing is far above norm-based mixing with residual and norm"
-    holds: bool | None  # None: the data do not decide
-    ours: str  # "96.1 % against 17.8 %", or why the claim is undecided
-    published: str = ""
-    evidence: str = ""  # the interval or test that decides: "95 % interval 3.1 to 8.2, bootstrap over 872 sequences"
-    readings: tuple[str, ...] = ()  # the verdict under other readings: "axis=input: does not hold"
-    own: bool = False  # a question of our own, not a claim of the paper
-
-    @property
-    def verdict(self) -> str:
-        """ "holds", "does not hold" or "cannot be said"."""
-        return VERDICTS[self.holds]
-
-
-@dataclass(frozen=True)
 class Check:
     """A published number and ours; `passed` is None if the check is shown but not counted."""
 
@@ -98,6 +106,15 @@ class Check:
     def verdict(self) -> str:
         """PASS, FAIL, or a dash if the check is not counted."""
         return {True: "PASS", False: "FAIL", None: "-"}[self.passed]
+
+
+class ReadingValue(NamedTuple):
+    """A choice that the paper leaves open, as it was made here."""
+
+    name: str
+    value: str
+    meaning: str  # with the other choices and the default
+    changed: bool = False  # from the default
 
 
 @dataclass(frozen=True)
@@ -120,12 +137,25 @@ class Report:
     title: str
     citation: str
     facts: tuple[tuple[str, str], ...]  # model, data, entries, completeness, versions, ...
-    readings: tuple[tuple[str, str, str], ...]  # name, value, meaning with the other choices
+    readings: tuple[ReadingValue, ...]
     sections: tuple[Section, ...]
     skipped: tuple[tuple[str, str], ...] = ()  # title of an experiment, reason why it was not run
     command: str = ""
     checks: tuple[Check, ...] = ()  # comparison with published numbers, if model and data are the paper's
     reproduction: bool = False  # reproduces a publication; otherwise one of our own studies
+    members: tuple[Report, ...] = ()  # the reports that a joint report compares
+    labels: tuple[str, ...] = ()  # short names of the members
+    folders: tuple[str, ...] = ()  # their folders, relative to this report's
+
+    @property
+    def model(self) -> str:
+        """The name or path of the model; empty if it is not stated."""
+        return dict(self.facts).get("model", "")
+
+    @property
+    def data(self) -> str:
+        """The corpus; empty without one."""
+        return dict(self.facts).get("data", "")
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -153,6 +183,10 @@ def format_cell(cell: Any, spec: str = "") -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    if isinstance(value, Claim):
+        return f"{value.verdict}: {value.ours}"
+    if isinstance(value, ReportLink):
+        return value.text
     if spec:
         return format(value, spec)
     if isinstance(value, int):
@@ -192,6 +226,13 @@ def tally_claims(claims: Sequence[Claim]) -> str:
         count = f"{len(own)} question{'' if len(own) == 1 else 's'} of our own"
         sentences.append(f"{count}: {yes} answered yes, {no} no, {len(own) - yes - no} open.")
     return " ".join(sentences)
+
+
+def describe_changed(readings: Sequence[ReadingValue]) -> str:
+    """How many choices that the paper leaves open differ from the default, in words."""
+    changed = sum(one.changed for one in readings)
+    found = f"{changed} of {len(readings)} differ" if changed else "none differs"
+    return f"How choices that the paper leaves open were made; {found} from the default."
 
 
 def count_failures(checks: Sequence[Check]) -> int:

@@ -5,7 +5,10 @@ report.md          the same content, with links to the figures
 tables/NAME.csv    each table, complete and in full precision
 figures/NAME.svg   each figure, also as NAME.pdf
 numbers.csv        headline numbers by key, with the published numbers if model and data are the paper's
-claims.csv         claims, and whether they hold
+claims.csv         claims, whether they hold, and the evidence
+report.json        facts, readings, claims, numbers and checks for programs (see `reports.saved`)
+
+A joint report has the same files; its numbers.csv has a column for each report, and mean and SD over models.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ from typing import Any
 
 from normscope.errors import NormscopeError
 from normscope.files import write_atomically
-from normscope.reports import charts, html, markdown
-from normscope.reports.report import Cell, Picture, Report, Table, cell_to_python
+from normscope.reports import charts, html, markdown, saved
+from normscope.reports.joint import joint_claim_rows
+from normscope.reports.joint_numbers import joint_number_rows
+from normscope.reports.report import Cell, Claim, Picture, Report, ReportLink, Table, cell_to_python, format_cell
 
-CLAIM_COLUMNS = ("section", "claim", "holds", "ours", "published", "evidence", "other readings", "own")
+NUMBER_COLUMNS = ("section", "key", "ours", "published", "tolerance", "passed")
+CLAIM_COLUMNS = ("claim", "holds", "ours", "published", "evidence", "other readings", "own")
 
 
 def write_report(report: Report, folder: str | Path) -> Path:
@@ -35,8 +41,9 @@ def write_report(report: Report, folder: str | Path) -> Path:
     files = {f"tables/{part.name}.csv": csv_text(part.columns, part.rows) for part in parts if isinstance(part, Table)}
     files |= {f"figures/{name}.svg": text for name, text in figures.items()}
     files |= {
-        "numbers.csv": csv_text(("section", "key", "ours", "published", "tolerance", "passed"), _number_rows(report)),
-        "claims.csv": csv_text(CLAIM_COLUMNS, _claim_rows(report)),
+        "numbers.csv": csv_text(*_number_rows(report)),
+        "claims.csv": csv_text(*_claim_rows(report)),
+        saved.NAME: saved.report_to_json(report),
         "report.md": markdown.markdown_page(report),
         "report.html": html.html_report_page(report, figures),
     }
@@ -68,23 +75,34 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        cells = (cell_to_python(cell) for cell in row)
-        writer.writerow([str(cell).lower() if isinstance(cell, bool) else cell for cell in cells])
+        writer.writerow([_csv_cell(cell_to_python(cell)) for cell in row])
     return buffer.getvalue()
 
 
-def _claim_rows(report: Report) -> list[tuple[Cell, ...]]:
-    return [
-        (
-            *(section.name, claim.text, claim.holds, claim.ours, claim.published),
-            *(claim.evidence, "; ".join(claim.readings), claim.own),
-        )
-        for section in report.sections
-        for claim in section.claims
-    ]
+def _csv_cell(cell: Cell) -> Any:
+    if isinstance(cell, Claim | ReportLink):
+        return format_cell(cell)
+    return str(cell).lower() if isinstance(cell, bool) else cell
 
 
-def _number_rows(report: Report) -> list[tuple[Cell, ...]]:
+def _claim_rows(report: Report) -> tuple[Sequence[str], list[tuple[Cell, ...]]]:
+    """The columns and rows of claims.csv."""
+    if report.members:
+        joint = joint_claim_rows(report.members, report.labels)
+        return ("section", "report", *CLAIM_COLUMNS), [(name, label, *_claim_cells(one)) for name, label, one in joint]
+    rows = [(section.name, *_claim_cells(claim)) for section in report.sections for claim in section.claims]
+    return ("section", *CLAIM_COLUMNS), rows
+
+
+def _claim_cells(one: Claim) -> tuple[Cell, ...]:
+    return (one.text, one.holds, one.ours, one.published, one.evidence, "; ".join(one.readings), one.own)
+
+
+def _number_rows(report: Report) -> tuple[Sequence[str], list[tuple[Cell, ...]]]:
+    """The columns and rows of numbers.csv."""
+    if report.members:
+        head, *joint = joint_number_rows(report.members, report.labels)
+        return [str(column) for column in head], joint
     checks = {check.key: check for check in report.checks}
     rows: list[tuple[Cell, ...]] = []
     for section in report.sections:
@@ -92,7 +110,7 @@ def _number_rows(report: Report) -> list[tuple[Cell, ...]]:
             check = checks.get(key)
             beside = (check.published, check.tolerance, check.passed) if check else (None, None, None)
             rows.append((section.name, key, float(value), *beside))
-    return rows
+    return NUMBER_COLUMNS, rows
 
 
 def _write_report_file(path: Path, content: bytes) -> None:

@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from normscope.corpus.store import Run
-from normscope.measures.correlation import ordinal_codes, spearman_of_lists, spearman_of_codes
+from normscope.measures.correlation import ordinal_codes, spearman_of_codes, spearman_of_lists
 from normscope.measures.uncertainty import Resampled, resample_statistic
 from normscope.papers import frequencies
 from normscope.papers.common import finite_numbers

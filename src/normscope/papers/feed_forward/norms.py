@@ -189,7 +189,7 @@ def _low_gain_claim(
         quote_published(
             published_main_numbers(NAME), "layer 10: {:.2f} to {:.2f}; layer 11: {:.2f} to {:.2f}", *PUBLISHED
         ),
-        evidence=f"{describe_estimate(margin, '.3f', name='increase')}; {by_layer}",
+        evidence=f"{describe_estimate(margin, '.2g', name='increase')}; {by_layer}",
         alpha=alpha,
     )
 

@@ -131,7 +131,7 @@ def _last_norm_claims(
             template.format(_mean(given[step]), _mean(given[residual_step])),
             quote_published(published, template, "similarity.ATTNRESLNFFRESLN-N", "similarity.ATTNRESLNFFRES-N"),
             lambda layers: [estimate_layer_mean(subtract_resampled(layers(residual_step), layers(step)))],
-            lambda margins: describe_estimate(margins[0], ".3f", name="difference"),
+            lambda margins: describe_estimate(margins[0], ".2g", name="difference"),
         ),
         claim(
             "LN2 counteracts the feed-forward in the layer where the feed-forward changes the map most",
@@ -140,7 +140,7 @@ def _last_norm_claims(
             "it increases in layers 10-11, where the feed-forward changes the map most",
             lambda layers: [pick_lowest_layer(gain(layers), layers((scopes.input, scopes.ff))).estimate("sequences")],
             lambda margins: (
-                f"{describe_estimate(margins[0], '.3f', name='increase')}; "
+                f"{describe_estimate(margins[0], '.2g', name='increase')}; "
                 f"{describe_directions(by_layer, 'it increases in', 'it decreases in', readings.alpha)}"
             ),
         ),

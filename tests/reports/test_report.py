@@ -162,7 +162,7 @@ def test_the_page_has_everything(folder: Path) -> None:
         "1 of 3 claims holds, 1 does not, 1 cannot be decided.",
         "ours1.0evidence95 % interval 0.8 to 1.2depends on the readingwith axis=input: does not holdpublished2.0",
         "1 question of our own: 1 answered yes, 0 no, 0 open.",
-        "How choices that the paper leaves open were made; 1 of 2 differ from the default.",
+        "How choices that the paper leaves open were made; 1 of 2 differs from the default.",
         "axis = inputthe axis (default output)",
         "1 reading at the defaultmask_seed = 0the seed (default 0)",
         "1 of 2 numbers are within tolerance.",
@@ -313,8 +313,8 @@ def test_tally() -> None:
 
 def test_readings_in_words() -> None:
     kept = ReadingValue("a", "1", "")
-    assert describe_changed([kept]).endswith("were made; none differs from the default.")
-    assert describe_changed([kept, ReadingValue("b", "2", "", True)]).endswith("; 1 of 2 differ from the default.")
+    assert describe_changed([kept]).endswith("were made; none of 1 differs from the default.")
+    assert describe_changed([kept, ReadingValue("b", "2", "", True)]).endswith("; 1 of 2 differs from the default.")
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def tally_claims(claims: Sequence[Claim]) -> str:
 def describe_changed(readings: Sequence[ReadingValue]) -> str:
     """How many choices that the paper leaves open differ from the default, in words."""
     changed = sum(one.changed for one in readings)
-    found = f"{changed} of {len(readings)} differ" if changed else "none differs"
+    found = f"{changed or 'none'} of {len(readings)} {'differ' if changed > 1 else 'differs'}"
     return f"How choices that the paper leaves open were made; {found} from the default."
 
 

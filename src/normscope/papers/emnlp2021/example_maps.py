@@ -22,7 +22,7 @@ from normscope.measures.first_token import normalise_rows
 from normscope.measures.uncertainty import Resampled, resample_means
 from normscope.papers.common import describe_common_masking, layer_numbers, layer_table, masked_run, scan_paper_side
 from normscope.papers.emnlp2021.ratios import aggregate_rounded, attention_block_scopes, scope_of_alias
-from normscope.papers.emnlp2021.sequences import ITEMS, intervals_evidence
+from normscope.papers.emnlp2021.sequences import ITEMS, intervals_evidence, reversed_layers_text
 from normscope.papers.resampling import pick
 from normscope.papers.study import Runs, Setting
 from normscope.papers.verdicts import decided_claim
@@ -127,13 +127,14 @@ def _diagonal_of_corpus(setting: Setting, runs: Runs) -> tuple[Table, Claim, dic
 
 def _diagonal_claim(setting: Setting, found: Resampled, scopes: list[str]) -> Claim:
     alone, block = (scope_of_alias(setting.lens, alias) for alias in ("attention", "attention-block"))
-    means = {name: pick(found, scopes.index(name), -2).map(lambda v: v.mean(-1)) for name in (alone, block)}
-    below, above = means[alone].map(lambda v: 50 - v), means[block].map(lambda v: v - 50)
+    by_layer = {name: pick(found, scopes.index(name), -2) for name in (alone, block)}
+    means = {name: one.map(lambda v: v.mean(-1)) for name, one in by_layer.items()}
+    margins = [by_layer[alone].map(lambda v: 50 - v), by_layer[block].map(lambda v: v - 50)]
     return decided_claim(
         "The diagonal dominates the map with residual and normalization, but not with attention alone",
-        [below.estimate(ITEMS), above.estimate(ITEMS)],
+        [one.map(lambda v: v.mean(-1)).estimate(ITEMS) for one in margins],
         "share of the diagonal " + ", ".join(f"{float(one.value):.1f} % in {name}" for name, one in means.items()),
-        evidence=intervals_evidence(means),
+        evidence=intervals_evidence(means) + reversed_layers_text(margins),
     )
 
 

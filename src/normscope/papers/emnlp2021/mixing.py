@@ -31,10 +31,12 @@ from normscope.papers.emnlp2021.ratios import (
 from normscope.papers.emnlp2021.sequences import (
     ITEMS,
     SequenceSums,
+    Values,
     intervals_evidence,
     margin_evidence,
     mixing_sums_by_sequence,
     resample_mixing,
+    reversed_layers_text,
 )
 from normscope.papers.emnlp2021.shared import (
     OTHER_AVERAGE,
@@ -220,18 +222,19 @@ def _dominance_claim(
     """Whether the mean is above 50 % by weights and below 50 % by norms with residual and normalization."""
     chosen, methods = setting.readings.table_average, ("ATTN-W", "ATTNRESLN-N")
     places = [names.index(scopes[method]) for method in methods]
-    means, margins = {}, {}
+    means, by_layer, margins = {}, {}, {}
     for average, found in by_average.items():
-        weights, block = means[average] = [pick(found, n, -2).map(lambda v: v.mean(-1)) for n in places]
-        above, below = weights.map(lambda v: v - 50), block.map(lambda v: 50 - v)
-        margins[average] = [above.estimate(ITEMS), below.estimate(ITEMS)]
+        weights, block = (pick(found, n, -2) for n in places)
+        means[average] = {scopes[m]: one.map(_mean) for m, one in zip(methods, (weights, block), strict=True)}
+        by_layer[average] = [weights.map(lambda v: v - 50), block.map(lambda v: 50 - v)]
+        margins[average] = [_mean_over_layers(one) for one in by_layer[average]]
     other = OTHER_AVERAGE[chosen]
     return decided_claim(
         "Mixing dominates by weights, but by norms with residual and normalization tokens mostly keep their own",
         margins[chosen],
-        VERSUS.format(*(float(one.value) for one in means[chosen])),
+        VERSUS.format(*(float(one.value) for one in means[chosen].values())),
         quote_published(THEIRS, VERSUS, *(f"mixing.{method}.mean" for method in methods)),
-        evidence=intervals_evidence({scopes[m]: one for m, one in zip(methods, means[chosen], strict=True)}),
+        evidence=intervals_evidence(means[chosen]) + reversed_layers_text(by_layer[chosen]),
         under={f"table_average={other}": decide_at_least(2, margins[other])},
     )
 
@@ -242,7 +245,11 @@ def _overall_by_layer(given: SequenceSums, average: str) -> Resampled:
 
 
 def _mean_over_layers(margins: Resampled) -> Estimate:
-    return margins.map(lambda found: found.mean(-1)).estimate(ITEMS)
+    return margins.map(_mean).estimate(ITEMS)
+
+
+def _mean(found: Values) -> Any:
+    return found.mean(-1)
 
 
 def _middle_layer_claims(setting: Setting, frame: pl.LazyFrame) -> tuple[Claim, ...]:

@@ -95,6 +95,10 @@ def margin_evidence(
     """The margin of a mean over layers with its interval, and the layers in which it is significantly reversed."""
     if isnan(margin.low):
         return margin.method
-    text = describe_estimate(margin, ".2f", " points", name)
-    _, against, _ = split_layers(estimates_along(by_layer, ITEMS), layers)
-    return f"{text}; reversed in {paper_layers_text(against)}" if against else text
+    return describe_estimate(margin, ".2f", " points", name) + reversed_layers_text([by_layer], layers)
+
+
+def reversed_layers_text(margins: Sequence[Resampled], layers: Sequence[int] | None = None) -> str:
+    """ "; reversed in layers 3-4" if one of the margins, (..., layers), is significantly negative there, or empty."""
+    found = {layer for one in margins for layer in split_layers(estimates_along(one, ITEMS), layers)[1]}
+    return f"; reversed in {paper_layers_text(sorted(found))}" if found else ""

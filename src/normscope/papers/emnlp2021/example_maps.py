@@ -29,7 +29,7 @@ from normscope.papers.verdicts import decided_claim
 from normscope.reports import map_charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
-LONGEST = 24  # most tokens that stay legible along the axis of a small map
+LONGEST = 22  # most tokens that can all be labelled along the axis of a small map
 SEPARATOR = "[SEP]"
 KINDS = {"norms": ("-N", "norm of the contribution"), "weights": ("-W", "weight")}  # suffix of the scopes, label
 OWN = "own_share"  # table of the run
@@ -56,6 +56,7 @@ def example_maps_section(setting: Setting, runs: Runs) -> Section:
             {f"layer {n}": one for n, one in enumerate(shares, 1)}, label="share of the row (%)", **look
         )
         note = "Each row is divided by its sum, so that layers can be compared."
+        note += " Some tokens have no label." if len(tokens) > LONGEST else ""
         pictures.append(Picture(f"comparison-layers-{name}", f"Maps of the example by {name}, all layers", chart, note))
     own = {name: example_maps_own_shares(result[name]) for name in result.scopes}
     table = layer_table("comparison-own", f"{SHARES}, in the example", own, range(1, depth + 1), ".1f")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import normscope.models.registry
@@ -118,7 +119,7 @@ def test_planted_errors_that_maps_alone_do_not_show(name: str, changes: dict[str
 
 
 def test_the_command_prints_python_and_json(tmp_path: Path) -> None:
-    model = tiny("llama", dtype=__import__("torch").float32)
+    model = tiny("llama", dtype=torch.float32)
     model.save_pretrained(tmp_path)
     toy_tokenizer().save_pretrained(tmp_path)
     shown = CliRunner().invoke(app, ["derive", str(tmp_path)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +65,7 @@ def _watch_model(model: PreTrainedModel) -> Family:
         stacks=stacks,
         attributes=frozenset(config.to_dict()),
         positions=next((name for name in POSITIONS if isinstance(getattr(config, name, None), int)), None),
-        computed_positions=not _has_position_table(base, inputs),
+        computed_positions=not _has_position_table(base),
         note="derived from the model itself",
         derived=True,
     )
@@ -210,7 +209,7 @@ def _without_identity(blocks: tuple[Block, ...]) -> Any:
     return tuple(replace(block, branches=tuple(map(plain, block.branches))) for block in blocks)
 
 
-def _has_position_table(base: nn.Module, inputs: Mapping[str, Any]) -> bool:
+def _has_position_table(base: nn.Module) -> bool:
     """Whether positions are looked up in a table, so that longer inputs are impossible."""
     words = base.get_input_embeddings()  # type: ignore[operator]
     tables = [one for one in base.modules() if isinstance(one, nn.Embedding) and one is not words]

@@ -14,17 +14,17 @@ import torch
 import transformers
 
 from normscope import Analyzer
-from normscope.models import causal, encoder_decoders, encoders, vision
+from normscope.models import causal, encoder_decoders, encoders, further_causal, vision
 from normscope.models.registry import REFUSED, family_of
 from normscope.models.scopes import scope_aliases, scope_names
 from normscope.models.spec import Attention, Block, Experts, Family, FeedForward, Norm
-from tests.helpers import tiny
+from tests.helpers import tiny, zoo
 
 PAGE = Path(__file__).parent / "families.md"
 VERSION = "Made with transformers "  # start of the line with the version
 GROUPS = {
     "Text encoders": encoders.FAMILIES,
-    "Causal language models": causal.FAMILIES,
+    "Causal language models": (*causal.FAMILIES, *further_causal.FAMILIES),
     "Encoder-decoders": encoder_decoders.FAMILIES,
     "Vision": vision.FAMILIES,
 }
@@ -100,6 +100,8 @@ def _models() -> dict[str, str]:
     found: dict[str, str] = {}
     for name in tiny.FAMILIES:
         found.setdefault(family_of(tiny.tiny(name)).name, name)
+    for family in (family for some in GROUPS.values() for family in some):
+        found.setdefault(family.name, family.model_types[0])
     return found
 
 
@@ -139,8 +141,13 @@ def _family(family: Family, name: str) -> tuple[str, ...]:
 
 def _error(name: str, dtype: torch.dtype) -> float:
     """The largest completeness error of one short input to the tiny model."""
-    model = tiny.tiny(name, dtype=dtype)
-    result = Analyzer(model).analyze(tiny.inputs(name, model))
+    if name in tiny.FAMILIES:
+        model = tiny.tiny(name, dtype=dtype)
+        given = tiny.inputs(name, model)
+    else:
+        model = zoo.tiny_model(name, dtype=dtype)
+        given = zoo.inputs_for(model)
+    result = Analyzer(model).analyze(given)
     sides = (result.encoder, result.decoder) if hasattr(result, "encoder") else (result,)
     worst = max(float(error.max()) for side in sides for error in side.completeness.values())
     return max(worst, torch.finfo(dtype).eps)  # smaller errors are coincidence

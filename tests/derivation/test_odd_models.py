@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from normscope import Analyzer, NormscopeWarning
+from normscope.derivation.family import describe_model
 from tests.helpers.compare import refused
 from tests.helpers.free_oracle import free_oracle
 from tests.helpers.odd_models import Shape, odd_model
@@ -84,11 +85,27 @@ def test_refused_with_what_is_not_explained(odd: str, words: tuple[str, ...]) ->
 
 
 def test_two_attentions_in_a_layer() -> None:
-    refused(lambda: Analyzer(odd_model(Shape(odd="two attentions"))), "no layers that can be described")
+    words = "no layers that can be described", "those at steps.* mix tokens 2 times each, not once"
+    refused(lambda: Analyzer(odd_model(Shape(odd="two attentions"))), *words)
 
 
 def test_layers_that_skip_depending_on_the_data() -> None:
-    refused(lambda: Analyzer(odd_model(*[Shape(odd="skips")] * 6)))
+    refused(lambda: Analyzer(odd_model(*[Shape(odd="skips")] * 6)), "no layers that can be described")
+
+
+def test_weights_shared_between_the_branches() -> None:
+    refused(lambda: Analyzer(odd_model(*[Shape(odd="one norm")] * 2)), "first was called on", "exactly once")
+
+
+def test_a_layer_that_calls_another_model() -> None:
+    refused(lambda: Analyzer(odd_model(*[Shape(odd="calls a model")] * 2)), "mix tokens 2 times each")
+
+
+def test_a_description_that_closes_on_one_input_only() -> None:
+    """The layers use other weights for short inputs."""
+    model = odd_model(*[Shape(odd="by length")] * 2)
+    assert describe_model(model).derived
+    refused(lambda: Analyzer(model))
 
 
 def test_dropout() -> None:

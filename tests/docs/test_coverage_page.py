@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from docs.make_coverage import PAGE, coverage_of
-from tests.helpers.zoo import CANNOT, model_types
+from docs.make_coverage import PAGE, TITLES, coverage_of
+from tests.helpers.zoo import CANNOT, media_types, model_types
 
 ROWS = {
     cells[0]: cells[1]
@@ -29,6 +29,23 @@ def test_every_type_has_a_row_and_is_counted() -> None:
     assert [int(one) for one in said.groups()] == [
         taken, len(ROWS) - counts["not built"], counts["described"], counts["derived"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TITLES)
+def test_images_and_sound_are_counted(kind: str) -> None:
+    part = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (text,) = [one for one in part if one.startswith(TITLES[kind])]
+    rows = dict(re.findall(r"^\| (\S+) \| (described|derived|refused|not built) \|", text, re.MULTILINE))
+    assert set(rows) == set(media_types()[kind])
+    counts = {status: list(rows.values()).count(status) for status in ("described", "derived", "not built")}
+    taken = counts["described"] + counts["derived"]
+    assert text.split("\n")[2].startswith(
+        f"**{taken} of {len(rows) - counts['not built']}**, {counts['described']} described and {counts['derived']}"
+    )
+
+
+def test_a_described_image_type_made_again() -> None:
+    assert coverage_of("vit", media_types()["image"]["vit"]).status == "described"
 
 
 def test_the_readme_has_the_number() -> None:

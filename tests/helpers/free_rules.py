@@ -209,6 +209,8 @@ class Call:
             return self.compose()
         if self.name in SAME and isinstance(tensors[0].state, Function):
             return tensors[0].state
+        if self.name == "unsqueeze" and isinstance(tensors[0].state, Function):
+            return self.reshaped(tensors[0].state)
         if self.name in SUMMANDS and "reduce" not in self.kwargs:
             return self.piecewise(SUMMANDS[self.name])
         return self.broken("there is no rule for")
@@ -225,6 +227,15 @@ class Call:
 
     def pure(self) -> Any:
         return getattr(getattr(torch.ops.aten, self.name), self.func._overloadname)
+
+    def reshaped(self, function: Function) -> Function:
+        """A function of its bases in another shape, which stays one: a gate with one number for each head."""
+        made = {
+            id(base): Linear([self.func(piece, *self.args[1:]) for piece in base.pieces], base.depth)
+            for base in function.bases
+        }
+        kinks = None if function.kinks is None else tuple((made[id(base)], bend) for base, bend in function.kinks)
+        return Function(tuple(made[id(base)] for base in function.bases), function.call, function.nonlinear, kinks)
 
     def compose(self) -> State:
         """This operation as a function of the bases of its arguments."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -38,7 +39,7 @@ class FeedForward(NamedTuple):
 
     inputs: tuple[str, ...]
     output: str
-    activation: str
+    activation: str  # "": silu, called as a function
     fused: bool = False
     experts: str = ""  # holds gate_up_proj and down_proj of all experts; then `output` is the whole mixture
     router: str = ""  # returns (logits, shares, indices)
@@ -67,6 +68,12 @@ class Stack(NamedTuple):
     blocks: tuple[Block, ...]
 
 
+# Names in earlier versions of transformers.
+VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
+BEFORE_VIT_LAYERS, BEFORE_DINOV2_PROJECTIONS = VERSION < (5, 9), VERSION < (5, 18)
+EARLIER_ATTENTION = Attention("attention.attention", "attention.attention.value", "attention.output.dense")
+
+
 def pre_ln(*branches: Branch) -> tuple[Block, ...]:
     return tuple(Block((branch,)) for branch in branches)
 
@@ -87,6 +94,10 @@ def describe(config: PretrainedConfig) -> dict[str, Stack]:
         attention = Attention("attn", "attn.Wqkv", "attn.Wo", "tail")
         ff = FeedForward(("mlp.Wi",), "mlp.Wo", "mlp.act", fused=True)
         return {"encoder": Stack(r"layers\.\d+", pre_ln(Branch(attention, "attn_norm"), Branch(ff, "mlp_norm")))}
+    if kind in ("vit", "deit") and BEFORE_VIT_LAYERS:
+        ff = FeedForward(("intermediate.dense",), "output.dense", "intermediate.intermediate_act_fn")
+        blocks = pre_ln(Branch(EARLIER_ATTENTION, "layernorm_before"), Branch(ff, "layernorm_after"))
+        return {"encoder": Stack(r"encoder\.layer\.\d+", blocks)}
     if kind in ("vit", "deit"):
         attention = Attention("attention", "attention.v_proj", "attention.o_proj")
         ff = FeedForward(("mlp.fc1",), "mlp.fc2", "mlp.activation_fn")
@@ -94,7 +105,12 @@ def describe(config: PretrainedConfig) -> dict[str, Stack]:
         return {"encoder": Stack(r"layers\.\d+", blocks)}
     if kind in ("dinov2", "dinov2_with_registers"):
         attention = Attention("attention", "attention.v_proj", "attention.o_proj")
-        if config.use_swiglu_ffn:
+        if BEFORE_DINOV2_PROJECTIONS:
+            attention = EARLIER_ATTENTION
+            ff = FeedForward(("mlp.fc1",), "mlp.fc2", "mlp.activation")
+            if config.use_swiglu_ffn:
+                ff = FeedForward(("mlp.weights_in",), "mlp.weights_out", "", fused=True)
+        elif config.use_swiglu_ffn:
             ff = FeedForward(("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj", "mlp.act_fn")
         else:
             ff = FeedForward(("mlp.fc1",), "mlp.fc2", "mlp.activation_fn")
@@ -264,7 +280,8 @@ def oracle(model: PreTrainedModel, encoding: Mapping[str, Tensor]) -> dict[str, 
     records: dict[str, list[Record]] = {
         name: [record(layer, stacks[name].blocks) for layer in layers[name]] for name in stacks
     }
-    extra = {"output_attentions": True} if model.config.model_type == "deberta-v2" else {}
+    asked = ("deberta-v2", "opt", "t5")  # they return probabilities only if asked, or did so in earlier versions
+    extra = {"output_attentions": True} if model.config.model_type in asked else {}
     model.base_model(**encoding, **extra)
     model.double()  # now the parameters are float64 too
 
@@ -462,7 +479,7 @@ def units_of(layer: nn.Module, op: FeedForward, record: Record, keep: Tensor) ->
             share = torch.stack([shares[i][indices[i] == e].sum() for i in range(n)])
             units.append(clamped_expert(experts, e, share) if hasattr(experts, "limit") else expert(experts, e, share))
         return units
-    act: Any = layer.get_submodule(op.activation)
+    act: Any = layer.get_submodule(op.activation) if op.activation else nn.functional.silu
     inputs = tuple(linear(layer.get_submodule(path)) for path in op.inputs)
     if op.fused:
         ((weight, bias),) = inputs

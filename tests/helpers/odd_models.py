@@ -120,6 +120,10 @@ class OddLayer(nn.Module):
             self.again = Mixer(shape)
         if shape.odd == "recurrence":
             self.memory = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        if shape.odd == "calls a model":
+            self.inner = OddModel(OddConfig([Shape()]))
+        if shape.odd == "by length":
+            self.other = Thinker(shape)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         shape, n = self.shape, x.shape[1]
@@ -142,7 +146,10 @@ class OddLayer(nn.Module):
         if shape.odd == "two attentions":
             x = x + branch(again, x, self.first, self.third)
         x = self.fifth(x) if shape.end else x
-        x = x + branch(self.think, x, self.second, self.fourth)
+        if shape.odd == "calls a model":
+            return x + self.inner(torch.arange(n)[None].expand(len(x), n)).last_hidden_state
+        think = self.other if shape.odd == "by length" and n < 7 else self.think
+        x = x + branch(think, x, self.first if shape.odd == "one norm" else self.second, self.fourth)
         if shape.odd == "product":
             x = x * self.mix.twin(x).sum(-1, keepdim=True)
         return self.sixth(x) if shape.end else x

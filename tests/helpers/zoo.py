@@ -74,8 +74,11 @@ MIXED, DENSE_FIRST = [GLOBAL, LOCAL] * 2, ["dense", "sparse", "sparse", "sparse"
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 # What shrinking by name does not reach: model type of a config, nested ones included -> values.
 FURTHER: dict[str, dict[str, Any]] = {
+    "audio-spectrogram-transformer": {"max_length": 32, "num_mel_bins": 32},
     "bamba": {"attn_layer_indices": [1, 3]},
     "blt": {"use_cache": False},
+    "chinese_clip_vision_model": {"patch_size": 8},
+    "clip_vision_model": {"patch_size": 8},
     "cohere2_moe": {"mlp_layer_types": DENSE_FIRST},
     "cohere_compass_text": {"layer_types": MIXED, "rope_parameters": {LOCAL: ROPE, GLOBAL: ROPE}},
     "dbrx": {"attn_config": {"kv_n_heads": KEY_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0}},
@@ -98,6 +101,8 @@ FURTHER: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {"num_key_value_heads": 1},
     "granitemoehybrid": {"layer_types": [LINEAR, GLOBAL] * 2},
     "hrm_text": {"num_hidden_layers": 2},
+    "internvl_vision": {"image_size": [32, 32], "patch_size": [8, 8]},
+    "qianfan_ocr_vision": {"image_size": [32, 32], "patch_size": [8, 8]},
     "inkling_text": {"mlp_layer_types": DENSE_FIRST},
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 2},
     "laguna": {"layer_types": MIXED},
@@ -148,6 +153,15 @@ FURTHER: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": [LINEAR, "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"] * 2, "sliding_window": 4},
 }
+ENDINGS = {"image": ("_vision_model", "_vision"), "audio": ("_audio", "_audio_encoder", "_speech")}
+# Types of images and sound without a Transformer, and of several inputs at once.
+NO_TRANSFORMER = (
+    "bit", "convnext", "convnextv2", "dinov3_convnext", "efficientnet", "hgnet_v2", "mobilenet_v1", "mobilenet_v2",
+    "poolformer", "pp_lcnet", "regnet", "resnet", "textnet", "timm_wrapper", "timm_backbone", "perceiver", "clip",
+    "siglip", "siglip2", "metaclip_2", "shieldgemma2", "vision-text-dual-encoder", "speech-encoder-decoder",
+    "llama4", "mllama", "cohere2_vision", "aya_vision", "granite4_vision", "hyperclovax_vision_v2", "dinat",
+    "pe_audio",
+)  # fmt: skip
 # Types that do not run on token ids alone -> the reason.
 CANNOT = {
     "gemma3n": "needs the timm package for its vision tower",
@@ -164,6 +178,28 @@ def model_types() -> dict[str, tuple[str, str]]:
     for kind, names in HEADS.items():
         for model_type, name in names.items():
             found.setdefault(model_type, (kind, name if isinstance(name, str) else name[0]))
+    return found
+
+
+def media_types() -> dict[str, dict[str, str]]:
+    """Model type -> class name, for "image" and "audio": every type whose Transformer reads images or sound alone."""
+    heads = {
+        "image": (auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, auto.MODEL_FOR_IMAGE_MAPPING_NAMES),
+        "audio": (
+            auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
+            auto.MODEL_FOR_CTC_MAPPING_NAMES,
+            auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        ),
+    }
+    found: dict[str, dict[str, str]] = {}
+    for kind, mappings in heads.items():
+        named = {name for mapping in mappings for name in mapping}
+        named |= {name for name in auto.MODEL_MAPPING_NAMES if name.endswith(ENDINGS[kind])}
+        found[kind] = {
+            name: given if isinstance(given := auto.MODEL_MAPPING_NAMES[name], str) else given[0]
+            for name in sorted(named - set(NO_TRANSFORMER) - set(model_types()))
+            if name in auto.MODEL_MAPPING_NAMES
+        }
     return found
 
 

@@ -19,6 +19,7 @@ import normscope.engine.run
 from normscope import Analysis, Analyzer, NormscopeError
 from normscope.decompose import layer as layer_module
 from normscope.decompose import state
+from normscope.models.versions import installed_version, sdpa_ignores
 from tests.helpers import layer_oracle, oracle_parts
 from tests.helpers.compare import assert_close, assert_same, assert_same_sides, refused, sides, state_of
 from tests.helpers.oracle_parts import OracleLayer
@@ -315,6 +316,8 @@ def disturbed(model: PreTrainedModel) -> dict[str, Any]:
 def test_attention_implementations(name: str, implementation: str) -> None:
     """The same maps with every implementation, and the model is left unchanged, sub-configs included."""
     model = tiny(name)
+    if implementation == "sdpa" and sdpa_ignores(model.config, installed_version()):
+        pytest.skip("refused")
     try:
         model.set_attn_implementation(implementation)
     except ValueError as error:
@@ -487,6 +490,8 @@ def test_gates_by_hand(name: str, gate: str) -> None:
     side, analysis = next(iter(sides(result).items()))
     layer = next(m for path, m in shared(name).loaded.base.named_modules() if re.fullmatch(stacks[side].layers, path))
     ff: Any = stacks[side].blocks[-1].branches[0].op
+    if ff.fused:
+        pytest.skip("one projection for both in this version of transformers")
     (gate_weight, gate_bias), (up_weight, up_bias) = (layer_oracle.linear(layer.get_submodule(p)) for p in ff.inputs)
     out, out_bias = layer_oracle.linear(layer.get_submodule(ff.output))
     function: Callable[[Tensor], Tensor] = layer.get_submodule(ff.activation)

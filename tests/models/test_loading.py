@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from normscope import Analyzer, NormscopeError, default_model
-from normscope.corpus.runner import runner_model_fingerprint
+from normscope.corpus.fingerprints import runner_model_fingerprint
 from tests.helpers.tiny import tiny
 
 

@@ -72,6 +72,16 @@ SANDWICH = (
     "LNATTNLNRESLNFFLNRES-N",
 )
 BARE = ("ATTN-W", "ATTN-N", "ATTNRES-W", "ATTNRES-N", "ATTNRESFF-N", "ATTNRESFFRES-N")
+AFTER = (
+    "ATTN-W",
+    "ATTN-N",
+    "ATTNLN-N",
+    "ATTNLNRES-W",
+    "ATTNLNRES-N",
+    "ATTNLNRESFF-N",
+    "ATTNLNRESFFLN-N",
+    "ATTNLNRESFFLNRES-N",
+)
 PARALLEL = ("ATTN-W", "LNATTN-N", "LNATTNFFRES-N")
 POST_CROSS = (
     "ATTN-W",
@@ -148,11 +158,16 @@ KINDS = {  # of the built-in families' stacks
     **dict.fromkeys(["ModernBERT", "GPT-2", "OPT", "GPT-NeoX (sequential)", "Llama", "Mistral"], (PRE,)),
     **dict.fromkeys(["Qwen2", "Qwen3", "Phi-3", "Mixtral", "Qwen3-MoE", "gpt-oss"], (PRE,)),
     **dict.fromkeys(["ViT", "DeiT", "DINOv2", "DINOv2 (SwiGLU)", "DINOv2 with registers"], (PRE,)),
-    "OPT (post-LN)": (SCOPES,),
-    **dict.fromkeys(["GPT-NeoX", "GPT-J"], (PARALLEL,)),
-    **dict.fromkeys(["Gemma-2", "Gemma-3 (text)"], (SANDWICH,)),
+    **dict.fromkeys(["EuroBERT", "RoBERTa-PreLayerNorm", "XLM-RoBERTa-XL", "ESM", "ESM (rotary)"], (PRE,)),
+    **dict.fromkeys(["Llama-like", "Granite", "Arcee", "Apertus", "Gemma", "GLM", "OLMo", "StarCoder2"], (PRE,)),
+    **dict.fromkeys(["StableLM (sequential)", "Nemotron", "BLOOM", "Persimmon", "GPTBigCode", "BioGPT"], (PRE,)),
+    "ModernBERT (decoder)": (PRE,),
+    **dict.fromkeys(["OPT (post-LN)", "NomicBERT"], (SCOPES,)),
+    **dict.fromkeys(["GPT-NeoX", "GPT-J", "Phi", "Cohere"], (PARALLEL,)),
+    **dict.fromkeys(["Gemma-2", "Gemma-3 (text)", "GLM-4"], (SANDWICH,)),
+    "OLMo 2": (AFTER,),
     **dict.fromkeys(["BART", "Marian"], (SCOPES, POST_CROSS)),
-    **dict.fromkeys(["Whisper", "T5", "T5 (gated)"], (PRE, PRE_CROSS)),
+    **dict.fromkeys(["Whisper", "T5", "T5 (gated)", "mBART"], (PRE, PRE_CROSS)),
 }
 
 

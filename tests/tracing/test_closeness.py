@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope.tracing import closeness
-from normscope.tracing.closeness import closeness_misfit, coarser, is_close, is_close_to_product
+from normscope.tracing import recorded
+from normscope.tracing.recorded import closeness_misfit, coarser, is_close, is_close_to_product
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -53,7 +53,7 @@ def test_a_product_in_which_all_cancels(dtype: torch.dtype) -> None:
 
 
 def test_pieces_are_all_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closeness, "PIECE", 8)
+    monkeypatch.setattr(recorded, "PIECE", 8)
     a = vectors(11, 4)
     for row in range(11):
         b = a.clone()

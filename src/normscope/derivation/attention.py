@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normscope.derivation.match import ColumnMatch, is_linear, match_columns, norm_of_call, rows, same
+from normscope.derivation.attention_ends import find_ending, find_values
+from normscope.derivation.match import ColumnMatch, is_linear, norm_of_call, rows, same
 from normscope.derivation.watch import Call, LayerLog, Product
 from normscope.errors import NormscopeError
 from normscope.models.modules import MATMUL
@@ -32,26 +33,37 @@ class Operation:
 def find_attention(log: LayerLog, product: Product, interface: frozenset[str]) -> Operation:
     """The attention whose mixing of tokens was seen. `interface` are the modules that call transformers' interface."""
     weights, values, mixed = product.weights, product.values, product.mixed
-    out = _output_projection(log, mixed)
-    source = _value_projection(log, _distinct_heads(values))
+    ending = find_ending(log, product.path, mixed)
+    if ending is None:
+        raise UnexplainedError("no linear module reads the mixed values of its attention")
+    source = find_values(log, product.path, _distinct_heads(values))
     if source is None:
         raise UnexplainedError(f"the values of {product.path or 'the layer'} are not the output of a linear module")
     module = _attention_module(product.path, interface)
-    cross = log.encoder is not None and same(source.call.input, log.encoder)
-    first = _latent_projection(log, source.call)
+    out, made = ending.out, source.match.call
+    cross = log.encoder is not None and same(made.input, log.encoder)
+    first = _latent_projection(log, made)
     op = Attention(
         module,
-        source.call.path,
+        made.path,
         out.path,
-        packing=_packing(source, values.shape[2], rows(source.call.output).shape[1]),
+        packing=_packing(source.match, values.shape[2], rows(made.output).shape[1]),
         probabilities=None if module in interface else _probabilities(log, product),
         cross=cross,
-        sinks=bool((weights.sum(-1) < 1 - 1e-4).any()),
+        sinks=ending.sinks is not None or bool((weights.sum(-1) < 1 - 1e-4).any()),
         latent=None if first is None else first[0].path,
         latent_norm=None if first is None else first[1],
+        value_shift=source.shift,
+        value_scale=source.scale,
+        value_norm=source.norm,
+        gate=ending.gate,
+        inner_norm=ending.norm,
+        sink_scores=ending.sinks,
     )
-    entry = source.call if first is None else first[0]
-    return Operation(op, rows(entry.input), rows(out.output), out.order, frozenset({source.call.path, out.path}))
+    entry = made if first is None else first[0]
+    gates = set() if ending.gate is None else {ending.gate.path}
+    used = frozenset({made.path, out.path} | gates)
+    return Operation(op, rows(entry.input), rows(out.output), out.order, used)
 
 
 def _probabilities(log: LayerLog, product: Product) -> str:
@@ -88,24 +100,6 @@ def _distinct_heads(values: Tensor) -> Tensor:
     """Values without repeated heads: grouped queries share one."""
     kept = [0, *(n for n in range(1, len(values)) if not same(values[n], values[n - 1]))]
     return values[kept]
-
-
-def _output_projection(log: LayerLog, mixed: Tensor) -> Call:
-    """The linear module that reads the mixed values, all heads side by side."""
-    flat = mixed.transpose(0, 1).flatten(1)
-    for call in log.calls:
-        if is_linear(call) and same(call.input, flat):
-            return call
-    raise UnexplainedError("no linear module reads the mixed values of its attention")
-
-
-def _value_projection(log: LayerLog, values: Tensor) -> ColumnMatch | None:
-    for call in log.calls:
-        if is_linear(call):
-            found = match_columns(values, call)
-            if found is not None:
-                return found
-    return None
 
 
 def _packing(source: ColumnMatch, width: int, size: int) -> Any:

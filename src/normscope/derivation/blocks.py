@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.derivation.attention import Operation, UnexplainedError
-from normscope.derivation.match import CLOSE, is_linear, norm_of_call, rows, same
+from normscope.derivation.match import is_linear, norm_of_call, rows, same
 from normscope.derivation.watch import LayerLog
 from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm
 
@@ -31,6 +31,7 @@ class Ending:
     post: Norm | None
     scale: str | float | None
     vector: Tensor
+    bias: str | None = None  # a parameter of an attention, added to its output
 
 
 def find_blocks(log: LayerLog, operations: Sequence[Operation]) -> tuple[Block, ...]:
@@ -60,8 +61,7 @@ def _search(
     for count in range(len(ready), 0, -1):
         for chosen in combinations(ready, count):
             rest = tuple(one for one in left if all(one is not other for other, _ in chosen))
-            for total, branches in _sums(log, norms, state, chosen, output):
-                block = Block(branches)
+            for total, block in _sums(log, norms, state, chosen, output):
                 for norm, after in _after(norms, total):
                     following = _search(log, norms, after, rest)
                     if following is not None:
@@ -104,31 +104,53 @@ def _sums(
     state: Tensor,
     chosen: Sequence[tuple[Operation, Norm | bool]],
     output: Tensor,
-) -> Iterator[tuple[Tensor, tuple[Branch, ...]]]:
+) -> Iterator[tuple[Tensor, Block]]:
     """Residual sums of the state and the chosen operations that occur in the layer, as the input of a module or as its
-    output."""
+    output: plain ones first, then with multipliers."""
     seen = [output, *(rows(call.input) for call in log.calls if rows(call.input).shape == output.shape)]
     endings = [list(_endings(log, norms, one)) for one, _ in chosen]
     for combination in _product(endings):
         total = state + sum(ending.vector for ending in combination)
         if any(same(total, one) for one in seen):
-            yield total, _branches(chosen, combination)
+            yield total, Block(_branches(chosen, combination))
     for combination in _product(endings):
-        scales = _fit_scales(state, [ending.vector for ending in combination], seen)
-        if scales is not None:
-            named = [replace(e, scale=_named_scale(log.layer, s)) for e, s in zip(combination, scales, strict=True)]
-            total = state + sum(s * e.vector for e, s in zip(combination, scales, strict=True))
-            yield total, _branches(chosen, named)
+        vectors = [ending.vector for ending in combination]
+        for skip, kept in _kept_streams(log, state):
+            found = _fit_scales(kept, vectors, seen)
+            if found is not None:
+                first, *scales = found
+                named = [replace(e, scale=_named_scale(log.layer, s)) for e, s in zip(combination, scales, strict=True)]
+                total = first * kept + sum(s * e.vector for e, s in zip(combination, scales, strict=True))
+                multiplier = skip if skip is not None else _named_scale(log.layer, first)
+                if skip is None or abs(first - 1) < 1e-6:
+                    yield total, Block(_branches(chosen, named), skip=multiplier)
+
+
+def _kept_streams(log: LayerLog, state: Tensor) -> Iterator[tuple[str | None, Tensor]]:
+    """The state as it is, and multiplied by each parameter of its width that the layer itself has."""
+    yield None, state
+    for name, one in log.layer.named_parameters(recurse=False):
+        if one.shape == state.shape[-1:]:
+            yield name, state * one.detach()
 
 
 def _branches(chosen: Sequence[tuple[Operation, Norm | bool]], endings: Sequence[Ending]) -> tuple[Branch, ...]:
     pairs = zip(chosen, endings, strict=True)
     return _with_shared_expert(
         tuple(
-            Branch(one.op, pre=pre if isinstance(pre, Norm) else None, post=ending.post, scale=ending.scale)
+            Branch(
+                _with_bias(one.op, ending.bias),
+                pre=pre if isinstance(pre, Norm) else None,
+                post=ending.post,
+                scale=ending.scale,
+            )
             for (one, pre), ending in pairs
         )
     )
+
+
+def _with_bias(op: Attention | FeedForward | Experts, bias: str | None) -> Attention | FeedForward | Experts:
+    return op if bias is None or not isinstance(op, Attention) else replace(op, output_bias=bias)
 
 
 def _with_shared_expert(branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
@@ -164,18 +186,20 @@ def _endings(log: LayerLog, norms: Sequence[NormCall], one: Operation) -> Iterat
                 scaled = vector * parameter.detach()
                 if any(same(scaled, call.output) for call in log.calls if rows(call.output).shape == vector.shape):
                     yield Ending(post, path, scaled)
+                own = isinstance(one.op, Attention) and path.startswith(f"{one.op.module}.") and path.count(".") == 1
+                if own and post is None:
+                    yield Ending(None, None, vector + parameter.detach(), path)
 
 
-def _fit_scales(state: Tensor, vectors: Sequence[Tensor], seen: Sequence[Tensor]) -> list[float] | None:
-    """The factors with which the vectors and the state add up to a tensor that was seen."""
-    matrix = torch.stack([vector.flatten() for vector in vectors], 1)
+def _fit_scales(kept: Tensor, vectors: Sequence[Tensor], seen: Sequence[Tensor]) -> list[float] | None:
+    """The factors with which the stream and the vectors add up to a tensor that was seen."""
+    matrix = torch.stack([one.flatten() for one in (kept, *vectors)], 1)
     for one in seen:
-        wanted = (one - state).flatten()
-        if float(wanted.abs().max()) <= CLOSE * float(one.abs().max()):
+        if same(one, kept):
             continue
-        factors = torch.linalg.lstsq(matrix, wanted[:, None]).solution[:, 0]
-        if same(state + (matrix @ factors).view_as(state), one) and bool((factors.abs() > 1e-3).all()):
-            return [float(f"{factor:.6g}") for factor in factors.tolist()]
+        factors = torch.linalg.lstsq(matrix, one.flatten()[:, None]).solution[:, 0]
+        if same((matrix @ factors).view_as(one), one) and bool((factors[1:].abs() > 1e-3).all()):
+            return [0.0 if abs(factor) < 1e-9 else float(f"{factor:.6g}") for factor in factors.tolist()]
     return None
 
 
@@ -184,8 +208,9 @@ def _named_scale(layer: nn.Module, value: float) -> str | float | None:
     if abs(value - 1) < 1e-6:
         return None
     for path, module in layer.named_modules():
-        for name, attribute in vars(module).items():
-            if isinstance(attribute, float) and abs(attribute - value) < 1e-6 * abs(value):
+        held = {name: float(one) for name, one in module.named_buffers(recurse=False) if one.numel() == 1}
+        for name, attribute in (vars(module) | held).items():
+            if isinstance(attribute, float) and float(f"{attribute:.6g}") == value:
                 return f"{path}.{name}" if path else name
     return value
 

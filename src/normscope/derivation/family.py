@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,33 +13,30 @@ from transformers import PreTrainedModel
 
 from normscope.derivation.attention import UnexplainedError, find_attention
 from normscope.derivation.blocks import find_blocks
+from normscope.derivation.cache import describe_once
 from normscope.derivation.feed_forward import find_feed_forwards
 from normscope.derivation.layers import Chain, find_chains, interface_modules
 from normscope.derivation.match import IDENTITY
 from normscope.derivation.watch import LayerCallArguments, watch_layer
 from normscope.errors import NormscopeError
-from normscope.models.modules import layer_blocks, vocabulary_size
-from normscope.models.scopes import scope_names
-from normscope.models.spec import Block, Branch, Family, Norm, Stack
+from normscope.inputs.samples import random_media
+from normscope.models.modules import input_embeddings, layer_blocks, parameter_paths, vocabulary_size, watched_paths
+from normscope.models.registry import check_family
+from normscope.models.scopes import layer_steps, scope_names
+from normscope.models.spec import Attention, Block, Branch, Family, Norm, Stack
 
 LENGTH, TARGETS = 11, 7  # tokens of the pass that is watched, and of its target in an encoder-decoder
-_described: dict[Any, Family] = {}  # by modules and config, so that a model is watched once in a process
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "n_ctx")
 
 
 def describe_model(model: PreTrainedModel) -> Family:
     """The family of a model, derived from one short pass; raises an error that names what nothing explains. A model of
-    the same modules and config is not watched again."""
+    the same modules and config is not watched again (`cache`)."""
     if any(module.training for module in model.modules() if not isinstance(module, nn.ModuleList)):
         raise NormscopeError(
             "The model is in training mode, so dropout would change what is watched. Call model.eval()."
         )
-    base: Any = model.base_model
-    modules = tuple((path, type(module)) for path, module in model.named_modules())
-    key = (type(model), base.config.to_json_string(), modules)
-    if key not in _described:
-        _described[key] = _watch_model(model)
-    return _described[key]
+    return describe_once(model, _structure(model), _watch_model)
 
 
 def _watch_model(model: PreTrainedModel) -> Family:
@@ -54,35 +51,53 @@ def _watch_model(model: PreTrainedModel) -> Family:
     except Exception as error:  # models may raise anything
         raise NormscopeError(f"{type(model).__name__} cannot be described: a short pass fails ({error}).") from error
     if len(chains) == 1 and chains[0].crosses:
-        raise NormscopeError(f"{type(model).__name__} cannot be described: its encoder has no layers with attention.")
+        seen = max(chains[0].mixtures) == 2
+        found = (
+            "its encoder has no layers with attention" if seen else "its layers read vectors that no attention mixes"
+        )
+        raise NormscopeError(f"{type(model).__name__} cannot be described: {found}.")
     stacks = tuple(_stack(base, chain, interface, len(chains) == 2) for chain in chains)
     if [stack.side for stack in stacks] not in (["encoder"], ["decoder"], ["encoder", "decoder"]):
         raise NormscopeError(f"{type(model).__name__} has {len(stacks)} stacks of layers, which cannot be described.")
     config = base.config
-    return Family(
+    family = Family(
         name=f"{config.model_type} (derived)",
         model_types=(config.model_type,),
         stacks=stacks,
         attributes=frozenset(config.to_dict()),
+        input=_input_kind(base),
         positions=next((name for name in POSITIONS if isinstance(getattr(config, name, None), int)), None),
         computed_positions=not _has_position_table(base),
         note="derived from the model itself",
         derived=True,
     )
+    check_family(family)
+    return family
+
+
+def _input_kind(base: Any) -> Literal["text", "image", "audio"]:
+    """What a model reads. A model that also takes text is one of text."""
+    if "input_ids" in inspect.signature(base.forward).parameters:
+        return "text"
+    return "image" if base.main_input_name == "pixel_values" else "audio"
 
 
 def _short_input(model: PreTrainedModel) -> dict[str, Any]:
-    """Random token ids for every input that a text pass needs."""
+    """Random token ids for every input that a text pass needs, or a random image or sound."""
     base: Any = model.base_model
     names = inspect.signature(base.forward).parameters
-    if "input_ids" not in names:
-        raise NormscopeError(f"{type(model).__name__} does not read token ids; only models of text can be derived.")
-    vocabulary = vocabulary_size(base.get_input_embeddings())
+    generator = torch.Generator().manual_seed(0)
+    given: dict[str, Any] = {}
+    if _input_kind(base) != "text":
+        given = {key: one[None].to(base.dtype) for key, one in random_media(base, generator).items()}
+    if "input_ids" not in names and "decoder_input_ids" not in names:
+        return {key: one.to(base.device) for key, one in given.items()}
+    vocabulary = vocabulary_size(input_embeddings(base))
     if vocabulary < 2:
         raise NormscopeError(f"{type(model).__name__} has no table of token embeddings that its inputs could index.")
-    generator = torch.Generator().manual_seed(0)
     low = min(5, vocabulary - 1)
-    given: dict[str, Any] = {"input_ids": torch.randint(low, vocabulary, (1, LENGTH), generator=generator)}
+    if not given:
+        given["input_ids"] = torch.randint(low, vocabulary, (1, LENGTH), generator=generator)
     if "decoder_input_ids" in names:
         given["decoder_input_ids"] = torch.randint(low, vocabulary, (1, TARGETS), generator=generator)
     if "use_cache" in names:
@@ -114,14 +129,20 @@ def _stack(base: nn.Module, chain: Chain, interface: frozenset[int], two: bool) 
         raise NormscopeError(
             f"{type(base).__name__} cannot be described: its layers have different components in different orders."
         )
-    stack = Stack(side, chain.pattern, kinds[0], tuple(kinds[1:]), in_place)  # type: ignore[arg-type]
-    for blocks, calls in found.items():
-        for call in calls:
-            if _without_identity(layer_blocks(call.layer, stack)) != _without_identity(blocks):
-                raise NormscopeError(
-                    f"{type(base).__name__} cannot be described: layers with the same modules use them differently."
-                )
-    return stack
+    specific = sorted(
+        kinds, key=lambda blocks: -len(watched_paths(layer_steps(blocks), True) | parameter_paths(blocks))
+    )
+    for order in (kinds, specific):
+        stack = Stack(side, chain.pattern, order[0], tuple(order[1:]), in_place)  # type: ignore[arg-type]
+        if all(
+            _without_identity(layer_blocks(call.layer, stack)) == _without_identity(blocks)
+            for blocks, calls in found.items()
+            for call in calls
+        ):
+            return stack
+    raise NormscopeError(
+        f"{type(base).__name__} cannot be described: layers with the same modules use them differently."
+    )
 
 
 def _layer(call: LayerCallArguments, interface: frozenset[int]) -> tuple[tuple[Block, ...], bool, bool]:
@@ -170,7 +191,10 @@ def _drop_identities(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
 
 
 def _same_roles(kinds: list[tuple[Block, ...]]) -> list[tuple[Block, ...]]:
-    """Kinds of layers in which a branch has a scale, of 1 if need be, in all kinds or in none."""
+    """Kinds of layers in which a branch has a scale, of 1 if need be, in all kinds or in none, and which all have
+    attention sinks if some do, since a layer may have them without using them."""
+    if any(isinstance(one.op, Attention) and one.op.sinks for blocks in kinds for b in blocks for one in b.branches):
+        kinds = list(dict.fromkeys(_with_sinks(blocks) for blocks in kinds))
     scaled = {
         (n, k)
         for blocks in kinds
@@ -194,6 +218,13 @@ def _same_roles(kinds: list[tuple[Block, ...]]) -> list[tuple[Block, ...]]:
     return [with_scale(blocks) for blocks in kinds] if len(kinds) > 1 else kinds
 
 
+def _with_sinks(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    def with_sinks(branch: Branch) -> Branch:
+        return replace(branch, op=replace(branch.op, sinks=True)) if isinstance(branch.op, Attention) else branch
+
+    return tuple(replace(block, branches=tuple(map(with_sinks, block.branches))) for block in blocks)
+
+
 def _identities(blocks: tuple[Block, ...]) -> int:
     return sum(b.pre is not None and b.pre.offset == IDENTITY for block in blocks for b in block.branches)
 
@@ -204,14 +235,17 @@ def _without_identity(blocks: tuple[Block, ...]) -> Any:
 
     def plain(branch: Branch) -> Branch:
         pre = None if branch.pre is None else Norm(branch.pre.path)
-        return replace(branch, pre=pre, scale=None if branch.scale == 1.0 else branch.scale)
+        op = replace(branch.op, sinks=False) if isinstance(branch.op, Attention) else branch.op
+        return replace(branch, op=op, pre=pre, scale=None if branch.scale == 1.0 else branch.scale)
 
     return tuple(replace(block, branches=tuple(map(plain, block.branches))) for block in blocks)
 
 
 def _has_position_table(base: nn.Module) -> bool:
     """Whether positions are looked up in a table, so that longer inputs are impossible."""
-    words = base.get_input_embeddings()  # type: ignore[operator]
+    if _input_kind(base) != "text":
+        return False
+    words = input_embeddings(base)
     tables = [one for one in base.modules() if isinstance(one, nn.Embedding) and one is not words]
     rows = {getattr(base.config, name, None) for name in POSITIONS}
     return any(abs(one.num_embeddings - size) <= 4 for one in tables for size in rows if isinstance(size, int))

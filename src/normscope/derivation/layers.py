@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from normscope.derivation.watch import LayerCallArguments, encoder_states, first_tensor, hidden_states
 from normscope.errors import NormscopeError
 from normscope.models.modules import without_compilation
+from normscope.tracing.hooks import Arguments, watch_calls
+from normscope.tracing.model_state import attention_stand_in, model_lock
 from normscope.tracing.products import ProductWatch
-from normscope.tracing.trace import attention_stand_in, model_lock
 
 
 @dataclass
@@ -47,11 +48,20 @@ def find_chains(base: nn.Module, inputs: Mapping[str, Any]) -> list[Chain]:
         if not inside and max(chain.mixtures) <= 1 + chain.crosses:
             chosen.append(chain)
     if not chosen:
-        raise NormscopeError(
-            f"{type(base).__name__} has no layers that can be described: no list of modules in which each reads the "
-            "output of the one before it and mixes tokens by attention."
-        )
+        raise NormscopeError(f"{type(base).__name__} has no layers that can be described: {_why_none(chains)}.")
     return sorted(chosen, key=lambda one: list(chains).index(one.pattern))
+
+
+def _why_none(chains: Mapping[str, Chain]) -> str:
+    """Why no chain of modules can be described, from the one that comes closest."""
+    mixing = [chain for chain in chains.values() if any(chain.mixtures)]
+    connected = next((chain for chain in mixing if chain.is_connected()), None)
+    if connected is not None:
+        most, crosses = max(connected.mixtures), " beside its cross-attention" if connected.crosses else ""
+        return f"those at {connected.pattern} mix tokens {most} times each, not once{crosses}"
+    if mixing:
+        return f"those at {mixing[0].pattern} mix tokens, but do not each read the output of the one before"
+    return "no list of modules in which each reads the output of the one before it and mixes tokens by attention"
 
 
 def number_pattern(path: str) -> str:
@@ -59,50 +69,38 @@ def number_pattern(path: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
-@contextmanager
-def _log_repeated_modules(base: nn.Module, chains: dict[str, Chain]) -> Iterator[None]:
+def _log_repeated_modules(base: nn.Module, chains: dict[str, Chain]) -> AbstractContextManager[Any]:
     """Log the calls of all modules in lists, by pattern."""
     products, lengths = [0], {0}
     starts: dict[int, list[tuple[int, Tensor]]] = {}
-    handles = []
 
     def count(weights: Tensor, values: Tensor, mixed: Tensor) -> None:
         products[0] += 1
 
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def enter(path: str, module: nn.Module, given: Arguments) -> None:
         try:
-            read = hidden_states(args, kwargs)
+            read = hidden_states(*given)
         except NormscopeError:
             read = torch.zeros(0)
         if read.dim() > 1:
             lengths.add(len(read.flatten(0, -2)))
         starts.setdefault(id(module), []).append((products[0], read))
 
-    def leave(path: str) -> Any:
-        pattern = number_pattern(path)
+    def leave(path: str, module: nn.Module, given: Arguments, output: Any) -> None:
+        before, read = starts[id(module)].pop()
+        made = first_tensor(output)
+        if made is None or made.shape != read.shape:
+            return
+        chain = chains.setdefault(number_pattern(path), Chain(number_pattern(path)))
+        chain.calls.append(LayerCallArguments(module, *given, made.clone()))
+        chain.mixtures.append(products[0] - before)
+        chain.crosses = chain.crosses or encoder_states(*given) is not None
 
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            before, read = starts[id(module)].pop()
-            made = first_tensor(output)
-            if made is None or made.shape != read.shape:
-                return
-            chain = chains.setdefault(pattern, Chain(pattern))
-            chain.calls.append(LayerCallArguments(module, args, kwargs, made.clone()))
-            chain.mixtures.append(products[0] - before)
-            chain.crosses = chain.crosses or encoder_states(args, kwargs) is not None
-
-        return hook
-
-    try:
-        for path, module in base.named_modules(remove_duplicate=False):
-            if re.search(r"(^|\.)\d+$", path):
-                handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-                handles.append(module.register_forward_hook(leave(path), with_kwargs=True))
-        with ProductWatch(lambda: lengths, count):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    contexts = ExitStack()
+    repeated = [one for one in base.named_modules(remove_duplicate=False) if re.search(r"(^|\.)\d+$", one[0])]
+    contexts.enter_context(watch_calls(repeated, enter, leave))
+    contexts.enter_context(ProductWatch(lambda: lengths, count))
+    return contexts
 
 
 class _InterfaceCalls:

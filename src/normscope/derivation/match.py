@@ -91,7 +91,7 @@ def match_columns(values: Tensor, call: Call) -> ColumnMatch | None:
     made = rows(call.output)
     if len(made) != tokens or made.shape[1] < heads * width:
         return None
-    probe = torch.randn(tokens, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(made.dtype)
+    probe = torch.randn(tokens, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(made)
     keys, order = (probe @ made).sort()
     wanted = torch.einsum("t,htw->hw", probe, values)
     above = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)
@@ -99,7 +99,7 @@ def match_columns(values: Tensor, call: Call) -> ColumnMatch | None:
     nearest = torch.where((keys[above] - wanted).abs() < (keys[below] - wanted).abs(), above, below)
     columns = order[nearest]
     starts = columns[:, 0]
-    if not torch.equal(columns, starts[:, None] + torch.arange(width)):
+    if not torch.equal(columns, starts[:, None] + torch.arange(width, device=starts.device)):
         return None
     found = made[:, columns.flatten()].view(tokens, heads, width).transpose(0, 1)
     return ColumnMatch(call, tuple(starts.tolist())) if same(found, values) else None

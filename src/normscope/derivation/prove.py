@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,13 +18,15 @@ from normscope.derivation.family import describe_model
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import Workspace, run_batch
 from normscope.errors import NormscopeError, NormscopeWarning
+from normscope.flow.resolve import TargetRequest
 from normscope.flow.run import run_flow
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.inputs.samples import random_inputs
-from normscope.models.loaded import LoadedModel, load_model
-from normscope.models.registry import check_family
+from normscope.models.loaded import LoadedModel, check_tokenizer, load_model
+from normscope.models.registry import is_built_in, refuse_unknown_type
 from normscope.models.spec import Family
+from normscope.models.versions import installed_version, is_tested
 from normscope.tracing.proof import prove
 
 CLOSE = 1e-5  # largest completeness error
@@ -47,10 +50,37 @@ def derive(model: PreTrainedModel) -> Family:
         NormscopeError: If something in a layer is not explained, naming it, or if the description does not hold.
     """
     loaded = load_model(model, None, None, describe_model, known=False)
-    check_family(loaded.family)
     prove(loaded)
     prove_description(loaded)
     return loaded.family
+
+
+def load_proved(model: Any, tokenizer: Any, dtype: torch.dtype | None, derive: bool) -> LoadedModel:
+    """Load a model with its family, and prove that it computes what the family says.
+
+    A derived or registered description is proved by its sums too. So is a built-in one in a version of transformers
+    that the tests were not run with; if it does not hold there, the model is derived instead.
+    """
+    tested = is_tested(installed_version())
+    try:
+        loaded = load_model(model, tokenizer, dtype, describe_model if derive else refuse_unknown_type)
+        return _proved(loaded, tested)
+    except NormscopeError as error:
+        if tested or not derive:
+            raise
+        try:
+            return _proved(load_model(model, tokenizer, dtype, describe_model, known=False), tested)
+        except NormscopeError:
+            raise error from None
+
+
+def _proved(loaded: LoadedModel, tested: bool) -> LoadedModel:
+    if loaded.family.input == "text" or loaded.two_sided:
+        check_tokenizer(loaded.tokenizer, loaded.limits.vocabulary)
+    prove(loaded)
+    if not (tested and is_built_in(loaded.family)):
+        announce(loaded, prove_description(loaded))
+    return loaded
 
 
 def prove_description(loaded: LoadedModel) -> float:
@@ -63,7 +93,7 @@ def prove_description(loaded: LoadedModel) -> float:
             for value_bias in ("token", "remainder"):
                 worst = max(worst, _maps_error(loaded, batch, value_bias, workspace))
         for item in items:
-            found = run_flow(loaded, item, "exact", None, None, "ig", workspace)
+            found = run_flow(loaded, item, "exact", TargetRequest(), "ig", workspace)
             found.maps  # noqa: B018  # computed on demand
             worst = max(worst, _refuse_open(loaded, "flow", found.completeness))
     return worst
@@ -76,7 +106,7 @@ def announce(loaded: LoadedModel, error: float) -> None:
             f"normscope has no family for {type(loaded.model).__name__}: its layers were described by watching it, and "
             f"the description was proved on it (completeness {error:.0e}; `normscope derive` shows it).",
             NormscopeWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
 
 

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from normscope.errors import NormscopeError
+from normscope.tracing.hooks import Arguments, watch_calls
 from normscope.tracing.products import ProductWatch
+from normscope.tracing.sinks import SoftmaxWatch
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class LayerLog:
     calls: list[Call] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
     in_place: bool = False  # a module's output was changed after its call
+    scores: list[Tensor] = field(default_factory=list)  # that softmaxes read
 
 
 @dataclass(frozen=True)
@@ -94,16 +97,16 @@ def first_tensor(output: Any) -> Tensor | None:
 
 
 def watch_layer(call: LayerCallArguments, seed: int = 0) -> LayerLog:
-    """Call a randomised copy of the layer on random states, and log what happens inside. In float64, or in float32 if
-    the layer's code does not run in float64."""
+    """Call a randomised copy of the layer on random states, on the layer's device, and log what happens inside. In
+    float64, or in float32 if the layer's code or its device does not allow that."""
     try:
         return _watch_copy(call, seed, torch.float64)
-    except RuntimeError:  # such as masks that overflow
+    except (RuntimeError, TypeError):  # such as masks that overflow; MPS has no float64
         return _watch_copy(call, seed, torch.float32)
 
 
 def _watch_copy(call: LayerCallArguments, seed: int, dtype: torch.dtype) -> LayerLog:
-    layer = copy.deepcopy(call.layer).to("cpu", dtype).eval()
+    layer = copy.deepcopy(call.layer).to(dtype).eval()
     for module in layer.modules():  # grouped matrix products do not exist in float64
         config: Any = getattr(module, "config", None)
         if hasattr(config, "_experts_implementation_internal"):
@@ -111,11 +114,15 @@ def _watch_copy(call: LayerCallArguments, seed: int, dtype: torch.dtype) -> Laye
     generator = torch.Generator().manual_seed(seed)
     randomise_parameters(layer, generator)
     given = call.states
-    fresh = torch.randn(given.shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    def draw(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.device, dtype)
+
+    fresh = draw(given)
     encoder = encoder_states(call.args, call.kwargs)
     replaced = {id(given): fresh}
     if encoder is not None:
-        replaced[id(encoder)] = torch.randn(encoder.shape, generator=generator, dtype=torch.float64).to(dtype)
+        replaced[id(encoder)] = draw(encoder)
     args, kwargs = (_converted(one, replaced, dtype) for one in (call.args, dict(call.kwargs)))
     log = LayerLog(layer, fresh, fresh, None if encoder is None else replaced[id(encoder)])
     lengths = {len(one.flatten(0, -2)) for one in (log.input, log.encoder) if one is not None}
@@ -126,7 +133,7 @@ def _watch_copy(call: LayerCallArguments, seed: int, dtype: torch.dtype) -> Laye
             path = running[-1] if running else ""
             log.products.append(Product(path, weights.clone(), values.clone(), mixed.clone()))
 
-        with ProductWatch(lambda: lengths, keep):
+        with ProductWatch(lambda: lengths, keep), SoftmaxWatch(log.scores):
             output = first_tensor(layer(*args, **kwargs))
     if output is None:
         raise NormscopeError(f"{type(layer).__name__} returns no hidden states.")
@@ -136,14 +143,18 @@ def _watch_copy(call: LayerCallArguments, seed: int, dtype: torch.dtype) -> Laye
 
 
 def randomise_parameters(module: nn.Module, generator: torch.Generator) -> None:
-    """Matrices with order-one columns, and vectors moved by noise."""
+    """Matrices with order-one columns, and vectors moved by noise; buffers that hold a single number, such as the scale
+    of a layer, too."""
+    for buffer in module.buffers():
+        if buffer.numel() == 1 and buffer.is_floating_point():
+            buffer.add_((0.1 + torch.rand(buffer.shape, generator=generator, dtype=torch.float64)).to(buffer))
     for parameter in module.parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         with torch.no_grad():
             if parameter.dim() >= 2:
                 parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
             else:
-                parameter.add_(0.3 * noise)
+                parameter.add_((0.3 * noise).to(parameter))
 
 
 def encoder_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -162,7 +173,7 @@ def _converted(value: Any, replaced: Mapping[int, Tensor], dtype: torch.dtype) -
     if isinstance(value, Tensor):
         if id(value) in replaced:
             return replaced[id(value)]
-        return value.to("cpu", dtype) if value.is_floating_point() else value.cpu()
+        return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return type(value)(_converted(one, replaced, dtype) for one in value)
     if type(value) is dict:
@@ -175,31 +186,18 @@ def _log_calls(layer: nn.Module, log: LayerLog, returned: list[tuple[Tensor, int
     """Log the call of every submodule, and its output with its version; yields the paths of the modules that are
     running, innermost last."""
     running: list[str] = []
-    handles = []
 
-    def enter(path: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            running.append(path)
+    def enter(path: str, module: nn.Module, given: Arguments) -> None:
+        running.append(path)
 
-        return hook
+    def leave(path: str, module: nn.Module, given: Arguments, output: Any) -> None:
+        running.pop()
+        made = first_tensor(output)
+        args, kwargs = given
+        tensors = tuple(one.clone() for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+        if made is not None and any(one.is_floating_point() for one in tensors):
+            log.calls.append(Call(path, module, tensors, made.clone(), len(log.calls)))
+            returned.append((made, made._version))
 
-    def leave(path: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            running.pop()
-            made = first_tensor(output)
-            given = tuple(one.clone() for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
-            if made is not None and any(one.is_floating_point() for one in given):
-                log.calls.append(Call(path, module, given, made.clone(), len(log.calls)))
-                returned.append((made, made._version))
-
-        return hook
-
-    try:
-        for path, module in layer.named_modules():
-            if path:
-                handles.append(module.register_forward_pre_hook(enter(path), with_kwargs=True, prepend=True))
-                handles.append(module.register_forward_hook(leave(path), with_kwargs=True))
+    with watch_calls([one for one in layer.named_modules() if one[0]], enter, leave):
         yield running
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -12,8 +12,45 @@ from torch import Tensor
 from normscope.errors import NormscopeError
 from normscope.inputs import generation, media
 from normscope.inputs.item import IGNORED_KEYS, Item, Tokens, check_length, join_source_and_target, token_names
+from normscope.inputs.sources import add_sources, mark_input
 from normscope.models.loaded import TEXT_KEYS, Limits, LoadedModel
 from normscope.models.soft_prompts import SoftPrompt
+
+
+def encode_one(
+    loaded: LoadedModel,
+    text: Any,
+    words: Sequence[str] | None,
+    chat: Sequence[Mapping[str, str]] | None,
+    text_target: Any,
+    generate: int | None,
+    truncation: bool,
+    sources: Any = None,
+    template: str | None = None,
+) -> Item:
+    """The input, given as exactly one of `text`, `words` and `chat`, as an item, with its sources if there are any."""
+    marked = None
+    if sources is not None or template is not None:
+        text, chat, marked = mark_input(loaded, text, words, chat, sources, template)
+    if sum(given is not None for given in (text, words, chat)) != 1:
+        raise NormscopeError("Pass exactly one input: a text, a pair (a, b), an encoding, words=[...] or chat=[...].")
+    if words is not None:
+        text = list(words) if hasattr(words, "__iter__") else []
+        if isinstance(words, str) or not hasattr(words, "__iter__") or not all(isinstance(w, str) for w in text):
+            raise NormscopeError("words must be a list of strings, such as ['Colin', 'plays'].")
+    elif chat is not None:
+        prompt = generation.chat_prompt(loaded.tokenizer, chat) if marked is None else marked.text
+        text = generation.encode_chat_prompt(loaded.tokenizer, prompt)
+    elif isinstance(text, list):
+        raise NormscopeError(
+            "A list is ambiguous: use words=[...] for the words of a text, stream([...]) for several texts."
+        )
+    if text_target is not None and not loaded.two_sided:
+        raise NormscopeError(f"text_target is for encoder-decoders only; {loaded.family.name} is not one.")
+    items = encode(loaded, text if text_target is None else (text, text_target), truncation, generate)
+    if len(items) != 1:
+        raise NormscopeError(f"The encoding has {len(items)} inputs, but analyze() takes one. Use stream(encoding).")
+    return items[0] if sources is None else add_sources(loaded, items[0], marked)
 
 
 def encode(loaded: LoadedModel, given: Any, truncation: bool = False, generate: int | None = None) -> list[Item]:
@@ -30,9 +67,13 @@ def _encode_input(loaded: LoadedModel, given: Any, truncation: bool, generate: i
             raise NormscopeError(
                 f"{loaded.family.name} is a vision model and does not generate text. Leave generate out."
             )
-        return media.media_image_items(given, loaded.tokenizer, loaded.base)
+        return media.media_image_items(given, loaded)
     if loaded.two_sided:
         return _encode_pair(loaded, given, truncation, generate)
+    if loaded.family.input == "audio":
+        if generate is not None:
+            raise NormscopeError(f"{loaded.family.name} has no decoder and does not generate text. Leave generate out.")
+        return media.media_wave_items(given, loaded)
     _refuse_image(given)
     items = encode_text(given, loaded.tokenizer, loaded.limits, truncation)
     if generate is not None:
@@ -110,12 +151,14 @@ def _add_soft_prompt(item: Item, prompt: SoftPrompt | None) -> Item:
     side, tokens = next(iter(item.sides.items()))  # the encoder in an encoder-decoder
     real = torch.cat([torch.ones(prompt.count, dtype=torch.bool), tokens.real])
     words = None if tokens.word_ids is None else (None,) * prompt.count + tokens.word_ids
-    return replace(item, sides={**item.sides, side: Tokens(prompt.names + tokens.names, real, words)})
+    spans = None if tokens.spans is None else (None,) * prompt.count + tokens.spans
+    return replace(item, sides={**item.sides, side: Tokens(prompt.names + tokens.names, real, words, spans)})
 
 
-FEATURES = {"image": "pixel_values", "audio": "input_features"}
+FEATURES = ("pixel_values", "input_features", "input_values")  # what images and sounds are called
 DECODER_KEYS = ("decoder_input_ids", "decoder_attention_mask")
 
+SourceInput = Mapping[str, tuple[int, int]] | Mapping[str, str] | Sequence[str] | str
 Input = str | tuple[str, str] | Mapping[str, Any] | list[str]
 
 
@@ -147,22 +190,6 @@ def encode_text(given: Any, tokenizer: Any, limits: Limits, truncation: bool = F
     )
 
 
-def check_tokenizer(tokenizer: Any, vocabulary: int) -> None:
-    """Raise an error if `tokenizer` is not a tokenizer, or has more entries than the embedding has rows."""
-    if tokenizer is None:
-        return
-    if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
-        raise NormscopeError(
-            f"Expected a Hugging Face tokenizer, got {type(tokenizer).__name__}. "
-            "Load one with AutoTokenizer.from_pretrained(...), or pass None and analyse encodings."
-        )
-    if len(tokenizer) > vocabulary:
-        raise NormscopeError(
-            f"The tokenizer does not belong to this model: it has {len(tokenizer)} entries, but the model's embedding "
-            f"has {vocabulary}. Load both from the same checkpoint."
-        )
-
-
 def _encode_string(tokenizer: Any, limits: Limits, truncation: bool, *texts: str) -> Item:
     if not any(text.strip() for text in texts):
         raise NormscopeError("The text is empty. Pass at least one word.")
@@ -192,15 +219,29 @@ def _tokenize(tokenizer: Any, limits: Limits, truncation: bool, *given: Any, **o
         key: torch.tensor(encoding[key]) for key in TEXT_KEYS if key in encoding and key in limits.keys | {"input_ids"}
     }
     tensors.setdefault("attention_mask", torch.ones(len(ids), dtype=torch.long))
-    return _make_text_item(tensors, tuple(tokenizer.convert_ids_to_tokens(ids)), word_ids, limits)
+    spans = _token_spans(encoding) if len(given) == 1 and isinstance(given[0], str) else None
+    return _make_text_item(tensors, tuple(tokenizer.convert_ids_to_tokens(ids)), word_ids, spans, limits)
+
+
+def _token_spans(encoding: Any, row: int = 0) -> tuple[tuple[int, int] | None, ...] | None:
+    """The characters of each token, None for those that the tokenizer added. Slow tokenizers do not know them."""
+    encodings = getattr(encoding, "encodings", None)
+    if not encodings:
+        return None
+    places = zip(encodings[row].offsets, encodings[row].sequence_ids, strict=True)
+    return tuple(None if sequence is None else offset for offset, sequence in places)
 
 
 def _make_text_item(
-    tensors: Mapping[str, Tensor], names: tuple[str, ...], word_ids: tuple[int | None, ...] | None, limits: Limits
+    tensors: Mapping[str, Tensor],
+    names: tuple[str, ...],
+    word_ids: tuple[int | None, ...] | None,
+    spans: tuple[tuple[int, int] | None, ...] | None,
+    limits: Limits,
 ) -> Item:
     warnings = _check_text_limits(tensors, limits)
     mask = tensors.get("attention_mask", torch.ones_like(tensors["input_ids"]))
-    return Item(tensors, {limits.side: Tokens(names, mask.bool(), word_ids)}, warnings=warnings)
+    return Item(tensors, {limits.side: Tokens(names, mask.bool(), word_ids, spans)}, warnings=warnings)
 
 
 def _read_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, truncation: bool) -> list[Item]:
@@ -238,7 +279,8 @@ def _read_encoding(given: Mapping[str, Any], tokenizer: Any, limits: Limits, tru
             word_ids = tuple(words(row)[span]) if words is not None else None
         except (ValueError, IndexError, TypeError):
             word_ids = None
-        items.append(_make_text_item(cut, tokens, word_ids, limits))
+        spans = _token_spans(given, row)
+        items.append(_make_text_item(cut, tokens, word_ids, None if spans is None else spans[span], limits))
     return items
 
 
@@ -336,7 +378,7 @@ def real_tokens(items: Sequence[Item], side: str, device: torch.device) -> Tenso
 def forward_inputs(loaded: LoadedModel, items: Sequence[Item]) -> dict[str, Any]:
     """The arguments of the model's forward method for a batch."""
     batch: dict[str, Any] = dict(pad_batch(items, loaded.limits.pad, loaded.base.device))
-    for key in FEATURES.values():
+    for key in FEATURES:
         if key in batch:
             batch[key] = batch[key].to(loaded.base.dtype)
     if "use_cache" in loaded.limits.keys:  # keys and values are not needed after the pass

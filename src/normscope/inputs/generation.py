@@ -18,18 +18,23 @@ from normscope.models.loaded import Limits
 MAX_TARGET = 64  # default maximum length of a generated target
 
 
-def chat_text_for_generation(tokenizer: Any, chat: Any) -> dict[str, Any]:
-    """Encode a conversation with the chat template, ready for the model's next turn."""
+def chat_prompt(tokenizer: Any, chat: Any) -> str:
+    """A conversation as text by the chat template, ready for the model's next turn."""
     if not getattr(tokenizer, "chat_template", None):
         raise NormscopeError("This tokenizer has no chat template. Pass the prompt as text.")
     if not isinstance(chat, Sequence) or not chat or not all(isinstance(turn, Mapping) for turn in chat):
         raise NormscopeError('chat must be a list of turns such as {"role": "user", "content": "Hello"}.')
     try:
         model_next = chat[-1].get("role") != "assistant"
-        text = tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=model_next)
+        return str(tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=model_next))
     except Exception as error:  # templates may raise anything
         raise NormscopeError(f"The chat template rejected the conversation: {error}") from error
-    return dict(tokenizer(text, add_special_tokens=False))
+
+
+def encode_chat_prompt(tokenizer: Any, prompt: str) -> Mapping[str, Any]:
+    """The encoding of a prompt whose special tokens are in its text."""
+    encoding: Mapping[str, Any] = tokenizer(prompt, add_special_tokens=False)
+    return encoding
 
 
 def generate_continuation(model: Any, tokenizer: Any, item: Item, tokens: int, limits: Limits) -> Item:
@@ -37,21 +42,44 @@ def generate_continuation(model: Any, tokenizer: Any, item: Item, tokens: int, l
     if limits.side != "decoder":
         raise NormscopeError("This model is an encoder and does not generate text. Leave generate out.")
     count = _check_generated_count(tokens)
-    extra = set(item.tensors) - {"input_ids", "attention_mask"}
-    if extra:
-        raise NormscopeError(f"Cannot continue a prompt with {', '.join(sorted(extra))}. Pass the whole input instead.")
+    _refuse_fixed_prompt(item)
     prompt = item.tensors["input_ids"]
     check_length(len(prompt) + count, limits, f"The prompt with {count} generated tokens", "Generate fewer.")
     ids = _generate_ids(model, {k: v[None] for k, v in item.tensors.items()}, max_length=len(prompt) + count)
     new = ids[len(prompt) :]
     warnings = check_length(len(ids), limits, f"The prompt with {len(new)} generated tokens", "Generate fewer.")
-    (side,) = item.sides.values()
-    mask = torch.cat([side.real.to(ids.dtype), torch.ones_like(new)])
-    grown = {"input_ids": ids} | ({"attention_mask": mask} if "attention_mask" in item.tensors else {})
-    names = side.names + _generated_token_names(tokenizer, new)
-    words = None if side.word_ids is None else side.word_ids + (None,) * len(new)
-    sides = {"decoder": Tokens(names, mask.bool(), words)}
-    return replace(item, tensors=grown, sides=sides, warnings=warnings)
+    return replace(append_written_tokens(item, new, tokenizer), warnings=warnings)
+
+
+def append_written_tokens(item: Item, ids: Tensor, tokenizer: Any) -> Item:
+    """The item followed by tokens that the model writes or is made to write, which are the answer among its sources."""
+    _refuse_fixed_prompt(item)
+    side = item.sides["decoder"]
+    keys = ("decoder_input_ids", "decoder_attention_mask") if len(item.sides) == 2 else ("input_ids", "attention_mask")
+    names = _generated_token_names(tokenizer, ids)
+    grown = dict(item.tensors)
+    for key, new in zip(keys, (ids, torch.ones_like(ids)), strict=True):
+        if key in grown:
+            grown[key] = torch.cat([grown[key], new.to(grown[key])])
+    tokens = Tokens(
+        side.names + names,
+        torch.cat([side.real, torch.ones(len(ids), dtype=torch.bool)]),
+        None if side.word_ids is None else side.word_ids + (None,) * len(ids),
+        None if side.spans is None else side.spans + (None,) * len(ids),
+        side.generated + len(ids),
+    )
+    sources = item.sources
+    if sources is not None:
+        special = set(getattr(tokenizer, "all_special_tokens", ()))
+        sources = sources.with_answer("decoder", [name not in special for name in names])
+    return replace(item, tensors=grown, sides={**item.sides, "decoder": tokens}, sources=sources)
+
+
+def _refuse_fixed_prompt(item: Item) -> None:
+    """Refuse an encoding with tensors whose continuation is not known, such as position ids."""
+    extra = set(item.tensors) - {"input_ids", "attention_mask"}
+    if len(item.sides) == 1 and extra:
+        raise NormscopeError(f"Cannot continue a prompt with {', '.join(sorted(extra))}. Pass the whole input instead.")
 
 
 def generate_target(model: Any, tokenizer: Any, source: Item, tokens: int | None, limits: Limits) -> Item:
@@ -107,7 +135,7 @@ def _generate_ids(model: Any, given: Mapping[str, Tensor], max_length: int) -> T
     moved = {key: value.to(model.device) for key, value in given.items()}
     config = copy.deepcopy(model.generation_config)
     unset = dict.fromkeys(("max_new_tokens", "temperature", "top_p", "top_k"))  # avoid warnings about unused settings
-    config.update(max_length=max_length, do_sample=False, num_beams=1, **unset)
+    config.update(max_length=max_length, do_sample=False, num_beams=1, use_cache=True, **unset)
     # Not model.generate: overrides such as Whisper's drop the tokens that the decoder started from.
     search: Any = GenerationMixin.generate
     try:

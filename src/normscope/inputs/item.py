@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from normscope.models.loaded import Limits
 IGNORED_KEYS = {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "labels", "word_ids"}
 
 
+ANSWER = "(answer)"  # the source of generated tokens, and of the target text of an encoder-decoder
+
+
 @dataclass(frozen=True)
 class Tokens:
     """The tokens of one side of the model."""
@@ -23,6 +26,30 @@ class Tokens:
     names: tuple[str, ...]
     real: Tensor  # (n,): False for masked tokens
     word_ids: tuple[int | None, ...] | None = None
+    spans: tuple[tuple[int, int] | None, ...] | None = None  # characters of the text; None for special tokens
+    generated: int = 0  # the number of tokens at the end that the model generated
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The sources of an input, and the source of each of its tokens."""
+
+    names: tuple[str, ...]
+    index: Mapping[str, Tensor]  # side -> (n,): the source of each token, as an index into names; -1: the rest
+
+    def columns(self, places: Iterable[tuple[str, int]]) -> Tensor:
+        """The source of each column, as an index into `names` (-1: the rest), given as (side, position) pairs. Columns
+        without a token, such as virtual ones, are in the rest."""
+        found = [int(self.index[side][position]) if side in self.index else -1 for side, position in places]
+        return torch.tensor(found, dtype=torch.long)
+
+    def with_answer(self, side: str, written: Sequence[bool]) -> Sources:
+        """The sources with tokens added at the end of a side; those that are `written` are the answer, the others, such
+        as an end token, the rest."""
+        names = self.names if ANSWER in self.names else (*self.names, ANSWER)
+        answer = names.index(ANSWER)
+        added = torch.tensor([answer if one else -1 for one in written], dtype=torch.long)
+        return Sources(names, {**self.index, side: torch.cat([self.index[side], added])})
 
 
 @dataclass(frozen=True)
@@ -34,6 +61,7 @@ class Item:
     grid: tuple[int, int] | None = None  # rows and columns of image patches
     virtual: tuple[str, ...] = ()  # names of virtual keys and values: columns without rows
     warnings: tuple[str, ...] = ()  # warnings that go into the result
+    sources: Sources | None = None  # groups of tokens, if asked for
 
     def __len__(self) -> int:
         return max(len(side.names) for side in self.sides.values())
@@ -41,12 +69,13 @@ class Item:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Only items of equal kind fit into one batch. Position ids without a mask separate packed texts, and padding
-        would need a mask, so such items must have equal lengths."""
+        would need a mask, so such items must have equal lengths. Waveforms are not padded either."""
         fixed_length = "position_ids" in self.tensors and "attention_mask" not in self.tensors
-        return tuple(
-            (key, tensor.shape if tensor.dim() > 1 or fixed_length else None)
+        shapes = (
+            (key, tensor.shape if tensor.dim() > 1 or fixed_length or tensor.is_floating_point() else None)
             for key, tensor in sorted(self.tensors.items())
         )
+        return *shapes, self.sources is not None
 
 
 def join_source_and_target(source: Item, target: Item) -> Item:

@@ -8,18 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from normscope.errors import NormscopeError
 from normscope.inputs.item import IGNORED_KEYS, Item, Tokens
+from normscope.models.loaded import LoadedModel
+from normscope.models.modules import layer_modules
 
 SECONDS_PER_FRAME = 0.02  # of Whisper's encoder
+SAMPLING_RATE = 16000  # of models that read waveforms
+IMAGE_TOKENS = (  # parameters of the embeddings -> labels of the tokens before the patches
+    ("cls_token", "[CLS]"),
+    ("class_embedding", "[CLS]"),
+    ("distillation_token", "[DIST]"),
+    ("register_tokens", "[REG]"),
+)
 
 
-def media_image_items(given: Any, processor: Any, base: PreTrainedModel) -> list[Item]:
+def media_image_items(given: Any, loaded: LoadedModel) -> list[Item]:
     """Convert a path, PIL image, array (height, width, channels) or encoding with pixel_values to items."""
-    config: Any = base.config
+    config: Any = loaded.base.config
+    processor = loaded.tokenizer
     if isinstance(given, Mapping):
         _refuse_unknown_media_keys(given, "pixel_values")
         pixels = _read_media_features(given, "pixel_values", 3)
@@ -35,17 +45,29 @@ def media_image_items(given: Any, processor: Any, base: PreTrainedModel) -> list
         except (ValueError, TypeError) as error:
             raise NormscopeError(f"The image processor rejected the image: {error}") from error
     channels, height, width = pixels.shape[1:]
-    if channels != config.num_channels:
-        raise NormscopeError(f"The image has {channels} channels, but the model expects {config.num_channels}.")
-    patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+    expected = getattr(config, "num_channels", channels)
+    if channels != expected:
+        raise NormscopeError(f"The image has {channels} channels, but the model expects {expected}.")
+    patch = getattr(config, "patch_size", None)
+    patch = patch[0] if isinstance(patch, tuple | list) else patch
+    if not isinstance(patch, int):
+        raise NormscopeError(f"{type(config).__name__} has no patch_size, so the tokens of an image are unknown.")
     grid = (height // patch, width // patch)
     if not all(grid):
         raise NormscopeError(
             f"The image has {width} x {height} pixels, which is smaller than a patch ({patch} x {patch}). Use a larger "
             "one."
         )
-    patches = (f"{row + 1},{column + 1}" for row in range(grid[0]) for column in range(grid[1]))
-    names = (*_media_image_special_tokens(base), *patches)
+    patches = [f"{row + 1},{column + 1}" for row in range(grid[0]) for column in range(grid[1])]
+    names = (*_media_image_special_tokens(loaded.base), *patches)
+    if loaded.family.derived:  # other tokens may stand before the patches
+        extra = count_first_layer_tokens(loaded, {"pixel_values": pixels[:1]}) - len(patches)
+        if extra < 0:
+            raise NormscopeError(
+                f"{type(loaded.base).__name__} makes {extra + len(patches)} tokens of {len(patches)} patches; only "
+                "models with at least one token for each patch are supported."
+            )
+        names = names if len(names) == extra + len(patches) else (*(f"[{n + 1}]" for n in range(extra)), *patches)
     tokens = Tokens(names, torch.ones(len(names), dtype=torch.bool))
     return [Item({"pixel_values": one}, {"encoder": tokens}, grid) for one in pixels]
 
@@ -54,11 +76,58 @@ def _media_image_special_tokens(base: PreTrainedModel) -> tuple[str, ...]:
     """Names of the tokens before the patches: [CLS], DeiT's distillation token, registers."""
     embeddings = getattr(base, "embeddings", None)
     found: list[str] = []
-    for name, label in (("cls_token", "[CLS]"), ("distillation_token", "[DIST]"), ("register_tokens", "[REG]")):
+    for name, label in IMAGE_TOKENS:
         tokens = getattr(embeddings, name, None)
-        count = tokens.shape[-2] if isinstance(tokens, Tensor) else 0
+        count = (tokens.shape[-2] if tokens.dim() > 1 else 1) if isinstance(tokens, Tensor) else 0
         found += [label] if count == 1 else [f"{label[:-1]}{n + 1}]" for n in range(count)]
     return tuple(found)
+
+
+class _FirstLayerReachedError(Exception):
+    """Stops a pass before the first layer."""
+
+
+def count_first_layer_tokens(loaded: LoadedModel, inputs: Mapping[str, Tensor]) -> int:
+    """The number of tokens that the first layer of a model reads, for one image or sound."""
+    found: list[int] = []
+
+    def stop(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        found.append((args[0] if args else kwargs["hidden_states"]).shape[-2])
+        raise _FirstLayerReachedError
+
+    base = loaded.base
+    handle = layer_modules(base, loaded.stacks[0])[0].register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            base(**{key: one.to(base.device, base.dtype) for key, one in inputs.items()})
+    except _FirstLayerReachedError:
+        pass
+    except Exception as error:  # models may raise anything
+        raise NormscopeError(f"The model's own forward pass failed: {error}.") from error
+    finally:
+        handle.remove()
+    return found[0]
+
+
+def media_wave_items(given: Any, loaded: LoadedModel) -> list[Item]:
+    """Convert an encoding with the input of a speech encoder (a waveform, or frames x mel bins) to items."""
+    key: str = loaded.base.main_input_name
+    if not isinstance(given, Mapping):
+        raise NormscopeError(
+            f"{loaded.family.name} is a speech model: pass a dict with {key} from its feature extractor, not "
+            f"{type(given).__name__}."
+        )
+    _refuse_unknown_media_keys(given, key, "attention_mask")
+    mask = given.get("attention_mask")
+    if mask is not None and not bool(torch.as_tensor(mask).bool().all()):
+        raise NormscopeError("The sound is padded. Pass each sound alone, without padding.")
+    wave = hasattr(loaded.base, "_get_feat_extract_output_lengths")  # convolutions read samples, not mel bins
+    sounds = _read_media_features(given, key, 1 if wave else 2)
+    count = count_first_layer_tokens(loaded, {key: sounds[:1]})
+    seconds = sounds.shape[1] / SAMPLING_RATE / count if wave else 0.0
+    names = tuple(f"{n * seconds:.2f}s" if wave else str(n + 1) for n in range(count))
+    tokens = Tokens(names, torch.ones(count, dtype=torch.bool))
+    return [Item({key: one}, {"encoder": tokens}) for one in sounds]
 
 
 def media_sound_items(given: Mapping[str, Any], config: Any) -> list[Item]:

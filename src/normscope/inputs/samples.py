@@ -1,4 +1,4 @@
-"""Random inputs: tokens, images and audio features."""
+"""Random inputs: tokens, images and sounds."""
 
 from __future__ import annotations
 
@@ -8,26 +8,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.errors import NormscopeError
 from normscope.models.loaded import LoadedModel
+
+FRAMES = 9  # tokens of a random sound, at least
 
 
 def random_inputs(loaded: LoadedModel, lengths: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Random encodings of these lengths, with a fixed seed; images and audio features have the model's input size."""
+    """Random encodings of these lengths, with a fixed seed; images and sounds have the model's input size."""
     generator = torch.Generator().manual_seed(0)
-    config: Any = loaded.base.config
-    if loaded.family.input == "image":
-        size = config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        images = torch.randn(len(lengths), config.num_channels, height, width, generator=generator)
-        return [{"pixel_values": image} for image in images]
-    targets = [_random_sample_ids(loaded, n, generator) for n in reversed(lengths)]
-    if loaded.family.input == "audio":
-        features = torch.randn(len(lengths), config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
-        return [{"input_features": f, "decoder_input_ids": t} for f, t in zip(features, targets, strict=True)]
-    sources = [{"input_ids": _random_sample_ids(loaded, n, generator)} for n in lengths]
+    if loaded.family.input == "text":
+        sources = [{"input_ids": _random_sample_ids(loaded, n, generator)} for n in lengths]
+    else:
+        sources = [random_media(loaded.base, generator) for _ in lengths]
     if loaded.two_sided:
+        targets = [_random_sample_ids(loaded, n, generator) for n in reversed(lengths)]
         return [source | {"decoder_input_ids": target} for source, target in zip(sources, targets, strict=True)]
     return sources
+
+
+def random_media(base: Any, generator: torch.Generator) -> dict[str, Tensor]:
+    """A random image, spectrogram or waveform (without the axis of the batch) for a model that reads one."""
+    config, key = base.config, base.main_input_name
+    bins, frames = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
+    size: tuple[int, ...]
+    if key == "pixel_values" and getattr(config, "image_size", None) is not None:
+        side = config.image_size
+        size = (getattr(config, "num_channels", 3), *((side, side) if isinstance(side, int) else side))
+    elif key == "input_features" and isinstance(bins, int) and isinstance(frames, int):
+        size = (bins, 2 * frames)
+    elif key == "input_values" and hasattr(base, "_get_feat_extract_output_lengths"):
+        size = (_sound_length(base),)
+    elif key == "input_values" and isinstance(bins, int) and isinstance(getattr(config, "max_length", None), int):
+        size = (config.max_length, bins)
+    else:
+        raise NormscopeError(f"{type(base).__name__} reads {key}, of a form that normscope does not know.")
+    return {key: torch.randn(size, generator=generator)}
+
+
+def _sound_length(base: Any) -> int:
+    """A number of samples of which the convolutions of a model make at least FRAMES tokens."""
+    length = 1
+    while int(base._get_feat_extract_output_lengths(torch.tensor(length))) < FRAMES:
+        length *= 2
+    return length
 
 
 def _random_sample_ids(loaded: LoadedModel, count: int, generator: torch.Generator) -> Tensor:

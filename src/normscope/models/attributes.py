@@ -30,10 +30,10 @@ GPT = attribute_names(
     "layer_norm_epsilon summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout"
 )
 ENCODER_DECODER = attribute_names(
-    "max_position_embeddings encoder_layers encoder_ffn_dim encoder_attention_heads decoder_layers decoder_ffn_dim "
-    "decoder_attention_heads encoder_layerdrop decoder_layerdrop activation_function d_model dropout attention_dropout "
-    "activation_dropout init_std classifier_dropout scale_embedding decoder_start_token_id forced_eos_token_id "
-    "is_decoder decoder_vocab_size share_encoder_decoder_embeddings"
+    "max_position_embeddings num_hidden_layers encoder_layers encoder_ffn_dim encoder_attention_heads decoder_layers "
+    "decoder_ffn_dim decoder_attention_heads encoder_layerdrop decoder_layerdrop activation_function d_model dropout "
+    "attention_dropout activation_dropout init_std classifier_dropout scale_embedding decoder_start_token_id "
+    "forced_eos_token_id is_decoder decoder_vocab_size share_encoder_decoder_embeddings"
 )
 VISION = attribute_names(
     "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "

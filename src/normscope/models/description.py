@@ -9,9 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import NormscopeError, did_you_mean
-from normscope.models.spec import Attention, Block, Branch, Experts, Family, FeedForward, Norm, Refusal, Stack
+from normscope.models.spec import (
+    Attention,
+    AttentionGate,
+    Block,
+    Branch,
+    Experts,
+    Family,
+    FeedForward,
+    Norm,
+    Refusal,
+    Stack,
+)
 
-KINDS = {kind.__name__: kind for kind in (Attention, Block, Branch, Experts, Family, FeedForward, Norm, Refusal, Stack)}
+PARTS = (Attention, AttentionGate, Block, Branch, Experts, Family, FeedForward, Norm, Refusal, Stack)
+KINDS = {kind.__name__: kind for kind in PARTS}
 
 
 def family_to_json(family: Family) -> str:

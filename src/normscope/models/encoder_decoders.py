@@ -35,10 +35,18 @@ def bart_stacks(*, pre: bool) -> tuple[Stack, ...]:
 
 BART = Family(
     name="BART",
-    model_types=("bart",),
+    model_types=("bart", "blenderbot-small"),
     stacks=bart_stacks(pre=False),
     attributes=COMMON | ENCODER_DECODER,
-    note="post-LN, learned positions",
+    note="post-LN, learned positions (also Blenderbot Small)",
+)
+MBART = replace(
+    BART,
+    name="mBART",
+    model_types=("mbart", "pegasus", "m2m_100", "blenderbot"),
+    stacks=bart_stacks(pre=True),
+    attributes=BART.attributes | {"encoder_no_repeat_ngram_size"},
+    note="as BART, pre-LN (also Pegasus, M2M-100, NLLB and Blenderbot)",
 )
 MARIAN = replace(BART, name="Marian", model_types=("marian",), note="as BART, sinusoidal positions")
 WHISPER = replace(
@@ -58,9 +66,9 @@ WHISPER = replace(
 )
 
 
-def t5_stacks(feed_forward: FeedForward) -> tuple[Stack, ...]:
+def t5_stacks(feed_forward: FeedForward, probabilities: str | None = None) -> tuple[Stack, ...]:
     def attention(path: str, *, cross: bool = False) -> Branch:
-        op = Attention(path, f"{path}.v", f"{path}.o", cross=cross)
+        op = Attention(path, f"{path}.v", f"{path}.o", probabilities=probabilities, cross=cross)
         return Branch(op, pre=Norm(f"{path.rpartition('.')[0]}.layer_norm", "rms"))
 
     def feed(number: int) -> Branch:
@@ -82,7 +90,7 @@ def t5_stacks(feed_forward: FeedForward) -> tuple[Stack, ...]:
 
 T5 = Family(
     name="T5",
-    model_types=("t5",),
+    model_types=("t5", "mt5", "umt5"),
     stacks=t5_stacks(FeedForward("wi", "act", "wo")),
     when={"is_gated_act": False},
     positions=None,
@@ -92,7 +100,7 @@ T5 = Family(
         "relative_attention_max_distance dropout_rate layer_norm_epsilon initializer_factor feed_forward_proj "
         "classifier_dropout is_decoder dense_act_fn is_gated_act scale_decoder_outputs decoder_start_token_id"
     ),
-    note="pre-RMSNorm, relative positions, no biases",
+    note="pre-RMSNorm, relative positions, no biases (also mT5 and UMT5)",
 )
 T5_GATED = replace(
     T5,
@@ -102,4 +110,4 @@ T5_GATED = replace(
     note="T5 v1.1 and Flan-T5: gated feed-forward",
 )
 
-FAMILIES = (BART, MARIAN, WHISPER, T5, T5_GATED)
+FAMILIES = (BART, MBART, MARIAN, WHISPER, T5, T5_GATED)

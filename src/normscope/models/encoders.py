@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normscope.models.attributes import COMMON, DECODER, SIZES, attribute_names
+from normscope.models.causal import GATED, SELF_ATTENTION
 from normscope.models.spec import Attention, Block, Branch, Family, FeedForward, Norm, Refusal, Stack
 
 
@@ -31,9 +32,9 @@ ALBERT_BLOCKS = post_ln_blocks(
 
 BERT = Family(
     name="BERT",
-    model_types=("bert",),
+    model_types=("bert", "ernie", "layoutlm"),
     stacks=(Stack("encoder", "encoder.layer.*", BERT_BLOCKS),),
-    attributes=COMMON | SIZES,
+    attributes=COMMON | SIZES | attribute_names("max_2d_position_embeddings task_type_vocab_size use_task_id"),
     refusals=(
         Refusal(
             "add_cross_attention",
@@ -41,15 +42,15 @@ BERT = Family(
             "its decoder layers have a cross-attention block that the family does not list",
         ),
     ),
-    note="post-LN, learned absolute positions, biases everywhere",
+    note="post-LN, learned absolute positions, biases everywhere (also ERNIE, and LayoutLM for text)",
 )
 
 ROBERTA = replace(
     BERT,
     name="RoBERTa",
-    model_types=("roberta",),
+    model_types=("roberta", "data2vec-text"),
     reserved_positions="padding",
-    note="as BERT; position ids start after the padding id",
+    note="as BERT; position ids start after the padding id (also Data2Vec's text model)",
 )
 XLM_ROBERTA = replace(ROBERTA, name="XLM-RoBERTa", model_types=("xlm-roberta",), note="as RoBERTa, 100 languages")
 CAMEMBERT = replace(ROBERTA, name="CamemBERT", model_types=("camembert",), note="as RoBERTa, French")
@@ -173,4 +174,97 @@ MODERNBERT = Family(
     note="pre-LN (an identity before the first attention), gated, rotary positions, local attention in most layers",
 )
 
-FAMILIES = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, ALBERT, MPNET, DEBERTA, MODERNBERT)
+EUROBERT = Family(
+    name="EuroBERT",
+    model_types=("eurobert",),
+    stacks=(
+        Stack(
+            "encoder",
+            "layers.*",
+            (
+                Block((Branch(SELF_ATTENTION, pre=Norm("input_layernorm", "rms")),)),
+                Block((Branch(GATED, pre=Norm("post_attention_layernorm", "rms")),)),
+            ),
+        ),
+    ),
+    attributes=COMMON | DECODER | attribute_names("mask_token_id classifier_pooling"),
+    computed_positions=True,
+    note="Llama's layers, which attend in both directions",
+)
+NOMIC_BERT = Family(
+    name="NomicBERT",
+    model_types=("nomic_bert",),
+    stacks=(
+        Stack(
+            "encoder",
+            "layers.*",
+            post_ln_blocks(SELF_ATTENTION, "post_attention_layernorm", GATED, "post_mlp_layernorm"),
+        ),
+    ),
+    attributes=COMMON | SIZES | attribute_names("rope_parameters head_dim"),
+    computed_positions=True,
+    note="post-LN, gated, rotary positions, no biases",
+)
+
+
+def pre_ln_bert(norm1: str, norm2: str, activation: str = "intermediate.intermediate_act_fn") -> tuple[Stack, ...]:
+    """BERT's modules in the order LN ATTN RES LN FF RES."""
+    attention = Attention("attention.self", "attention.self.value", "attention.output.dense")
+    feed_forward = FeedForward("intermediate.dense", activation, "output.dense")
+    blocks = (Block((Branch(attention, pre=Norm(norm1)),)), Block((Branch(feed_forward, pre=Norm(norm2)),)))
+    return (Stack("encoder", "encoder.layer.*", blocks),)
+
+
+ROBERTA_PRE = replace(
+    ROBERTA,
+    name="RoBERTa-PreLayerNorm",
+    model_types=("roberta-prelayernorm",),
+    stacks=pre_ln_bert("attention.LayerNorm", "intermediate.LayerNorm"),
+    note="as RoBERTa, pre-LN",
+)
+XLM_ROBERTA_XL = replace(
+    ROBERTA,
+    name="XLM-RoBERTa-XL",
+    model_types=("xlm-roberta-xl",),
+    stacks=pre_ln_bert("attention.self_attn_layer_norm", "LayerNorm"),
+    note="as XLM-RoBERTa, pre-LN",
+)
+ESM = replace(
+    ROBERTA,
+    name="ESM",
+    model_types=("esm",),
+    stacks=pre_ln_bert("attention.LayerNorm", "LayerNorm", "ACT2FN.gelu"),
+    when={"position_embedding_type": "absolute"},
+    attributes=ROBERTA.attributes
+    | attribute_names(
+        "mask_token_id rope_theta position_embedding_type emb_layer_norm_before token_dropout vocab_list"
+    ),
+    note="protein language model: pre-LN, learned positions",
+)
+ESM_ROTARY = replace(
+    ESM,
+    name="ESM (rotary)",
+    when={"position_embedding_type": "rotary"},
+    reserved_positions="none",
+    computed_positions=True,
+    note="ESM-2: as ESM, rotary positions",
+)
+
+FAMILIES = (
+    BERT,
+    ROBERTA,
+    XLM_ROBERTA,
+    CAMEMBERT,
+    ELECTRA,
+    DISTILBERT,
+    ALBERT,
+    MPNET,
+    DEBERTA,
+    MODERNBERT,
+    EUROBERT,
+    NOMIC_BERT,
+    ROBERTA_PRE,
+    XLM_ROBERTA_XL,
+    ESM,
+    ESM_ROTARY,
+)

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from normscope.errors import NormscopeError
 from normscope.models import loading
-from normscope.models.modules import has_layers, vocabulary_size
+from normscope.models.modules import has_layers, input_embeddings, vocabulary_size
 from normscope.models.registry import find_family
 from normscope.models.soft_prompts import SoftPrompt, active_soft_prompt
 from normscope.models.spec import Family, Side, Stack
@@ -120,6 +120,22 @@ def load_model(
     return loaded
 
 
+def check_tokenizer(tokenizer: Any, vocabulary: int) -> None:
+    """Raise an error if `tokenizer` is not a tokenizer, or has more entries than the embedding has rows."""
+    if tokenizer is None:
+        return
+    if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise NormscopeError(
+            f"Expected a Hugging Face tokenizer, got {type(tokenizer).__name__}. "
+            "Load one with AutoTokenizer.from_pretrained(...), or pass None and analyse encodings."
+        )
+    if len(tokenizer) > vocabulary:
+        raise NormscopeError(
+            f"The tokenizer does not belong to this model: it has {len(tokenizer)} entries, but the model's embedding "
+            f"has {vocabulary}. Load both from the same checkpoint."
+        )
+
+
 def update_prompt(loaded: LoadedModel) -> None:
     """Set `prompt` to the active soft prompt and `limits` to those that remain for the text."""
     prompt = active_soft_prompt(loaded.given)
@@ -136,7 +152,7 @@ def _read_limits(family: Family, base: PreTrainedModel, side: Side) -> Limits:
     config = base.config
     rows = _position_rows(family, config)
     return Limits(
-        vocabulary=vocabulary_size(base.get_input_embeddings()),
+        vocabulary=vocabulary_size(input_embeddings(base)),
         positions=_max_positions(family, base),
         computed=family.computed_positions,
         position_rows=2**31 if rows is None or family.computed_positions else rows,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from normscope.errors import NormscopeError, NormscopeWarning
-from normscope.models import packages
+from normscope.models import packages, versions
 from normscope.models.registry import families
 from normscope.models.source import EXPECTED_MODEL, check_model_folder
 
@@ -34,6 +34,7 @@ TASKS = {
 SHARED = frozenset(  # options passed to config, model and tokenizer
     ["revision", "token", "subfolder", "gguf_file", "cache_dir", "force_download", "local_files_only", "proxies"]
 )
+KINDS = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}  # by a model's main input
 TOKENIZERS = frozenset(("use_fast",))  # options passed to the tokenizer or image processor only
 
 
@@ -58,7 +59,7 @@ def load_pretrained(
             # Perhaps only the head is missing.
             model, missing = _load_weights(name, config, "AutoModel", dtype, shared | own)
     with _explain_loading_errors(name, config):
-        tokenizer = _load_tokenizer(name, config, shared | readers)
+        tokenizer = _load_tokenizer(name, _input_kind(config, model), shared | readers)
     if missing:
         raise NormscopeError(
             f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}; they would be "
@@ -127,6 +128,8 @@ def _load_weights(
 ) -> tuple[Any, list[str]]:
     """The model and the names of weights missing from the checkpoint, except those of the pooler."""
     fixed = {"use_safetensors": True, "output_loading_info": True}
+    if versions.sdpa_ignores(config, versions.installed_version()):
+        options = {"attn_implementation": "eager"} | options
     model, report = getattr(transformers, auto).from_pretrained(
         name, config=config, dtype=dtype or torch.float32, **options, **fixed
     )
@@ -148,13 +151,17 @@ def _auto_class(config: Any) -> str:
     return "AutoModel"
 
 
-def _input_kind(config: Any) -> str:
-    """The input of a model: "text", "image" or "audio"."""
-    return next((family.input for family in families() if config.model_type in family.model_types), "text")
+def _input_kind(config: Any, model: Any = None) -> str:
+    """The input of a model: "text", "image", "audio" (with a decoder of text) or "sound" (without)."""
+    kind = KINDS.get(getattr(model, "main_input_name", "input_ids"), "text")
+    kind = next((family.input for family in families() if config.model_type in family.model_types), kind)
+    return "sound" if kind == "audio" and not config.is_encoder_decoder else kind
 
 
-def _load_tokenizer(name: str, config: Any, options: dict[str, Any]) -> Any:
-    if _input_kind(config) == "image":
+def _load_tokenizer(name: str, kind: str, options: dict[str, Any]) -> Any:
+    if kind == "sound":
+        return None
+    if kind == "image":
         return transformers.AutoImageProcessor.from_pretrained(name, **options)
     return AutoTokenizer.from_pretrained(name, **options)
 

@@ -59,22 +59,38 @@ def watched_paths(steps: Sequence[Step], values: bool) -> set[str]:
         elif isinstance(part, FeedForward):
             found |= _unit_paths(part)
         elif isinstance(part, Experts):
-            found.add(part.module)
+            found |= {part.module} | ({part.router} if part.router else set())
             if part.shared is not None:
                 found |= _unit_paths(part.shared) | ({part.shared_gate} if part.shared_gate else set())
         elif isinstance(part, Attention):
             found.add(part.output)
             if part.probabilities not in (None, MATMUL):
                 found |= {str(part.probabilities), part.value}
-            if part.latent_norm is not None:
-                found.add(part.latent_norm.path)
+            found |= {norm.path for norm in (part.latent_norm, part.value_norm, part.inner_norm) if norm is not None}
+            if part.gate is not None:
+                found.add(part.gate.path)
             if values:
                 found |= {part.value, part.entry}
     return found
 
 
+def paths_by_row(steps: Sequence[Step]) -> set[str]:
+    """Paths of the submodules of which a record needs only the requested rows: all but those before the values."""
+    found: set[str] = set()
+    for step in steps:
+        part = step.part
+        if isinstance(part, Norm):
+            found.add(part.path)
+        elif isinstance(part, FeedForward):
+            found |= _unit_paths(part)
+        elif isinstance(part, Attention):
+            found.add(part.output)
+    return found
+
+
 def _unit_paths(part: FeedForward) -> set[str]:
-    return {part.into, part.out} | ({part.up} if part.up else set())
+    found = {part.into, part.out} | ({part.up} if part.up else set())
+    return found if part.inner_norm is None else found | {part.inner_norm.path}
 
 
 def product_paths(steps: Sequence[Step]) -> list[str]:
@@ -289,6 +305,14 @@ def norm_inverse(x: Tensor, output: Tensor, gain: Tensor, shift: Tensor | None, 
     return fitted.to(output.dtype)
 
 
+def input_embeddings(base: Any) -> Any:
+    """The embeddings of the input; None for models of sound, which have none."""
+    try:
+        return base.get_input_embeddings()
+    except (NotImplementedError, AttributeError):
+        return None
+
+
 def vocabulary_size(embedding: Any) -> int:
     """Rows of an embedding table, possibly inside an adapter; 1 if there is no table."""
     for inside in embedding.modules() if isinstance(embedding, nn.Module) else ():
@@ -298,18 +322,34 @@ def vocabulary_size(embedding: Any) -> int:
 
 
 def layer_blocks(layer: nn.Module, stack: Stack) -> tuple[Block, ...]:
-    """The blocks of a layer: the first of the stack's that name only submodules which the layer has."""
+    """The blocks of a layer: the first of the stack's that name only submodules and parameters which the layer has."""
     for blocks in (stack.blocks, *stack.variants[:-1]) if stack.variants else ():
-        if all(_has_submodule(layer, path) for path in watched_paths(layer_steps(blocks), values=True)):
+        modules = watched_paths(layer_steps(blocks), values=True)
+        if all(isinstance(_attribute_or_none(layer, path), nn.Module) for path in modules) and all(
+            _attribute_or_none(layer, path) is not None for path in parameter_paths(blocks)
+        ):
             return blocks
     return stack.variants[-1] if stack.variants else stack.blocks
 
 
-def _has_submodule(layer: nn.Module, path: str) -> bool:
+def parameter_paths(blocks: Sequence[Block]) -> set[str]:
+    """Paths of the parameters and numbers that the blocks name."""
+    branches = [branch for block in blocks for branch in block.branches]
+    named: list[Any] = [block.skip for block in blocks] + [branch.scale for branch in branches]
+    for op in (branch.op for branch in branches):
+        if isinstance(op, Attention):
+            gate = None if op.gate is None else op.gate.bias
+            named += [op.value_shift, op.value_scale, op.output_bias, op.sink_scores, gate]
+        elif isinstance(op, Experts):
+            named.append(op.scale)
+    return {path for path in named if isinstance(path, str)}
+
+
+def _attribute_or_none(layer: nn.Module, path: str) -> Any:
     found: Any = layer
     for name in path.split("."):
         found = getattr(found, name, None)
-    return isinstance(found, nn.Module)
+    return found
 
 
 def activation_at(layer: nn.Module, path: str) -> Any:

@@ -8,15 +8,26 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from normscope import plugins
 from normscope.errors import NormscopeError
-from normscope.models import causal, encoder_decoders, encoders, vision
+from normscope.models import causal, encoder_decoders, encoders, further_causal, vision
 from normscope.models.description import family_from_json
+from normscope.models.earlier import families_in
 from normscope.models.scopes import scope_names
 from normscope.models.spec import Attention, Block, Experts, Family, FeedForward
+from normscope.models.versions import installed_version, sdpa_ignores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-FAMILIES = (*encoders.FAMILIES, *causal.FAMILIES, *encoder_decoders.FAMILIES, *vision.FAMILIES)
+FAMILIES = families_in(
+    installed_version(),
+    (
+        *encoders.FAMILIES,
+        *causal.FAMILIES,
+        *further_causal.FAMILIES,
+        *encoder_decoders.FAMILIES,
+        *vision.FAMILIES,
+    ),
+)
 _registered: list[Family] = []
 # Model types that are known not to be supported, and why.
 REFUSED = {
@@ -92,9 +103,7 @@ def _check_blocks(family: Family, blocks: tuple[Block, ...]) -> None:
                 f"In a layer of {family.name}, cross-attention reads a residual sum without a norm in between, which "
                 "is not supported."
             )
-    feed_forwards = [
-        n for n, block in enumerate(ops) if n > 0 and any(isinstance(op, FeedForward | Experts) for op in block)
-    ]
+    feed_forwards = [n for n, block in enumerate(ops) if any(isinstance(op, FeedForward | Experts) for op in block)]
     if feed_forwards and feed_forwards != [len(ops) - 1]:
         raise NormscopeError(f"In a layer of {family.name}, a block follows the feed-forward, which is not supported.")
 
@@ -113,6 +122,7 @@ def find_family(model: Any) -> Family | None:
     for family in families():
         if config.model_type in family.model_types and _config_matches(family, config):
             _refuse_unchecked_config(family, config)
+            _refuse_incomplete_sdpa(family, config)
             return family
     if config.model_type in REFUSED:
         raise NormscopeError(f"{type(model).__name__} cannot be decomposed: {REFUSED[config.model_type]}.")
@@ -135,6 +145,17 @@ def refuse_unknown_type(model: Any) -> NoReturn:
 
 def _config_matches(family: Family, config: PreTrainedConfig) -> bool:
     return all(getattr(config, name, None) == value for name, value in family.when.items())
+
+
+def _refuse_incomplete_sdpa(family: Family, config: PreTrainedConfig) -> None:
+    """Refuse a model whose sdpa attention ignores a setting of its config."""
+    installed = installed_version()
+    name = sdpa_ignores(config, installed)
+    if name and getattr(config, "_attn_implementation", None) == "sdpa":
+        raise NormscopeError(
+            f"With transformers {installed}, the sdpa attention of {family.name} ignores {name}. Load the model with "
+            "attn_implementation='eager', or upgrade transformers."
+        )
 
 
 def _refuse_unchecked_config(family: Family, config: PreTrainedConfig) -> None:

@@ -31,6 +31,7 @@ class Step:
     alias: str | None = None  # architecture-independent name of `norms`
     starts: bool = False  # first component of its branch, which reads the input of the block
     reader: str | None = None  # "sum": path of the submodule that reads it; None: output of the layer
+    skip: str | float | None = None  # "sum": what multiplies the input of the block
 
 
 @lru_cache(maxsize=64)
@@ -48,7 +49,9 @@ def layer_steps(blocks: tuple[Block, ...]) -> tuple[Step, ...]:
         crosses = any(isinstance(branch.op, Attention) and branch.op.cross for branch in block.branches)
         weights = f"{path}-W" if attends and not crosses and not parallel else None
         alias = "attention-residual" if attends else "ff-residual"
-        steps.append(Step("sum", None, f"{path}-N", weights, alias, reader=_scope_sum_reader(blocks, number)))
+        steps.append(
+            Step("sum", None, f"{path}-N", weights, alias, reader=_scope_sum_reader(blocks, number), skip=block.skip)
+        )
         if block.after:
             path += "LN"
             steps.append(Step("after", block.after, f"{path}-N"))

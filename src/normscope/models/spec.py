@@ -1,9 +1,9 @@
 """The description of a model family and its layers as data.
 
-A layer is a sequence of blocks, each ``y = after(x + sum over branches of scale * post(op(pre(x))))``: `op` is
-attention, cross-attention or feed-forward; `pre`, `post` and `after` are optional norms, and `scale` is an optional
-LayerScale or multiplier. Post-LN layers use `after`, pre-LN layers `pre`, sandwich layers `pre` and `post`; a parallel
-layer is one block with two branches. All paths are dotted module names relative to the layer.
+A layer is a sequence of blocks, each ``y = after(skip * x + sum over branches of scale * post(op(pre(x))))``: `op` is
+attention, cross-attention or feed-forward; `pre`, `post` and `after` are optional norms, and `scale` and `skip` are
+optional multipliers, such as LayerScale. Post-LN layers use `after`, pre-LN layers `pre`, sandwich layers `pre` and
+`post`; a parallel layer is one block with two branches. All paths are dotted module names relative to the layer.
 """
 
 from __future__ import annotations
@@ -29,6 +29,22 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class AttentionGate:
+    """A factor on the mixed values of an attention, before its output projection: ``function(path's output + bias)``,
+    held at what the forward pass made of it.
+
+    `starts` are the columns of the projection at `path` at which the factors of each head begin: as many as the head is
+    wide, or a single one for the whole head if `by_head`. `bias` is a parameter with one number for each head.
+    """
+
+    path: str
+    function: Literal["sigmoid", "softplus", "tanh"]
+    starts: tuple[int, ...]
+    by_head: bool = False
+    bias: str | None = None
+
+
+@dataclass(frozen=True)
 class Attention:
     """Multi-head attention: `module` calls transformers' attention interface, `value` and `output` are W_V and W_O.
 
@@ -40,6 +56,12 @@ class Attention:
 
     If values are made in two steps (multi-head latent attention), `latent` is the first projection and `latent_norm`
     the norm between it and `value`; the norm reads the first columns of the projection.
+
+    Between `value` and the mixing there may be a parameter that is added, `value_shift`, a factor, `value_scale`, or a
+    norm of each head's values, `value_norm`. Between the mixing and `output` there may be a `gate`, or a norm of all
+    heads side by side, `inner_norm`. `output_bias` is a parameter that is added to the output. `sink_scores` is a
+    parameter with one score for each head that no key has: mixed values are multiplied by the share of the softmax that
+    it leaves, ``sigmoid(logsumexp(scores) - sink)``.
     """
 
     module: str
@@ -51,6 +73,13 @@ class Attention:
     sinks: bool = False
     latent: str | None = None
     latent_norm: Norm | None = None
+    value_shift: str | None = None
+    value_scale: str | float | None = None
+    value_norm: Norm | None = None
+    gate: AttentionGate | None = None
+    inner_norm: Norm | None = None
+    output_bias: str | None = None
+    sink_scores: str | None = None
 
     @property
     def entry(self) -> str:
@@ -65,7 +94,7 @@ class FeedForward:
     Gated: FF(x) = (g(x W_1 + b_1) * (x W_up + b_up)) W_2 + b_2, where `up` is W_up. If `up` and `into` are the same
     path, `packing` says which outputs are those of W_1: the first half and W_up the second ("halves"), the other way
     round ("swapped"), or every other one ("interleaved"). `activation` is a path, or `ACT2FN.name` for a function of
-    transformers that the layer does not keep as a module.
+    transformers that the layer does not keep as a module. `inner_norm` is a norm of the hidden units before `out`.
     """
 
     into: str
@@ -73,6 +102,7 @@ class FeedForward:
     out: str
     up: str | None = None
     packing: Literal["halves", "swapped", "interleaved"] = "halves"
+    inner_norm: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +114,9 @@ class Experts:
     W_up as halves or, if `interleaved`, alternating. If the gate is not the product g(a) u but another function of a
     and u, `activation` names the method that computes it from the packed tensor, and `bend` the attribute that gives
     the position of its kinks. `shared` is a feed-forward beside the experts, for all tokens, multiplied by the sigmoid
-    of `shared_gate` (a linear module with one output), which is held, if there is one.
+    of `shared_gate` (a linear module with one output), which is held, if there is one. `scale` multiplies the sum over
+    the experts. If every expert reads every token, multiplied by a score before the expert, `router` is the module that
+    returns these scores, (tokens, experts).
     """
 
     module: str
@@ -98,6 +130,8 @@ class Experts:
     bend: str | None = None
     shared: FeedForward | None = None
     shared_gate: str | None = None
+    scale: str | float | None = None
+    router: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,16 +151,17 @@ class Branch:
         if isinstance(self.op, FeedForward):
             return self.op.into
         if isinstance(self.op, Experts):
-            return self.op.module
+            return self.op.router or self.op.module
         return None if self.op.cross else self.op.entry
 
 
 @dataclass(frozen=True)
 class Block:
-    """``y = after(x + sum over branches of scale * post(op(pre(x))))``."""
+    """``y = after(skip * x + sum over branches of scale * post(op(pre(x))))``."""
 
     branches: tuple[Branch, ...]
     after: Norm | None = None
+    skip: str | float | None = None  # a number, or the path of a parameter or number, that multiplies x
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ VIT = Family(
 DEIT = replace(VIT, name="DeiT", model_types=("deit",), note="as ViT, with a distillation token after [CLS]")
 
 
-def dinov2_stacks(feed_forward: FeedForward) -> tuple[Stack, ...]:
+def dinov2_stacks(feed_forward: FeedForward, attention: Attention = ATTENTION) -> tuple[Stack, ...]:
     blocks = (
-        Block((Branch(ATTENTION, pre=Norm("norm1"), scale="layer_scale1.lambda1"),)),
+        Block((Branch(attention, pre=Norm("norm1"), scale="layer_scale1.lambda1"),)),
         Block((Branch(feed_forward, pre=Norm("norm2"), scale="layer_scale2.lambda1"),)),
     )
     return (Stack("encoder", "encoder.layer.*", blocks),)

@@ -1,21 +1,18 @@
 """The proof: before it is analysed, a model runs on a short input twice, without and with recording.
 
 Both passes must agree in the output of every layer and of the head, and every component recomputed from its record must
-agree with the model. The proof holds until the model is changed: `proof_structure_fingerprint` is compared before each
+agree with the model. The proof holds until the model is changed: `model_fingerprint` is compared before each
 run, and the proof is repeated if it differs.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, isnan, nan
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,25 +24,27 @@ from normscope.errors import NormscopeError
 from normscope.inputs.encode import encode, forward_inputs, real_tokens
 from normscope.inputs.item import Item
 from normscope.inputs.samples import random_inputs
-from normscope.models.loaded import LayerCalls, LoadedModel, update_prompt
+from normscope.models.loaded import LayerCalls, LoadedModel
 from normscope.models.modules import layer_modules, refuse_autocast, without_compilation
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Side, Stack
 from normscope.tracing.build import RecordRequest
-from normscope.tracing.records import AttentionRecord, LayerRecord
-from normscope.tracing.replay import replay_layer
-from normscope.tracing.trace import (
+from normscope.tracing.model_state import (
     attention_configs,
     attention_implementation,
+    is_proved,
+    model_fingerprint,
     model_lock,
-    watched_pass,
+    proved_models,
+    store_calls,
 )
+from normscope.tracing.records import AttentionRecord, LayerRecord
+from normscope.tracing.replay import replay_layer
+from normscope.tracing.trace import watched_pass
 
 CLOSE = 1e-4  # largest relative difference of equal vectors; rounding errors are well below
 SHORT_LENGTH = 4  # tokens of the proof input
 MASKED_LENGTH = 40  # tokens of the masked proof input for attention functions from outside transformers
-
-_proved: WeakKeyDictionary[nn.Module, tuple[Any, LayerCalls]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -59,27 +58,19 @@ class ProofInput:
 def prove(loaded: LoadedModel) -> None:
     """Raise an error if the records of a model differ from what it computes; otherwise store its layer calls in
     `loaded`. A model that has not changed since its last proof is not run again."""
-    # Slicing a ModuleList creates a new one in training mode, which has no effect.
-    lists = nn.ModuleList | nn.ModuleDict
-    if any(module.training for module in loaded.given.modules() if not isinstance(module, lists)):
-        raise NormscopeError("The model is in training mode, so dropout would change the results. Call model.eval().")
-    if loaded.given is not loaded.model:  # another peft adapter may be active now
-        update_prompt(loaded)
     with model_lock(loaded.base):
-        found = _proved.get(loaded.base)
-        if found is None or found[0] != (loaded.stacks, proof_structure_fingerprint(loaded)):
-            forget_proof(loaded)
-            calls = _run_proof(loaded)  # before the fingerprint: transformers may add hooks when the model runs
-            found = _proved[loaded.base] = ((loaded.stacks, proof_structure_fingerprint(loaded)), calls)
-        loaded.calls = calls = found[1]
-        loaded.depths = [len(calls.modules[stack.side]) for stack in loaded.stacks]
-        loaded.head_counts = [max(calls.heads[stack.side]) for stack in loaded.stacks]
+        if is_proved(loaded):
+            return
+        forget_proof(loaded)
+        calls = _run_proof(loaded)  # before the fingerprint: transformers may add hooks when the model runs
+        proved_models[loaded.base] = ((loaded.stacks, model_fingerprint(loaded)), calls)
+        store_calls(loaded, calls)
 
 
 def forget_proof(loaded: LoadedModel) -> None:
     """Discard the proof of a model, so that the next `prove` repeats it."""
     with model_lock(loaded.base):
-        _proved.pop(loaded.base, None)
+        proved_models.pop(loaded.base, None)
 
 
 def _run_proof(loaded: LoadedModel) -> LayerCalls:
@@ -131,32 +122,6 @@ def compare_proof_passes(loaded: LoadedModel, given: ProofInput) -> tuple[LayerC
         heads = {side: tuple(some) for side, some in comparison.heads.items()}
         modules = {side: tuple(call for call, _ in some) for side, some in plain.items()}
         return LayerCalls(modules, heads), comparison.worst
-
-
-def proof_structure_fingerprint(loaded: LoadedModel) -> Any:
-    """Everything except the weights that determines a forward pass: modules, their code, hooks, dtypes, attention.
-    Equal fingerprints mean that none of it has changed."""
-    modules = []
-    for module in loaded.given.modules():
-        own = module.__dict__
-        modules.append(
-            (
-                weakref.ref(module),
-                type(module).forward,
-                own.get("forward"),
-                own.get("is_causal"),
-                module.training,
-                tuple(module._forward_hooks),
-                tuple(module._forward_pre_hooks),
-                tuple((p.dtype, p.shape) for p in module._parameters.values() if p is not None),
-            )
-        )
-    names = [attention_implementation(config) for config in attention_configs(loaded.base)]
-    files = {type(module).__module__ for module in loaded.base.modules()}
-    eager = {name: getattr(sys.modules.get(name), "eager_attention_forward", None) for name in files}
-    everywhere = torch.nn.modules.module
-    hooks = tuple(everywhere._global_forward_hooks), tuple(everywhere._global_forward_pre_hooks)
-    return modules, hooks, names, [ALL_ATTENTION_FUNCTIONS.get(name) for name in names], eager
 
 
 def has_foreign_attention(base: PreTrainedModel) -> bool:

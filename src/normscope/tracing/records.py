@@ -6,17 +6,40 @@ b items, n tokens, H heads, d model width; i indexes output tokens, j input toke
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor
 
+from normscope.errors import NormscopeError
 from normscope.models.scopes import Step
+
+Rows = slice | Tensor  # the same rows of all items, or the positions (b, R) of those of each
+
+
+@dataclass(frozen=True)
+class AttentionRows:
+    """The probabilities of one attention in one pass, for some rows at a time."""
+
+    shape: tuple[int, int, int, int]  # (b, H, i, j)
+    compute: Callable[[Rows], Tensor]  # (b, H, R, j); without the last columns if a slice of rows attends to none
+    device: torch.device
+    sums: Tensor | None = None  # (b, H, i): the sum of each row; None: one
+    misfit: Tensor | None = None  # the largest difference found so far, relative to rounding; None: exact
+
+    def refuse_misfit(self) -> None:
+        """Raise an error if the rows computed so far are not those that the attention function used."""
+        if self.misfit is not None and not float(self.misfit) <= 1:
+            raise NormscopeError(
+                "The attention probabilities recomputed from queries and keys do not give the output of the model's "
+                "attention function. Load the model with attn_implementation='eager'."
+            )
 
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """``output_i = sum_j sum_h weights_hij values_hj matrix_h + bias``."""
+    """``output_i = row_scale_i sum_j sum_h weights_hij (gate_hi * values_hj) matrix_h + bias``."""
 
     weights: Tensor  # (b, H, i, j) probabilities, stored as (b, j, H, i); the decomposition may overwrite them
     values: Tensor  # (b, H, j, d_h), including the value bias; fewer heads if several share one
@@ -27,13 +50,20 @@ class AttentionRecord:
     cross: bool = False  # j indexes encoder tokens
     sinks: bool = False  # part of each row's weight goes to no token
     latent: NormRecord | None = None  # between the two projections that make the values
+    value_norm: NormRecord | None = None  # of each head's values; `inverse` is (b, heads of the values, j)
+    gate: Tensor | None = None  # (b, i, H, d_h): multiplies the mixed values, held
+    inner: NormRecord | None = None  # of the mixed values, all heads side by side; part of `matrix` and `bias`
+    row_scale: Tensor | None = None  # (b, i): its 1 / s_i, which multiplies what `matrix` makes of the values
+    rows: AttentionRows | None = None  # recomputes the weights, which then have no rows
+    mixed: Tensor | None = None  # (b, i, H d_h): what W_O reads, if `rows` is given
 
 
 @dataclass(frozen=True)
 class ResidualRecord:
-    """The sum of a residual connection."""
+    """The sum of a residual connection, ``skip * x`` plus the outputs of the branches."""
 
     output: Tensor  # (b, i, d) as computed by the model
+    skip: Tensor | None = None  # (d,)
 
 
 @dataclass(frozen=True)
@@ -76,6 +106,8 @@ class Unit:
     routing: Tensor | None = None  # (b, i), zero if the expert was not chosen
     joint: Callable[[Tensor, Tensor], Tensor] | None = None  # replaces g(into) * up
     bend: float | None = None  # position of the kinks of `joint`, in either argument
+    inverse: Tensor | None = None  # (b, i): 1 / s_i of a norm before `out`, whose gain and shift `out` includes
+    scaled_input: bool = False  # `routing` multiplies the input instead of the output
 
 
 @dataclass(frozen=True)
@@ -84,6 +116,7 @@ class FeedForwardRecord:
 
     units: tuple[Unit, ...]
     output: Tensor  # (b, i, d)
+    inner: NormRecord | None = None  # of the hidden units, before W_2
 
 
 Record = AttentionRecord | ResidualRecord | ScaleRecord | NormRecord | FeedForwardRecord
@@ -108,50 +141,3 @@ class LayerRecord:
     parts: tuple[Record, ...]  # one for each requested step of the layer
     steps: tuple[Step, ...]  # these steps, as the layer itself has them
     proof: ProofRecord | None = None  # only while a model is proved
-
-
-BATCHED = {"weights", "values", "output", "inverse", "hidden", "routing"}  # fields with an item dimension
-BY_ROW = {"output", "inverse", "hidden", "routing"}  # fields whose second dimension is the output position
-
-
-def select_items(layer: LayerRecord, items: slice) -> LayerRecord:
-    """The record of some of the items."""
-    if len(layer.input[items]) == len(layer.input):
-        return layer
-    parts = tuple(_map_record(part, BATCHED, lambda x: x[items]) for part in layer.parts)
-    return LayerRecord(layer.index, layer.input[items], parts, layer.steps)
-
-
-def select_rows(layer: LayerRecord, positions: Tensor | None) -> LayerRecord:
-    """The record with outputs only at `positions` (b, R); the input and the attention's columns stay complete."""
-    if positions is None:
-        return layer
-    parts = []
-    for part in layer.parts:
-        chosen = _map_record(part, BY_ROW, lambda x: gather_rows(x, positions))
-        if isinstance(part, AttentionRecord):
-            chosen = replace(chosen, weights=gather_rows(part.weights.transpose(1, 2), positions).transpose(1, 2))
-        parts.append(chosen)
-    return LayerRecord(layer.index, layer.input, tuple(parts), layer.steps)
-
-
-def gather_rows(x: Tensor, positions: Tensor | None) -> Tensor:
-    """(b, R, ...): x (b, n, ...) at `positions` (b, R)."""
-    if positions is None:
-        return x
-    index = positions.view(*positions.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:])
-    return x.gather(1, index)
-
-
-def _map_record(record: Any, names: set[str], change: Callable[[Tensor], Tensor]) -> Any:
-    """The record with `change` applied to the fields in `names`, also in nested records."""
-    changed: dict[str, Any] = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if isinstance(value, Tensor) and field.name in names:
-            changed[field.name] = change(value)
-        elif isinstance(value, Projection):
-            changed[field.name] = _map_record(value, names, change)
-        elif isinstance(value, tuple):
-            changed[field.name] = tuple(_map_record(one, names, change) for one in value)
-    return replace(record, **changed)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from normscope.models.scopes import Step
 from normscope.models.spec import Attention, FeedForward
+from normscope.tracing.recorded import gated_hidden, replay_with_bias
 from normscope.tracing.records import (
     AttentionRecord,
     FeedForwardRecord,
@@ -51,31 +52,30 @@ def replay_layer(layer: LayerRecord) -> Iterator[tuple[Step, Tensor, Tensor]]:
                     _replay_values_by_token(part.values[:, :, : values.shape[2]]),
                 )
             mixed = _replay_mixed_values(part)
-            yield step, mixed, read[op.output]
+            yield step, mixed if part.inner is None else _replay_norm(part.inner, mixed), read[op.output]
             if op.output not in plain:
-                yield step, _replay_with_bias(mixed @ part.matrix.flatten(0, 1), part.bias), part.output
+                mixed = mixed if part.row_scale is None else mixed * part.row_scale[..., None]
+                yield step, replay_with_bias(mixed @ part.matrix.flatten(0, 1), part.bias), part.output
         elif isinstance(part, FeedForwardRecord) and isinstance(op, FeedForward):
             (unit,) = part.units
             for path in (op.into,) if op.up is None else (op.into, op.up):
                 yield step, state, read[path]
             if {op.into, op.up} - plain - {None}:
                 yield from ((step, *projected) for projected in _replay_projections(state, unit))
-            yield step, _replay_gated_hidden(unit), read[op.out]
+            hidden = gated_hidden(unit)
+            yield step, hidden if part.inner is None else _replay_norm(part.inner, hidden), read[op.out]
             if op.out not in plain:
                 yield step, _replay_unit_output(unit), part.output
         elif isinstance(part, FeedForwardRecord):
             for unit in part.units:
-                yield from ((step, *projected) for projected in _replay_projections(state, unit))
-            yield (
-                step,
-                sum((_replay_unit_output(unit) for unit in part.units[1:]), _replay_unit_output(part.units[0])),
-                part.output,
-            )
+                given = state * unit.routing[..., None] if unit.scaled_input and unit.routing is not None else state
+                yield from ((step, *projected) for projected in _replay_projections(given, unit))
+            first, *others = (_replay_unit_output(unit) for unit in part.units)
+            yield step, sum(others, first), part.output
         elif isinstance(part, NormRecord):
-            centred = state - state.mean(-1, keepdim=True) if part.kind == "layer" else state
-            yield step, _replay_with_bias(centred * part.inverse[..., None] * part.gain, part.shift), part.output
+            yield step, _replay_norm(part, state), part.output
         else:
-            yield step, sum((*done, entry), state), part.output
+            yield step, sum((*done, entry if part.skip is None else entry * part.skip), state), part.output
         state = part.output
         if step.role == "sum":
             done = []
@@ -83,11 +83,17 @@ def replay_layer(layer: LayerRecord) -> Iterator[tuple[Step, Tensor, Tensor]]:
             entry = state
 
 
+def _replay_norm(part: NormRecord, x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True) if part.kind == "layer" else x
+    return replay_with_bias(centred * part.inverse[..., None] * part.gain, part.shift)
+
+
 def _replay_mixed_values(part: AttentionRecord) -> Tensor:
-    """(b, i, H d_h): the input of W_O."""
+    """(b, i, H d_h): the values mixed by the weights, times the gate."""
     shared = part.weights.shape[1] // part.values.shape[1]
     values = part.values if shared == 1 else part.values.repeat_interleave(shared, dim=1)
-    return torch.matmul(part.weights, values).transpose(1, 2).flatten(2)
+    mixed = torch.matmul(part.weights, values).transpose(1, 2)
+    return (mixed if part.gate is None else mixed * part.gate).flatten(2)
 
 
 def _replay_values_by_token(values: Tensor) -> Tensor:
@@ -97,22 +103,11 @@ def _replay_values_by_token(values: Tensor) -> Tensor:
 def _replay_projections(x: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
     for one in (unit.into, unit.up):
         if one is not None:
-            yield _replay_with_bias(x @ one.weight, one.bias), one.hidden
-
-
-def _replay_gated_hidden(unit: Unit) -> Tensor:
-    """(b, n, d_ff): the input of W_2."""
-    hidden = unit.into.hidden
-    if unit.joint is not None and unit.up is not None:
-        return unit.joint(hidden, unit.up.hidden)
-    gated = unit.activation(hidden)
-    return gated if unit.up is None else gated * unit.up.hidden
+            yield replay_with_bias(x @ one.weight, one.bias), one.hidden
 
 
 def _replay_unit_output(unit: Unit) -> Tensor:
-    output = _replay_with_bias(_replay_gated_hidden(unit) @ unit.out, unit.out_bias)
-    return output if unit.routing is None else output * unit.routing[..., None]
-
-
-def _replay_with_bias(x: Tensor, bias: Tensor | None) -> Tensor:
-    return x if bias is None else x + bias
+    hidden = gated_hidden(unit)
+    hidden = hidden if unit.inverse is None else hidden * unit.inverse[..., None]
+    output = replay_with_bias(hidden @ unit.out, unit.out_bias)
+    return output if unit.routing is None or unit.scaled_input else output * unit.routing[..., None]

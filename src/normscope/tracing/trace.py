@@ -1,26 +1,21 @@
 """Run a forward pass and record every layer.
 
-Attention probabilities come from a stand-in registered with the attention interface of transformers, together with a
-mask function (without one the model would attend to masked tokens). During a trace, the config of the model names the
-stand-in as its attention implementation. The stand-in calls the recorder of the tracing thread; in other threads it
-calls the implementation that it replaces. Everything else is recorded by forward hooks. A lock per model protects the
-trace, and the model is always restored exactly.
+Attention probabilities come from a stand-in for the model's attention function (`model_state`), everything else
+from forward hooks. If only some rows of the probabilities are needed, or if they can be recomputed later, the model's
+own attention function runs (`attention_rows`).
 """
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from math import isfinite
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers import PreTrainedModel
 
 from normscope.errors import NormscopeError
 from normscope.inputs.encode import forward_inputs
@@ -33,135 +28,25 @@ from normscope.models.modules import (
     layer_blocks,
     layer_modules,
     layer_submodule,
+    paths_by_row,
     product_paths,
     refuse_autocast,
     watched_paths,
     without_compilation,
 )
 from normscope.models.scopes import Step, layer_steps
-from normscope.tracing.build import (
-    LayerCall,
-    ProbabilitySpace,
-    RecordRequest,
-    check_finite,
-    check_last_norm,
-    is_encoder_output,
+from normscope.models.spec import Norm
+from normscope.tracing.attention_rows import AttentionCall, attend_in_blocks
+from normscope.tracing.build import LayerCall, ProbabilitySpace, RecordRequest
+from normscope.tracing.model_state import (
+    active_trace,
+    attention_stand_in,
+    is_stand_in_missing,
+    model_lock,
+    uses_known_attention,
 )
 from normscope.tracing.products import attention_hooks, copy_tensors, product_watch
-
-_guard = threading.Lock()
-_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-active_trace = threading.local()  # .recorder: the Recorder of the trace running in this thread
-_swapped: dict[int, list[Any]] = {}  # id of a config -> [its attention implementation, number of running traces]
-_stand_ins: dict[str, str] = {}  # attention implementation -> registered name of its stand-in
-
-
-def model_lock(base: PreTrainedModel) -> threading.RLock:
-    """The lock of a model; hold it while hooks are attached."""
-    with _guard:
-        return _locks.setdefault(base, threading.RLock())
-
-
-@contextmanager
-def attention_stand_in(base: PreTrainedModel, recorder: Any) -> Iterator[list[Any]]:
-    """Pass the attention calls of this thread to `recorder`. Yields a list for hook handles, which are removed at the
-    end; the model is restored even after an error."""
-    handles: list[Any] = []
-    configs: list[Any] = []
-    previous = getattr(active_trace, "recorder", None)
-    try:
-        active_trace.recorder = recorder
-        for config in attention_configs(base):
-            _swap_attention(config)
-            configs.append(config)
-        yield handles
-    finally:
-        for config in configs:
-            _restore_attention(config)
-        for handle in handles:
-            handle.remove()
-        active_trace.recorder = previous
-
-
-def attention_configs(base: PreTrainedModel) -> list[Any]:
-    """The configs inside the model that name an attention implementation, without duplicates."""
-    found = {id(m.__dict__["config"]): m.__dict__["config"] for m in base.modules() if "config" in m.__dict__}
-    return [config for config in found.values() if getattr(config, "_attn_implementation", None) is not None]
-
-
-def attention_implementation(config: Any) -> str:
-    """The original attention implementation of a config, even during a trace."""
-    with _guard:
-        entry = _swapped.get(id(config))
-        return str(config._attn_implementation if entry is None else entry[0])
-
-
-def _swap_attention(config: Any) -> None:
-    """Switch a config to the stand-in; counted, because models that share a config may be traced concurrently."""
-    with _guard:
-        if id(config) not in _swapped:
-            own = config._attn_implementation
-            _swapped[id(config)] = [own, 0]
-            # The public setter would change sub-configs too.
-            config._attn_implementation_internal = _register_stand_in(own)
-        _swapped[id(config)][1] += 1
-
-
-def _restore_attention(config: Any) -> None:
-    with _guard:
-        entry = _swapped[id(config)]
-        entry[1] -= 1
-        if entry[1] == 0:
-            config._attn_implementation_internal = entry[0]
-            del _swapped[id(config)]
-
-
-def _register_stand_in(own: str) -> str:
-    """Register the stand-in for the attention implementation `own`, if necessary, and return its name.
-
-    There is one stand-in per implementation, so that threads without a trace need no shared state to call the original.
-    The name must not contain "sdpa", "flash" or "flex", for which transformers makes extra checks.
-    """
-    if own in _stand_ins:
-        return _stand_ins[own]
-
-    def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> Any:
-        recorder: Any = getattr(active_trace, "recorder", None)
-        eager = _eager_attention(module)
-        if recorder is None:
-            function = ALL_ATTENTION_FUNCTIONS.get_interface(own, eager)
-            return function(module, query, key, value, attention_mask, **kwargs)
-        return recorder.attend(eager, module, query, key, value, attention_mask, kwargs)
-
-    def mask(*args: Any, **kwargs: Any) -> Any:
-        if getattr(active_trace, "recorder", None) is None:
-            return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **kwargs)
-        dtype = kwargs.get("dtype", torch.float32)
-        # Built in float32, then cast: the lowest float64 value would overflow in families with a float32 softmax.
-        kwargs["dtype"] = torch.float32 if dtype == torch.float64 else dtype
-        built: Tensor | None = eager_mask(*args, **kwargs)
-        return None if built is None else built.to(dtype)
-
-    name = f"normscope{len(_stand_ins)}"
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, mask)
-    _stand_ins[own] = name
-    return name
-
-
-def _eager_attention(module: nn.Module) -> Callable[..., Any]:
-    """The eager attention of the modelling file that defines the module's class (or the class it derives from)."""
-    for cls in type(module).__mro__:
-        function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
-        if function is not None:
-            return function  # type: ignore[no-any-return]
-    raise NormscopeError(
-        f"{type(module).__name__} does not use the attention interface of transformers: its file has no function "
-        "eager_attention_forward. For such a family, set `probabilities` in its Attention."
-    )
-
+from normscope.tracing.recorded import gather_rows
 
 SCORES = 2**20  # attention scores computed at a time
 
@@ -173,10 +58,13 @@ def trace(
     *,
     head: bool = False,
     to_the_end: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """One recorded forward pass over a batch; `head` includes the model's head. See `watched_pass`."""
+    """One recorded forward pass over a batch; `head` includes the model's head, `options` are arguments of the model
+    besides its inputs. See `watched_pass`."""
     model = module_to_call(loaded, head)
-    return watched_pass(loaded.base, forward_inputs(loaded, items), requests, loaded.dtype, model, to_the_end)
+    inputs = {**forward_inputs(loaded, items), **(options or {})}
+    return watched_pass(loaded.base, inputs, requests, loaded.dtype, model, to_the_end)
 
 
 def module_to_call(loaded: LoadedModel, head: bool) -> nn.Module:
@@ -202,7 +90,8 @@ def watched_pass(
     """
     refuse_autocast(base.device)
     with model_lock(base), torch.no_grad(), without_compilation(base):
-        recorder = Recorder(dtype, () if to_the_end or has_foreign_hooks(base) else requests)
+        in_blocks = uses_known_attention(base) and all(request.in_blocks for request in requests)
+        recorder = Recorder(dtype, () if to_the_end or has_foreign_hooks(base) else requests, in_blocks)
         output, products = None, any(product_paths(request.steps) for request in requests)
         with attention_stand_in(base, recorder) as handles, product_watch(recorder) if products else nullcontext():
             for request in requests:
@@ -213,7 +102,7 @@ def watched_pass(
             except _StopPassError:
                 pass
             except Exception as error:  # models may raise anything
-                if isinstance(error, NormscopeError) or not recorder.in_model:
+                if isinstance(error, NormscopeError) or not recorder.in_model or is_stand_in_missing(error):
                     raise
                 raise NormscopeError(f"The model's own forward pass failed: {error}") from error
         for request in requests:
@@ -229,9 +118,11 @@ class Recorder:
     """Collects the inputs and outputs of the current layer call, and delivers its record once the requested steps are
     complete, while the tensors are still in the CPU caches."""
 
-    def __init__(self, dtype: torch.dtype, until: Sequence[RecordRequest]) -> None:
-        """The pass stops when the requests in `until` are complete; if empty, it runs to the end."""
+    def __init__(self, dtype: torch.dtype, until: Sequence[RecordRequest], in_blocks: bool = False) -> None:
+        """The pass stops when the requests in `until` are complete; if empty, it runs to the end. `in_blocks`: the
+        model's own attention function runs, and no attention keeps all its probabilities."""
         self.dtype = dtype
+        self.in_blocks = in_blocks
         self.records_left = sum(len(request.layers or ()) for request in until)
         self.thread = threading.get_ident()
         self.call_counts: dict[str, int] = {}  # side -> layer calls so far
@@ -250,6 +141,7 @@ class Recorder:
         modules = {
             path: layer_submodule(layer, path) for path in watched_paths(steps, request.constants or request.for_proof)
         }
+        by_row = paths_by_row(steps) if request.positions is not None and not request.constants else set()
         if request.for_proof:
             self.plain_linear[id(layer)] = frozenset(path for path in modules if is_plain_linear(modules[path]))
         handles.append(layer.register_forward_pre_hook(self._layer_start_hook(request, steps), with_kwargs=True))
@@ -259,7 +151,8 @@ class Recorder:
             if (path, module) in self.hooked:  # layers may share a module
                 continue
             self.hooked.add((path, module))
-            handles.append(module.register_forward_hook(self._submodule_hook(path, request.stack.in_place)))
+            hook = self._submodule_hook(path, request.stack.in_place, path in by_row)
+            handles.append(module.register_forward_hook(hook))
             if path == last:
                 handles.append(module.register_forward_hook(self._last_submodule_hook(len(modules))))
         handles.append(layer.register_forward_hook(self._on_layer_end))
@@ -315,13 +208,15 @@ class Recorder:
 
         return hook
 
-    def _submodule_hook(self, path: str, copy: bool) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def _submodule_hook(self, path: str, copy: bool, by_row: bool) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             call = self.call_to_record()
             if call is not None:
                 inputs, outputs = call.seen.setdefault(path, ([], []))
                 inputs.append(copy_tensors(args) if copy else args)
                 outputs.append(copy_tensors(output) if copy else output)
+                if by_row:
+                    call.keep_rows(path)
 
         return hook
 
@@ -338,8 +233,8 @@ class Recorder:
     def _on_layer_end(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not self.is_active():
             return
-        assert self.current_call is not None
         call, requested = self.current_call, self.call_to_record() is not None
+        assert call is not None
         y = output[0] if isinstance(output, tuple | list) else output
         if requested:
             check_last_norm(call, y)
@@ -350,14 +245,14 @@ class Recorder:
         self.current_call = None
 
     def _deliver_record(self, call: LayerCall, y: Tensor) -> None:
-        """Build the record of a layer whose output so far is y, and pass it to `on_layer`."""
+        """Build the record of a layer whose output so far is y, for `on_layer`."""
         check_finite(y, call.request.real, f"Layer {call.index} (counted from 0) outputs")
         active_trace.recorder, self.in_model = None, False  # `on_layer` may call modules
         try:
             record = call.record(y)
             self.recorded.setdefault(call.request.stack.side, set()).add(call.index)
             call.recorded = True
-            for kept in (call.seen, call.attention, call.products):
+            for kept in (call.seen, call.attention, call.attention_rows, call.products):
                 kept.clear()
             call.request.on_layer(record)
             self.in_model = True
@@ -377,24 +272,72 @@ class Recorder:
         mask: Tensor | None,
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
-        """Eager attention of the model's family, some heads at a time so that the scores stay in cache. A
-        different softmax would round differently and change later layers by about 1e-6."""
+        """Eager attention of the model's family, some heads at a time so that the scores stay in cache. A different
+        softmax would round differently and change later layers by about 1e-6."""
         call = self.call_to_record()
         if call is None:
             return eager(module, query, key, value, mask, **kwargs)  # type: ignore[no-any-return]
         items, heads, rows = query.shape[:3]
         columns, shared = key.shape[2], heads // key.shape[1]  # query heads per key and value head
-        step = heads
         by_head = any(isinstance(x, Tensor) and x.dim() == 4 and x.shape[1] == heads for x in (mask, *kwargs.values()))
-        if not by_head and not hasattr(module, "sinks"):
-            step = shared * max(1, SCORES // (items * rows * columns * shared))
+        by_head = by_head or any(one.numel() == heads for one in module.parameters(recurse=False))  # such as sinks
+        step = heads if by_head else shared * max(1, SCORES // (items * rows * columns * shared))
         kept = self.space.take(bool(call.attention), (items, heads, columns, rows), query.device)
         outputs = []
         for head in range(0, heads, step):
             some, few = slice(head, head + step), slice(head // shared, (head + step) // shared)
-            output, weights = eager(module, query[:, some], key[:, few], value[:, few], mask, **kwargs)
+            given = module, query[:, some], key[:, few], value[:, few], mask
+            output, weights = call.attend(eager, given, kwargs)
             kept[:, :, some].copy_(weights.permute(0, 3, 1, 2))
             outputs.append(output)
         probabilities = kept.permute(0, 2, 3, 1)
         call.attention[id(module)] = (probabilities, value)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), probabilities
+
+    def attend_in_blocks(
+        self,
+        function: Callable[..., Any],
+        eager: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[Tensor, None]:
+        """The model's own attention `function`, whose probabilities are recorded for the requested rows only."""
+        call = self.call_to_record()
+        given = AttentionCall(eager, module, query, key, value, mask, kwargs)
+        output, rows = attend_in_blocks(function, given, None if call is None else call.request.real)
+        if call is not None:
+            assert rows is not None
+            call.attention_rows[id(module)] = rows, value, output
+        return output, None
+
+
+def check_last_norm(call: LayerCall, y: Tensor) -> None:
+    """Raise an error if the output of a layer differs from that of its final norm, because a hook changes it."""
+    request = call.request
+    last = call.steps[-1].part
+    whole = len(call.steps) == len(layer_steps(request.stack.blocks))
+    if not whole or not isinstance(last, Norm) or last.path not in call.seen or request.for_proof:
+        return  # a proof compares the output with that of a plain pass
+    norm_output, y = call.row_output(last.path), call.rows_of(y)
+    real = request.real if request.positions is None else gather_rows(request.real, request.positions)
+    if norm_output.data_ptr() != y.data_ptr() and not torch.allclose(norm_output[real], y[real], 1e-5, 1e-6):
+        raise NormscopeError(
+            f"Layer {call.index} (counted from 0) does not output what {last.path}, its last component, outputs: a "
+            "hook or wrapper changes it. Remove the hook or wrapper."
+        )
+
+
+def check_finite(x: Tensor, real: Tensor, subject: str) -> None:
+    """Raise an error if a token that is not padding has NaN or infinite values; `subject` starts its message."""
+    # If the sum is finite, all elements are. Padding may make it infinite, so then each token is checked.
+    if not isfinite(x.sum().item()) and not bool(torch.isfinite(x[real]).all()):
+        raise NormscopeError(f"{subject} NaN or infinite values. Check the weights and dtype of the model.")
+
+
+def is_encoder_output(value: Any) -> bool:
+    """True for a float tensor of 3 dimensions: among the later arguments of a layer, only encoder states are one."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3

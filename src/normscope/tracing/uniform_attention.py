@@ -18,8 +18,8 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.modules import MATMUL, layer_attribute, layer_modules
 from normscope.models.scopes import layer_steps
 from normscope.models.spec import Attention, Stack
+from normscope.tracing.model_state import active_trace, attention_stand_in, model_lock
 from normscope.tracing.products import ProductWatch
-from normscope.tracing.trace import active_trace, attention_stand_in, model_lock
 
 
 def run_uniform_attention(loaded: LoadedModel, item: Item, layers: Sequence[int], *, logits: bool = False) -> Tensor:

@@ -1,0 +1,341 @@
+"""More families of causal language models, which differ from those of `causal` in a norm, a projection or the order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from normscope.models.attributes import COMMON, DECODER, GPT, attribute_names
+from normscope.models.causal import GATED, GPT2, LLAMA, PHI3, SELF_ATTENTION, decoder_stacks, pre_ln_blocks
+from normscope.models.encoders import MODERNBERT
+from normscope.models.spec import Attention, Block, Branch, FeedForward, Norm, Refusal
+
+LLAMA_LIKE = replace(
+    LLAMA,
+    name="Llama-like",
+    model_types=("smollm3", "ministral", "ministral3", "seed_oss", "ernie4_5", "hunyuan_v1_dense", "helium"),
+    attributes=LLAMA.attributes
+    | attribute_names(
+        "no_rope_layers no_rope_layer_interval attention_out_bias residual_dropout use_bias eod_token_id"
+    ),
+    note="as Llama: SmolLM3, Ministral, Seed-OSS, ERNIE 4.5, Hunyuan (dense), Helium",
+)
+GRANITE = replace(
+    LLAMA,
+    name="Granite",
+    model_types=("granite",),
+    stacks=decoder_stacks(
+        "layers.*",
+        (
+            Block((Branch(SELF_ATTENTION, pre=Norm("input_layernorm", "rms"), scale="residual_multiplier"),)),
+            Block((Branch(GATED, pre=Norm("post_attention_layernorm", "rms"), scale="residual_multiplier"),)),
+        ),
+    ),
+    attributes=LLAMA.attributes
+    | attribute_names("embedding_multiplier logits_scaling residual_multiplier attention_multiplier"),
+    note="as Llama; both branches are multiplied by a number",
+)
+ARCEE = replace(
+    LLAMA,
+    name="Arcee",
+    model_types=("arcee",),
+    stacks=decoder_stacks(
+        "layers.*",
+        pre_ln_blocks(
+            SELF_ATTENTION,
+            "input_layernorm",
+            FeedForward("mlp.up_proj", "mlp.act_fn", "mlp.down_proj"),
+            "post_attention_layernorm",
+            "rms",
+        ),
+    ),
+    note="as Llama; feed-forward without gate, squared ReLU",
+)
+APERTUS = replace(
+    ARCEE,
+    name="Apertus",
+    model_types=("apertus",),
+    stacks=decoder_stacks(
+        "layers.*",
+        pre_ln_blocks(
+            SELF_ATTENTION,
+            "attention_layernorm",
+            FeedForward("mlp.up_proj", "mlp.act_fn", "mlp.down_proj"),
+            "feedforward_layernorm",
+            "rms",
+        ),
+    ),
+    note="as Arcee, with xIELU",
+)
+GEMMA = replace(
+    LLAMA,
+    name="Gemma",
+    model_types=("gemma",),
+    stacks=decoder_stacks(
+        "layers.*",
+        (
+            Block((Branch(SELF_ATTENTION, pre=Norm("input_layernorm", "rms", 1.0)),)),
+            Block((Branch(GATED, pre=Norm("post_attention_layernorm", "rms", 1.0)),)),
+        ),
+    ),
+    attributes=LLAMA.attributes | {"use_bidirectional_attention"},
+    note="as Llama, norms (1 + gamma), GeGLU",
+)
+PACKED = FeedForward("mlp.gate_up_proj", "mlp.activation_fn", "mlp.down_proj", up="mlp.gate_up_proj")
+GLM = replace(
+    PHI3,
+    name="GLM",
+    model_types=("glm",),
+    stacks=decoder_stacks(
+        "layers.*", pre_ln_blocks(SELF_ATTENTION, "input_layernorm", PACKED, "post_attention_layernorm", "rms")
+    ),
+    note="as Llama; one projection for gate and up",
+)
+GLM4 = replace(
+    GLM,
+    name="GLM-4",
+    model_types=("glm4",),
+    stacks=decoder_stacks(
+        "layers.*",
+        (
+            Block(
+                (
+                    Branch(
+                        SELF_ATTENTION,
+                        pre=Norm("input_layernorm", "rms"),
+                        post=Norm("post_self_attn_layernorm", "rms"),
+                    ),
+                )
+            ),
+            Block(
+                (Branch(PACKED, pre=Norm("post_attention_layernorm", "rms"), post=Norm("post_mlp_layernorm", "rms")),)
+            ),
+        ),
+    ),
+    note="as GLM, sandwich norms",
+)
+OLMO2 = replace(
+    LLAMA,
+    name="OLMo 2",
+    model_types=("olmo2", "olmo3", "exaone4"),
+    stacks=decoder_stacks(
+        "layers.*",
+        (
+            Block((Branch(SELF_ATTENTION, post=Norm("post_attention_layernorm", "rms")),)),
+            Block((Branch(GATED, post=Norm("post_feedforward_layernorm", "rms")),)),
+        ),
+    ),
+    attributes=LLAMA.attributes | {"sliding_window_pattern"},
+    note="a norm after each branch and none before (also OLMo 3 and EXAONE 4)",
+)
+OLMO = replace(
+    LLAMA,
+    name="OLMo",
+    model_types=("olmo",),
+    stacks=decoder_stacks(
+        "layers.*", pre_ln_blocks(SELF_ATTENTION, "input_layernorm", GATED, "post_attention_layernorm", "layer")
+    ),
+    refusals=(Refusal("clip_qkv", None, "the values are clamped"),),
+    note="as Llama, with a LayerNorm without parameters",
+)
+STABLELM = replace(
+    OLMO,
+    name="StableLM (sequential)",
+    model_types=("stablelm",),
+    when={"use_parallel_residual": False},
+    attributes=LLAMA.attributes
+    | attribute_names("layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual hidden_dropout"),
+    refusals=(),
+    note="as Llama, with a LayerNorm",
+)
+STARCODER2 = replace(
+    OLMO,
+    name="StarCoder2",
+    model_types=("starcoder2",),
+    stacks=decoder_stacks(
+        "layers.*",
+        pre_ln_blocks(
+            SELF_ATTENTION,
+            "input_layernorm",
+            FeedForward("mlp.c_fc", "mlp.act", "mlp.c_proj"),
+            "post_attention_layernorm",
+            "layer",
+        ),
+    ),
+    attributes=LLAMA.attributes | attribute_names("norm_epsilon residual_dropout embedding_dropout use_bias"),
+    refusals=(),
+    note="pre-LN, rotary positions, biases everywhere",
+)
+NEMOTRON = replace(
+    ARCEE,
+    name="Nemotron",
+    model_types=("nemotron",),
+    stacks=decoder_stacks(
+        "layers.*",
+        (
+            Block((Branch(SELF_ATTENTION, pre=Norm("input_layernorm", offset=1.0)),)),
+            Block(
+                (
+                    Branch(
+                        FeedForward("mlp.up_proj", "mlp.act_fn", "mlp.down_proj"),
+                        pre=Norm("post_attention_layernorm", offset=1.0),
+                    ),
+                )
+            ),
+        ),
+    ),
+    attributes=LLAMA.attributes | {"norm_eps"},
+    note="LayerNorm (1 + gamma), squared ReLU, rotary positions",
+)
+PHI = replace(
+    LLAMA,
+    name="Phi",
+    model_types=("phi",),
+    stacks=decoder_stacks(
+        "layers.*",
+        (
+            Block(
+                (
+                    Branch(Attention("self_attn", "self_attn.v_proj", "self_attn.dense"), pre=Norm("input_layernorm")),
+                    Branch(FeedForward("mlp.fc1", "mlp.activation_fn", "mlp.fc2"), pre=Norm("input_layernorm")),
+                )
+            ),
+        ),
+    ),
+    attributes=LLAMA.attributes
+    | attribute_names("resid_pdrop embd_pdrop layer_norm_eps qk_layernorm partial_rotary_factor"),
+    note="parallel, one norm shared by attention and feed-forward, biases everywhere (Phi-1 and 2)",
+)
+COHERE = replace(
+    LLAMA,
+    name="Cohere",
+    model_types=("cohere", "cohere2"),
+    stacks=decoder_stacks(
+        "layers.*",
+        (
+            Block(
+                (
+                    Branch(SELF_ATTENTION, pre=Norm("input_layernorm")),
+                    Branch(GATED, pre=Norm("input_layernorm")),
+                )
+            ),
+        ),
+    ),
+    attributes=LLAMA.attributes | attribute_names("logit_scale layer_norm_eps use_qk_norm"),
+    note="parallel, one LayerNorm without bias shared by attention and feed-forward",
+)
+BLOOM = replace(
+    LLAMA,
+    name="BLOOM",
+    model_types=("bloom",),
+    stacks=decoder_stacks(
+        "h.*",
+        pre_ln_blocks(
+            Attention(
+                "self_attention",
+                "self_attention.query_key_value",
+                "self_attention.dense",
+                packing="interleaved",
+                probabilities="self_attention.attention_dropout",
+            ),
+            "input_layernorm",
+            FeedForward("mlp.dense_h_to_4h", "mlp.gelu_impl", "mlp.dense_4h_to_h"),
+            "post_attention_layernorm",
+            "layer",
+        ),
+    ),
+    positions=None,
+    attributes=LLAMA.attributes
+    | attribute_names("n_layer n_head layer_norm_epsilon hidden_dropout slow_but_exact seq_length"),
+    refusals=(
+        Refusal("apply_residual_connection_post_layernorm", False, "its residual connection begins after the norm"),
+    ),
+    note="pre-LN, ALiBi, biases everywhere",
+)
+PERSIMMON = replace(
+    LLAMA,
+    name="Persimmon",
+    model_types=("persimmon",),
+    stacks=decoder_stacks(
+        "layers.*",
+        pre_ln_blocks(
+            Attention("self_attn", "self_attn.query_key_value", "self_attn.dense", packing="interleaved"),
+            "input_layernorm",
+            FeedForward("mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to_h"),
+            "post_attention_layernorm",
+            "layer",
+        ),
+    ),
+    attributes=LLAMA.attributes | attribute_names("layer_norm_eps qk_layernorm hidden_dropout"),
+    note="pre-LN, rotary positions, squared ReLU, biases everywhere",
+)
+GPT_BIGCODE = replace(
+    GPT2,
+    name="GPTBigCode",
+    model_types=("gpt_bigcode",),
+    when={"multi_query": True},
+    attributes=COMMON
+    | GPT
+    | attribute_names(
+        "scale_attn_weights attention_softmax_in_fp32 scale_attention_softmax_in_fp32 multi_query num_key_value_heads"
+    ),
+    note="as GPT-2, with one key and value for all heads (StarCoder)",
+)
+BIOGPT = replace(
+    GPT2,
+    name="BioGPT",
+    model_types=("biogpt",),
+    stacks=decoder_stacks(
+        "layers.*",
+        pre_ln_blocks(
+            Attention("self_attn", "self_attn.v_proj", "self_attn.out_proj"),
+            "self_attn_layer_norm",
+            FeedForward("fc1", "activation_fn", "fc2"),
+            "final_layer_norm",
+            "layer",
+        ),
+    ),
+    attributes=COMMON
+    | DECODER
+    | attribute_names(
+        "hidden_dropout_prob attention_probs_dropout_prob layer_norm_eps scale_embedding layerdrop activation_dropout"
+    ),
+    note="pre-LN, learned positions, biases everywhere",
+)
+MODERNBERT_DECODER = replace(
+    MODERNBERT,
+    name="ModernBERT (decoder)",
+    model_types=("modernbert-decoder",),
+    stacks=decoder_stacks(
+        "layers.*",
+        pre_ln_blocks(
+            Attention("attn", "attn.v_proj", "attn.Wo"),
+            "attn_norm",
+            FeedForward("mlp.Wi", "mlp.act", "mlp.Wo", up="mlp.Wi"),
+            "mlp_norm",
+            "layer",
+        ),
+    ),
+    note="as ModernBERT, causal, with a projection for each of query, key and value",
+)
+
+FAMILIES = (
+    LLAMA_LIKE,
+    GRANITE,
+    ARCEE,
+    APERTUS,
+    GEMMA,
+    GLM,
+    GLM4,
+    OLMO,
+    OLMO2,
+    STABLELM,
+    STARCODER2,
+    NEMOTRON,
+    PHI,
+    COHERE,
+    BLOOM,
+    PERSIMMON,
+    GPT_BIGCODE,
+    BIOGPT,
+    MODERNBERT_DECODER,
+)

@@ -18,13 +18,14 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import flow, models, papers
+from benchmarks import by_source, flow, long, models, papers, targets
 from benchmarks.corpora import corpus_rate, flat_memory, ray_rate, start_up
 from benchmarks.fresh import fresh, keeping_memory
 from benchmarks.measures import (
     Row,
     against_published,
     attention_scopes,
+    derivation,
     door,
     extra_memory,
     feed_forward_floor,
@@ -111,6 +112,7 @@ def minilm(quick: bool) -> Iterator[Measure]:
     for batch, length in shapes:
         yield lambda b=batch, n=length: attention_scopes(MINILM, model, b, n, 3)  # type: ignore[misc]
     yield lambda: door(MINILM, models.minilm, 6)
+    yield lambda: derivation(MINILM, models.minilm, 6)
     yield partial(fresh, against_published, MINILM, models.minilm, 1, 128, 3)
     yield lambda: feed_forward_floor(MINILM, model, 2, 128, 3)
     if not quick:
@@ -124,6 +126,9 @@ PARTS: dict[str, Callable[[], Iterator[Measure]]] = {
     "corpora": corpora,
     "papers": papers.rows,
     "flow": flow.rows,
+    "sources": by_source.rows,
+    "targets": targets.rows,
+    "long": long.rows,
     "viewer": viewer,
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -14,8 +16,9 @@ from benchmarks import products as bare
 from benchmarks.memory import peak_of
 from benchmarks.published import Published
 from benchmarks.timing import Seconds, Task, best, interleaved
-from normscope import Analyzer
+from normscope import Analyzer, derive
 from normscope.decompose.kernels import multiply_packed_kernel, pack_kernel_matrix
+from normscope.derivation.cache import forget_descriptions
 from normscope.engine.request import default_budget
 from normscope.models.registry import family_of
 from normscope.models.scopes import scope_aliases, scope_names
@@ -138,6 +141,19 @@ def door(name: str, make: Callable[[], PreTrainedModel], budget: float) -> Row:
         note=", ".join(f"{what} {1e3 * time:.1f} ms" for what, time in times.items()),
         seconds=seconds,
     )
+
+
+def derivation(name: str, make: Callable[[], PreTrainedModel], budget: float) -> Row:
+    """Seconds to describe a model by watching it and to prove the description, as `derive` does once for a type."""
+    model = make()
+
+    def derive_anew() -> None:
+        forget_descriptions()
+        derive(model)
+
+    with patch.dict(os.environ, {"NORMSCOPE_CACHE": ""}):
+        seconds = interleaved({"derive": derive_anew}, budget)
+    return Row("derivation", name, "and its proof", best(seconds)["derive"], 2.0, unit="s", seconds=seconds)
 
 
 def least_work(name: str, make: Callable[[], PreTrainedModel], length: int, budget: float) -> Row:

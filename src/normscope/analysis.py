@@ -64,6 +64,11 @@ class Analysis(ResultBase):
         return tuple(label.token for label in self.rows)
 
     @property
+    def by_source(self) -> bool:
+        """Whether the columns are sources, as asked for with `analyze(sources=...)`, instead of tokens."""
+        return any(label.side == "source" for label in self.columns)
+
+    @property
     def completeness(self) -> dict[str, Tensor]:
         """scope -> (layers,): ``max_i ||sum_j c_ij + b_i - y_i|| / max(||y_i||, max_j ||c_ij||)``."""
         return {scope: measured.completeness for scope, measured in self.measured.items()}
@@ -118,10 +123,12 @@ class Analysis(ResultBase):
 
         ``m_i0 / sum_j m_ij`` of the scope's map m: by weight for a -W scope, by norm for an -N scope.
         """
+        self.refuse_by_source("first_token_share()")
         return first_token.first_token_share(self[scope])
 
     def without_first(self, scope: str, renormalise: bool = False) -> Tensor:
         """(layers, rows, columns - 1): the map without the first token. `renormalise` scales its rows to sum to 1."""
+        self.refuse_by_source("without_first()")
         return first_token.without_first(self[scope], renormalise)
 
     def vectors(self, scope: str, layer: int, rows: Sequence[int] | None = None) -> Tensor:
@@ -134,7 +141,7 @@ class Analysis(ResultBase):
                 rows x columns x d numbers.
 
         Returns:
-            (rows, columns, d).
+            (rows, columns, d); for sources, the sums over their tokens.
 
         Raises:
             NormscopeError: If the scope has no vectors (-W scopes) or this analysis has no model.
@@ -181,9 +188,18 @@ class Analysis(ResultBase):
             An Analysis whose rows and columns are words. It has no head-level maps and no model.
 
         Raises:
-            NormscopeError: If there are no word ids (slow tokenizers, encodings) or no model.
+            NormscopeError: If there are no word ids (slow tokenizers, encodings), no model, or the columns are sources.
         """
+        self.refuse_by_source("words()")
         return word_level_analysis(self, scopes, layers, word_ids)
+
+    def refuse_by_source(self, what: str) -> None:
+        """Raise if the columns are sources, which `what` cannot use."""
+        if self.by_source:
+            raise NormscopeError(
+                f"{what} needs a column for each token, but the columns of this analysis are sources. Analyse the text "
+                "without sources."
+            )
 
     def resolve(self, scope: str) -> str:
         """The canonical name of a scope of this analysis, given case-insensitively or as an alias."""
@@ -302,7 +318,8 @@ class Analysis(ResultBase):
             The path of the file.
 
         Raises:
-            NormscopeError: If the file cannot be written, or `flow` is for another input or has no target.
+            NormscopeError: If the file cannot be written, `flow` is for another input or has no target, or the columns
+                are sources, which the viewer does not show.
         """
         from normscope.view.html import write_page
 
@@ -314,7 +331,8 @@ class Analysis(ResultBase):
     def summary(self) -> str:
         """Scopes, layers, size and completeness error in one line."""
         worst = max((float(one.completeness.nan_to_num(inf).max()) for one in self.measured.values()), default=0.0)
-        cells = f"{len(self.rows)} x {len(self.columns)} {self.info.get('level', 'tokens')}"
+        level = "tokens by source" if self.by_source else self.info.get("level", "tokens")
+        cells = f"{len(self.rows)} x {len(self.columns)} {level}"
         counts = f"{count_label(len(self), 'scope')}, {count_label(len(self.layers), 'layer')}"
         return f"{counts}, {cells}, completeness error {worst:.1e}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
 from typing import Any, Generic, cast
 
 import torch
@@ -12,26 +11,26 @@ from transformers import PreTrainedModel
 from typing_extensions import TypeVar
 
 from normscope import default_model
-from normscope.derivation.family import describe_model
-from normscope.derivation.prove import announce, prove_description
+from normscope.arguments import check_memory_budget
+from normscope.derivation.prove import load_proved
 from normscope.engine.request import Estimate, Options, requests_for
 from normscope.engine.run import Progress, Result, Workspace, batch_cost, run_batch, run_stream
 from normscope.errors import NormscopeError
+from normscope.explain.front import Explains
+from normscope.flow.resolve import TargetRequest
 from normscope.flow.result import Flow
 from normscope.flow.run import check_flow_gate, run_flow
-from normscope.inputs import generation
-from normscope.inputs.encode import Input, check_tokenizer, encode
-from normscope.inputs.item import Item
-from normscope.models import loading, versions
-from normscope.models.loaded import LoadedModel, load_model, run_dtype
-from normscope.models.registry import is_built_in, refuse_unknown_type
+from normscope.inputs.encode import Input, SourceInput, encode, encode_one
+from normscope.models import loading
+from normscope.models.loaded import run_dtype
 from normscope.models.spec import Family
+from normscope.tracing.model_state import is_proved
 from normscope.tracing.proof import prove
 
 ResultT = TypeVar("ResultT", bound=Result, default=Result, covariant=True)
 
 
-class Analyzer(Generic[ResultT]):
+class Analyzer(Explains, Generic[ResultT]):
     """Norm-based analysis of one model. The model is not modified.
 
     Results are an Analysis, or an EncoderDecoderAnalysis for an encoder-decoder. Type checkers cannot infer which:
@@ -59,14 +58,8 @@ class Analyzer(Generic[ResultT]):
         memory_budget: int | None = None,
         derive: bool = True,
     ) -> None:
-        versions.warn_if_untested_version()
-        self.loaded = load_model(model, tokenizer, dtype, describe_model if derive else refuse_unknown_type)
-        self.workspace = Workspace(_check_budget(memory_budget))
-        if self.family.input != "image":
-            check_tokenizer(tokenizer, self.loaded.limits.vocabulary)
-        prove(self.loaded)
-        if not is_built_in(self.family):
-            announce(self.loaded, prove_description(self.loaded))
+        self.loaded = load_proved(model, tokenizer, dtype, derive)
+        self.workspace = Workspace(check_memory_budget(memory_budget))
 
     @classmethod
     def from_pretrained(
@@ -104,7 +97,7 @@ class Analyzer(Generic[ResultT]):
         """
         name = str(name)
         run_dtype(dtype, torch.float32)
-        _check_budget(memory_budget)
+        check_memory_budget(memory_budget)
         hub = {"revision": revision, "token": token, "subfolder": subfolder, "gguf_file": gguf_file}
         given = {key: value for key, value in hub.items() if value is not None}
         model, tokenizer = loading.load_pretrained(name, device, dtype, **given, **options)
@@ -173,6 +166,8 @@ class Analyzer(Generic[ResultT]):
         truncation: bool = False,
         gate: str = "ig",
         value_bias: str = "token",
+        sources: SourceInput | None = None,
+        template: str | None = None,
         progress: Progress | None = None,
         target: None = None,
     ) -> ResultT:
@@ -198,6 +193,14 @@ class Analyzer(Generic[ResultT]):
                 "shapley" (slower; variants: "shapley-exact", "shapley-sampled", "shapley-gaussian").
             value_bias: Whether value biases, and the beta of a norm before the attention, are attributed to the token
                 ("token", as in the papers) or to the remainder ("remainder").
+            sources: The columns of the maps as groups of tokens instead of tokens; a cell is the norm of the group's
+                summed contributions. Character spans of the text, ``{"question": (0, 40), "document": (40, 900)}``; a
+                list or dict of texts, which `template` joins with `text` as the question; "word", "sentence", "line" or
+                "token"; or, of a chat, "message". A token belongs to the source that holds its first character that is
+                not a space, and all others to "(rest)", the last column.
+            template: How sources that are texts make up the input: ``{sources}`` stands for all of them with an empty
+                line between, ``{0}``, ``{1}`` or ``{name}`` for one, ``{question}`` for `text`. Default:
+                ``"{sources}\n\n{question}"``. In a chat, it fills the last message of the user.
             progress: Called after each layer with the number of layers done and the total.
             target: Not accepted. Use `flow` to explain a logit and `text_target` for a decoder's text.
 
@@ -210,7 +213,7 @@ class Analyzer(Generic[ResultT]):
         """
         _refuse_target(target)
         requests = requests_for(self.loaded, Options(scopes, layers, heads, rows, gate, value_bias))
-        item = _one_item(self.loaded, text, words, chat, text_target, generate, truncation)
+        item = encode_one(self.loaded, text, words, chat, text_target, generate, truncation, sources, template)
         return cast(ResultT, run_batch(self.loaded, [item], requests, self.workspace, progress)[0])
 
     def stream(
@@ -254,7 +257,7 @@ class Analyzer(Generic[ResultT]):
             raise NormscopeError("stream() takes a list of texts, not one text. Use analyze(text) or stream([text]).")
         if not isinstance(texts, Iterable):
             raise NormscopeError(f"stream() takes several inputs, such as a list of texts, not {type(texts).__name__}.")
-        given = iter([texts] if isinstance(texts, Mapping) else texts)
+        given = [texts] if isinstance(texts, Mapping) else texts
         items = (item for one in given for item in encode(self.loaded, one, truncation))
         for result in run_stream(self.loaded, items, requests, self.workspace, size):
             yield cast(ResultT, result)
@@ -268,11 +271,16 @@ class Analyzer(Generic[ResultT]):
         method: str = "exact",
         target: Any = None,
         position: int | None = None,
+        against: Any = None,
+        log_prob: bool = False,
+        each: bool = False,
+        sources: Any = None,
+        template: str | None = None,
         generate: int | None = None,
         truncation: bool = False,
         gate: str = "ig",
     ) -> Flow:
-        """How much of the last hidden states, or of a logit, comes from each input token, across all layers.
+        """How much of the last hidden states, or of a target, comes from each input token, across all layers.
 
         Args:
             text: The input, as for `analyze`; for an encoder-decoder, a pair of source and target text.
@@ -280,12 +288,27 @@ class Analyzer(Generic[ResultT]):
             chat: The input as a conversation instead of `text`.
             method: One of `normscope.flow.methods.METHODS`, optionally followed by an option: "exact", "decompx:norm",
                 "alti", "rollout", "rollout:layer" (or another scope), "globenc", "value_zeroing", "alti_logit" etc.
-            target: The logit to explain: a class (index or label), a token (id or text), the largest logit ("top"), or
-                the difference of two, ``("cat", "dog")``; default: none, the flow ends at the last hidden states.
-            position: The position of the logit; default: the last token of a causal model, the mask of a masked one.
+            target: What to explain; default: none, the flow ends at the last hidden states. A logit: a class (index or
+                label), a token (id or text) or the largest logit ("top"). A text of several tokens is the continuation
+                of the input: the logits of its tokens, added up. A span: ``slice(a, b)`` or ``Passage("a piece of the
+                text")`` is the sum of the logits of the tokens at these positions, each read at the position before it,
+                and ``Passage()`` everything that was generated. A difference: a tuple of two logits, texts or spans.
+                A vector (d,): the projection of the last layer's state at `position` on it. ``Similarity(other text)``:
+                the cosine between the embeddings of two texts.
+            position: The position of the logit or state; default: the last token of a causal model, the mask of a
+                masked one.
+            against: What to subtract from each logit: the largest other logit at the same position ("runner-up"), the
+                "mean" of all, or that of a class or token; a text of several tokens is a second continuation.
+            log_prob: Explain log-probabilities instead of logits, with the probabilities held: the scores explain the
+                logit above its expectation, and the negative entropy is part of the remainder.
+            each: Explain every token of a span by itself: scores (targets, inputs), value and remainder (targets,).
+            sources: Parts of the input whose scores are added up in `Flow.by_source`, as for `analyze`: character
+                spans by name, ``{"question": (0, 40)}``; a list or dict of texts that the template joins; or "token",
+                "word", "sentence", "line" or, for a chat, "message".
+            template: How sources that are texts are joined, such as ``"{sources}\\n\\n{question}"``.
             generate: Number of tokens that a causal language model generates and appends to the input first; for an
                 encoder-decoder without a target text, the maximum number of generated tokens.
-            truncation: Truncate an input that is too long instead of raising an error.
+            truncation: Truncate an input that is too long, as for `analyze`.
             gate: How the feed-forward's activation is attributed: "ig", "frozen" or "tangent".
 
         Returns:
@@ -294,10 +317,12 @@ class Analyzer(Generic[ResultT]):
         Raises:
             NormscopeError: If the input, the method or the target cannot be used with this model.
         """
+        request = TargetRequest(target, position, against, log_prob, each)
         check_flow_gate(gate)
-        prove(self.loaded)
-        item = _one_item(self.loaded, text, words, chat, None, generate, truncation)
-        return run_flow(self.loaded, item, method, target, position, gate, self.workspace)
+        if not is_proved(self.loaded):
+            prove(self.loaded)
+        item = encode_one(self.loaded, text, words, chat, None, generate, truncation, sources, template)
+        return run_flow(self.loaded, item, method, request, gate, self.workspace)
 
     def estimate(
         self,
@@ -313,6 +338,8 @@ class Analyzer(Generic[ResultT]):
         truncation: bool = False,
         gate: str = "ig",
         value_bias: str = "token",
+        sources: SourceInput | None = None,
+        template: str | None = None,
         target: None = None,
     ) -> Estimate:
         """Estimate the memory and time that `analyze` takes with the same arguments, without running it.
@@ -329,6 +356,8 @@ class Analyzer(Generic[ResultT]):
             truncation: Truncate an input that is too long instead of raising an error.
             gate: How the feed-forward's activation is attributed, as for `analyze`.
             value_bias: How value biases are attributed, as for `analyze`.
+            sources: Groups of tokens as columns, as for `analyze`.
+            template: How sources that are texts make up the input, as for `analyze`.
             target: Not accepted, as for `analyze`.
 
         Returns:
@@ -339,7 +368,7 @@ class Analyzer(Generic[ResultT]):
         """
         _refuse_target(target)
         requests = requests_for(self.loaded, Options(scopes, layers, heads, rows, gate, value_bias))
-        item = _one_item(self.loaded, text, words, chat, text_target, None, truncation)
+        item = encode_one(self.loaded, text, words, chat, text_target, None, truncation, sources, template)
         return batch_cost(self.loaded, [item], requests)
 
     def __repr__(self) -> str:
@@ -353,48 +382,9 @@ class Analyzer(Generic[ResultT]):
         )
 
 
-def _one_item(
-    loaded: LoadedModel,
-    text: Any,
-    words: Sequence[str] | None,
-    chat: Sequence[Mapping[str, str]] | None,
-    text_target: Any,
-    generate: int | None,
-    truncation: bool,
-) -> Item:
-    """The input, given as exactly one of `text`, `words` and `chat`, as an item."""
-    if sum(given is not None for given in (text, words, chat)) != 1:
-        raise NormscopeError("Pass exactly one input: a text, a pair (a, b), an encoding, words=[...] or chat=[...].")
-    if words is not None:
-        text = list(words) if hasattr(words, "__iter__") else []
-        if isinstance(words, str) or not hasattr(words, "__iter__") or not all(isinstance(w, str) for w in text):
-            raise NormscopeError("words must be a list of strings, such as ['Colin', 'plays'].")
-    elif chat is not None:
-        text = generation.chat_text_for_generation(loaded.tokenizer, chat)
-    elif isinstance(text, list):
-        raise NormscopeError(
-            "A list is ambiguous: use words=[...] for the words of a text, stream([...]) for several texts."
-        )
-    if text_target is not None and not loaded.two_sided:
-        raise NormscopeError(f"text_target is for encoder-decoders only; {loaded.family.name} is not one.")
-    items = encode(loaded, text if text_target is None else (text, text_target), truncation, generate)
-    if len(items) != 1:
-        raise NormscopeError(f"The encoding has {len(items)} inputs, but analyze() takes one. Use stream(encoding).")
-    return items[0]
-
-
 def _refuse_target(target: Any) -> None:
     if target is not None:
         raise NormscopeError(
             "analyze() and estimate() do not accept target. Use text_target= for the target text of an encoder-decoder "
             "or flow(..., target=...) to explain a logit."
         )
-
-
-def _check_budget(given: Any) -> int | None:
-    if given is None:
-        return None
-    whole = isinstance(given, Integral) or (isinstance(given, float) and given.is_integer())
-    if isinstance(given, bool) or not whole or given < 1:
-        raise NormscopeError(f"memory_budget must be a number of bytes, such as 8 * 10**9, or None, not {given!r}.")
-    return int(given)

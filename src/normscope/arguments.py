@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 from normscope.errors import NormscopeError
@@ -28,3 +29,13 @@ def check_indices(what: str, given: Iterable[int] | int, size: int) -> list[int]
         if not -size <= entry < size:
             raise NormscopeError(f"There is no {what} {entry}: valid are 0 to {size - 1} (or -{size} to -1).")
     return [entry % size for entry in listed]
+
+
+def check_memory_budget(given: Any) -> int | None:
+    """A memory budget in bytes; None for the default."""
+    if given is None:
+        return None
+    whole = isinstance(given, Integral) or (isinstance(given, float) and given.is_integer())
+    if isinstance(given, bool) or not whole or given < 1:
+        raise NormscopeError(f"memory_budget must be a number of bytes, such as 8 * 10**9, or None, not {given!r}.")
+    return int(given)

@@ -14,6 +14,7 @@ from normscope.analysis import Analysis
 from normscope.errors import NormscopeError, did_you_mean
 from normscope.result_base import ResultBase
 from normscope.saving import save_both_sides
+from normscope.word_alignment import WordAlignment, align_words
 
 if TYPE_CHECKING:
     import xarray
@@ -120,7 +121,46 @@ class EncoderDecoderAnalysis(ResultBase):
     def cross(self, scope: str) -> Tensor:
         """(layers, rows, encoder tokens): the encoder's columns of a decoder map."""
         decoder = self.side("decoder")
+        decoder.refuse_by_source("cross()")
         return decoder[scope][..., [label.side == "encoder" for label in decoder.columns]]
+
+    def alignments(
+        self,
+        scope: str | None = None,
+        layer: int | None = None,
+        *,
+        setting: str | None = None,
+        threshold: float | None = None,
+        symmetrise: str | None = None,
+        word_ids: Sequence[int | None] | None = None,
+    ) -> WordAlignment:
+        """Which source word each target word is linked to.
+
+        Rows of lower decoder layers align with the word being read, the input token of the row; rows of upper layers
+        with the word being written, the next token. Subwords are merged: cells are summed over the subwords of a source
+        word and averaged over those of a target word.
+
+        Args:
+            scope: A scope with cross-attention; default: `XATTN-N`. Norms align better than the weights, `XATTN-W`.
+            layer: The model's layer index; default: the second of six layers (the same share of another depth), which
+                aligns best; for weights the third, with "AWO" the fifth.
+            setting: "AWI" (alignment with input: the rows that read a word) or "AWO" (alignment with output: the rows
+                that write it), as in Kobayashi et al. (2020); default: "AWI" in the lower two thirds of the layers,
+                "AWO" above.
+            threshold: Link a target word to every source word with at least this share of its row; default: to the one
+                with the largest cell, or to none if that is a special token.
+            symmetrise: "intersection" keeps a link if its target word is also the best one of its source word; "union"
+                adds the best target word of each source word. Default: neither.
+            word_ids: The word of each column (the decoder's, then the encoder's), counted from 0 on each side, None for
+                special tokens; default: what is between spaces, with every punctuation mark as a word of its own.
+
+        Returns:
+            The links, with the words, the map between words, and Pharaoh format as `.pharaoh`.
+
+        Raises:
+            NormscopeError: If the decoder, the scope, the layer or a row was not analysed, or the words are unknown.
+        """
+        return align_words(self.side("decoder"), scope, layer, setting, threshold, symmetrise, word_ids)
 
     def _write(self, path: str | os.PathLike[str]) -> Path:
         return save_both_sides(path, self.sides)

@@ -31,6 +31,11 @@ def to_polars(sides: Mapping[str, Analysis]) -> polars.DataFrame:
     return frame
 
 
+def frame_of(package: str, columns: Mapping[str, Any]) -> Any:
+    """A DataFrame of pandas or polars from named columns."""
+    return _import_frame_package(package).DataFrame(columns)
+
+
 def to_xarray(analysis: Analysis) -> xarray.Dataset:
     """One variable (layer, output, input) per scope."""
     package = _import_frame_package("xarray")

@@ -10,11 +10,16 @@ from rich.cells import cell_len
 
 
 class Label(NamedTuple):
-    """A token that names a row or column of a map."""
+    """A token that names a row or column of a map, or a source, which names a column."""
 
     token: str
-    side: str  # "encoder" or "decoder"; "prompt" for virtual tokens
+    side: str  # "encoder" or "decoder"; "prompt": virtual tokens; "source": a source; "other": of a contrasted text
     position: int  # on its side, counted from 0
+
+
+def source_labels(labels: Iterable[Label]) -> list[bool]:
+    """For each label, whether it is a token of an encoder-decoder's source."""
+    return [label.side == "encoder" for label in labels]
 
 
 def visible_label_text(token: str) -> str:

@@ -50,20 +50,20 @@ def test_help_waits_for_nothing(arguments: list[str]) -> None:
     assert start(*arguments)[:2] == (0, [])
 
 
+def cpu_seconds(*arguments: str) -> float:
+    """User and system time of a Python process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_help_is_fast(option: str) -> None:
-    """User and system time of the process; the best of several runs, since other processes interfere."""
-
-    def seconds() -> float:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
-
-    times = []
-    for _ in range(5):
-        before = seconds()
-        subprocess.run([sys.executable, "-m", "normscope", option], capture_output=True, check=True)
-        times.append(seconds() - before)
-    assert min(times) < 0.3
+    """At most 0.3 s of CPU where importing typer takes 0.0375 s: in units of that import, since machines differ; the
+    best of several pairs, since other processes interfere."""
+    ratios = [cpu_seconds("-m", "normscope", option) / cpu_seconds("-c", "import typer") for _ in range(7)]
+    assert min(ratios) < 8
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def folder(tmp_path: Path) -> Path:
         ("corpus nothing.txt -o run", "Cannot read nothing.txt: No such file or directory."),
         ("corpus nothing -o run", "use --format huggingface"),
         ("corpus data.xyz -o run", "Use --format with one of lines"),
-        ("corpus other -o run --format lines", "it is a folder"),
+        ("corpus other -o run --format lines", "The folder other has no file with a known suffix"),
         ("corpus data.txt -o data.txt", "data.txt is a file"),
         ("corpus data.txt -o other", "other is not empty and does not contain a corpus run"),
         ("corpus data.txt -o run -m ./nowhere", "there is no such folder"),
@@ -164,9 +164,9 @@ def complete(line: str) -> list[str]:
         ("normscope analyze x --gate shapley-s", ["shapley-sampled"]),
         ("normscope analyze x --dtype float6", ["float64"]),
         ("normscope analyze x --model d", ["default"]),
-        ("normscope models Lla", ["Llama"]),
-        ("normscope models lla", ["llama"]),
-        ("normscope models LLA", ["LLAMA"]),
+        ("normscope models Lla", ["Llama", "Llama-like"]),
+        ("normscope models lla", ["llama", "llama-like"]),
+        ("normscope models LLA", ["LLAMA", "LLAMA-LIKE"]),
         ("normscope analyze x -s attnreslnffresln", ["attnreslnffresln-n"]),
         ("normscope corpus x --measures mixing,si", ["mixing,similarity"]),
         ("normscope corpus x --format conllu", ["conllu"]),

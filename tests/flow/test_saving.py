@@ -20,6 +20,8 @@ KINDS: dict[str, Any] = {
     "map": lambda: speaker().flow("the cat sat"),
     "logit": lambda: speaker().flow("the cat sat", target="top"),
     "difference": lambda: speaker().flow("the cat sat", target=("cat", "mat")),
+    "each": lambda: speaker().flow("the cat sat", target=slice(1, 3), each=True, sources="word"),
+    "continuations": lambda: speaker().flow("the cat", target=("on a mat", "the dog"), log_prob=True, sources="word"),
     "rollout": lambda: toy_lens().flow("the cat sat", method="rollout"),
     "no maps": lambda: speaker().flow("the cat sat", target="top", method="gradient_x_input"),
     "no remainder": lambda: speaker().flow("the cat sat", target="top", method="rollout"),
@@ -42,10 +44,15 @@ def test_round_trip(kind: str, tmp_path: Path) -> None:
         with pytest.raises(NormscopeError, match="no maps"):
             again.maps  # noqa: B018
     assert (again.to is None) == (flow.to is None)
+    assert again.sources == flow.sources
+    assert (again.each is None) == (flow.each is None)
+    if flow.each is not None and again.each is not None:
+        assert again.each.targets == flow.each.targets
+        assert all(torch.equal(getattr(again, name), getattr(flow, name)) for name in ("scores", "value", "remainder"))
     if flow.to is not None and again.to is not None:
         assert torch.equal(again.scores, flow.scores)
         assert (again.to.target, again.to.value, again.to.contrast) == (flow.to.target, flow.to.value, flow.to.contrast)
-        assert again.remainder == flow.remainder or math.isnan(flow.remainder)
+        assert again.to.remainder == flow.to.remainder or math.isnan(flow.to.remainder)
         assert again.to.layers.keys() == flow.to.layers.keys()
         assert all(torch.equal(again.to.layers[side], table) for side, table in flow.to.layers.items())
         assert all(torch.equal(again.to.remainders[side], table) for side, table in flow.to.remainders.items())

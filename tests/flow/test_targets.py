@@ -92,12 +92,16 @@ def test_a_missing_class(target: Any, parts: tuple[str, ...]) -> None:
     ("target", "parts"),
     [
         ("zebra", ("'zebra'", "not in the vocabulary")),
-        ("the cat", ("is split into", "the", "cat")),
         (50, ("no logit 50", "0 to 49")),
     ],
 )
 def test_a_word_that_is_not_in_the_vocabulary(target: Any, parts: tuple[str, ...]) -> None:
     refused(lambda: speaker().flow(TEXT, target=target), *parts)
+
+
+def test_a_text_of_several_tokens_has_no_logit_at_one_position() -> None:
+    refused(lambda: speaker().flow(TEXT, target="the cat", position=2), "is split into", "the", "cat")
+    refused(lambda: masked().flow("the [MASK] sat", target="the cat"), "is split into", "the", "cat")
 
 
 @pytest.mark.parametrize("position", [6, -7, 100])

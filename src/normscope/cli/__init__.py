@@ -15,8 +15,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from normscope._version import __version__
-from normscope.cli import analyze, check, corpus, demo, derive, faithfulness, flow, models, paper, serve
+from normscope.cli import align, analyze, check, corpus, demo, derive, explain, faithfulness, flow, models, paper, serve
 from normscope.errors import NormscopeError
+from normscope.models.versions import refuse_old_transformers
 from normscope.view.wording import COMMAND_LINE
 
 
@@ -43,6 +44,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            refuse_old_transformers()
             return super().invoke(ctx)
         except NormscopeError as error:
             typer.echo(f"error: {COMMAND_LINE.reword(' '.join(str(error).split()))}", err=True)
@@ -63,8 +65,10 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "demo": demo.demo_command,
     "analyze": analyze.analyze_command,
     "flow": flow.flow_command,
+    "explain": explain.explain_command,
     "serve": serve.serve_command,
     "corpus": corpus.corpus_command,
+    "align": align.align_command,
     "paper": paper.paper_command,
     "faithfulness": faithfulness.faithfulness_command,
     "check": check.check_command,

@@ -78,6 +78,9 @@ def analyze_command(
     pair: options.Pair = None,
     generate: options.Generate = None,
     chat: options.Chat = False,
+    source: options.Sources = None,
+    template: options.Template = None,
+    by: options.By = None,
     scope: options.Scopes = None,
     layer: options.Layers = None,
     row: RowOption = None,
@@ -100,15 +103,17 @@ def analyze_command(
     """
     for path in out or []:
         check_output_path(path)
-    source = loading.find_model_source(model, device, dtype, revision)
+    found = loading.find_model_source(model, device, dtype, revision)
     text = texts.read_cli_text_argument(text)
+    joined = texts.read_cli_sources(source, template, by)
     with silence_library_progress():
-        lens = loading.load_analyzer(source)
+        lens = loading.load_analyzer(found)
         _check_side_option(lens, side, row)
         layers = None if not layer else _layers_from_zero(layer, lens.depth)
         result: Any = texts.analyze_cli_text(
             lens,
             **texts.cli_text_arguments(lens, text, pair, chat, generate),
+            **joined,
             scopes=scope or None,
             layers=layers and sorted(set(layers)),
             rows=None if not row else [r - 1 if r > 0 else r for r in row],

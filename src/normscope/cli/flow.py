@@ -31,7 +31,8 @@ TargetOption = Annotated[
         "--target",
         "-t",
         metavar="TARGET",
-        help="Explain a logit: a class, a token, or 'top' for the prediction (default: the last hidden states).",
+        help="Explain a logit: a class, a token, or 'top' for the prediction; a text of several tokens is explained as "
+        "the continuation (default: the last hidden states).",
         show_default=False,
     ),
 ]
@@ -156,6 +157,10 @@ def _write_flow_file(lens: Analyzer, found: Flow, given: Mapping[str, Any], path
     elif suffix == ".html" and found.to is None:
         found.to_html(path)
     elif suffix == ".html":
-        texts.analyze_cli_text(lens, **given).to_html(path, flow=found)
+        analysis = texts.analyze_cli_text(lens, **given)
+        if texts.main_side(analysis).columns == found.columns:
+            analysis.to_html(path, flow=found)
+        else:  # a target of several tokens continues the text, and the viewer has no column for them
+            found.to_html(path)
     else:
         save_figure(figure_of(found.plot()), path)

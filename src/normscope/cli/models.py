@@ -50,7 +50,7 @@ def models_command(
         if not scopes:
             lines += [
                 "",
-                "`normscope models FAMILY` shows the scopes of a family and their aliases; --scopes lists all scopes.",
+                "`normscope models FAMILY` shows the model types and scopes of a family; --scopes lists all scopes.",
             ]
     if scopes:
         kinds = {stack["order"]: stack["scopes"] for entry in entries for stack in entry["stacks"]}
@@ -60,10 +60,13 @@ def models_command(
 
 
 def _family_overview(entries: Sequence[dict[str, Any]], width: int | None) -> list[str]:
-    """One line per family, with the decoder's layer for encoder-decoders; lines are cut at the terminal's width."""
+    """One line per family, with the decoder's layer for encoder-decoders. In a terminal, lines are cut at its width and
+    have the first model type and the number of others."""
     lines = [("family", "model types", "a layer is", "note")]
     for entry in entries:
-        lines.append((entry["name"], ", ".join(entry["model_types"]), entry["stacks"][-1]["order"], entry["note"]))
+        first, *others = entry["model_types"]
+        types = f"{first} +{len(others)}" if others and width is not None else ", ".join(entry["model_types"])
+        lines.append((entry["name"], types, entry["stacks"][-1]["order"], entry["note"]))
     wide = [max(len(line[k]) for line in lines) for k in range(3)]
     texts = ["  ".join([*(f"{cell:{w}}" for cell, w in zip(line, wide, strict=False)), line[3]]) for line in lines]
     return texts if width is None else [text if len(text) <= width else f"{text[: width - 1]}…" for text in texts]

@@ -17,7 +17,7 @@ from normscope.errors import NormscopeError
 
 DEFAULT = "default"
 MODEL_HELP = f"Hub name or folder of the model; '{DEFAULT}' is {default_model.NAME}."
-LISTS = ("pair", "header")  # reader options that take several names
+LISTS = ("pair", "header", "keep")  # reader options that take several names
 
 
 class Precision(StrEnum):
@@ -25,6 +25,15 @@ class Precision(StrEnum):
 
     float32 = "float32"
     float64 = "float64"
+
+
+class Grain(StrEnum):
+    """Parts of a text that columns stand for."""
+
+    word = "word"
+    sentence = "sentence"
+    line = "line"
+    message = "message"
 
 
 class Engine(StrEnum):
@@ -96,6 +105,28 @@ Generate = Annotated[
     typer.Option("--generate", metavar="N", min=1, help="Generate N tokens and analyse the continuation too."),
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="Treat TEXT as a user's message and apply the chat template.")]
+Sources = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--source",
+        metavar="FILE",
+        help="Text file that goes before TEXT, by the template; columns are then sources. Repeatable.",
+    ),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        metavar="TEMPLATE",
+        help="How sources and TEXT are joined: {sources} for all, {0}, {1} or {name} for one, {question} for TEXT.",
+    ),
+]
+By = Annotated[
+    Grain | None,
+    typer.Option(
+        "--by", help="Columns are the words, sentences or lines of TEXT, or a chat's messages.", show_default=False
+    ),
+]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut inputs that are too long for the model.")]
 Files = Annotated[
     list[Path] | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -39,9 +40,32 @@ def cli_text_arguments(lens: Analyzer, text: str, pair: str | None, chat: bool, 
         return given | ({"text": None, "chat": message} if chat else {"text": text})
     if not chat:
         return given | {"text": (text, pair)}
-    from normscope.inputs.generation import chat_text_for_generation
+    from normscope.inputs.generation import chat_prompt, encode_chat_prompt
 
-    return given | {"text": (chat_text_for_generation(lens.tokenizer, message), pair)}
+    return given | {"text": (encode_chat_prompt(lens.tokenizer, chat_prompt(lens.tokenizer, message)), pair)}
+
+
+def read_cli_sources(paths: Sequence[Path] | None, template: str | None, by: str | None) -> dict[str, Any]:
+    """--source, --template and --by as arguments of `Analyzer.analyze`. A source has the name of its file, without
+    suffix."""
+    if by is not None and paths:
+        raise NormscopeError(
+            "The columns are either the files of --source or parts of TEXT: leave --by or --source out."
+        )
+    if not paths:
+        if template is not None:
+            raise NormscopeError("--template joins the files of --source with TEXT: pass at least one.")
+        return {} if by is None else {"sources": str(by)}
+    found: dict[str, str] = {}
+    for path in paths:
+        if path.stem in found:
+            raise NormscopeError(f"Two sources are named {path.stem!r}, after their files. Rename one of them.")
+        try:
+            found[path.stem] = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise NormscopeError(f"Cannot read {path} as UTF-8 text: {error}.") from error
+    # A shell passes \n as two characters.
+    return {"sources": found, "template": None if template is None else template.replace("\\n", "\n")}
 
 
 def analyze_cli_text(lens: Analyzer, text: Any, **options: Any) -> Analysis | EncoderDecoderAnalysis:

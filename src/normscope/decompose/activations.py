@@ -12,7 +12,8 @@ starts at ``g(0) * 0``, so these shares sum to all of F even if ``g(0) != 0``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import cache, partial
 from itertools import pairwise
 from typing import Literal
@@ -108,22 +109,48 @@ def _closed_form_averages(name: str, a: Tensor) -> tuple[Tensor, Tensor]:
     return CLOSED_FORMS[name](a) - moment, a * moment
 
 
-def _first_moment(s: Activation, integral: Activation, a: Tensor) -> Tensor:
+def _first_moment(near: Activation, integral: Activation, a: Tensor) -> Tensor:
     """``K(a) = integral_0^1 t s(t a) dt`` where s(-x) = 1 - s(x), from ``integral(b) = integral_0^b y s(-y) dy``.
 
     With ``N(b) = K(-b) = integral(b) / b^2``, K(a) is N(-a) for negative a and 1/2 - N(a) for positive a. For b < 1,
-    where the quotient loses digits, N is computed by a Gauss-Legendre rule.
+    where the quotient loses digits, `near` computes N. Both are computed for all b: to select is slower.
     """
     b = a.abs()
-    near = b < 1
-    n = torch.empty_like(b)
-    close, far = -b[near], b[~near]
-    rule = torch.zeros_like(close)
-    for t, w in _panel_rule():
-        rule.add_(s(t * close), alpha=t * w)
-    n[near] = rule
-    n[~near] = integral(far) / far.square()
+    n = torch.where(b < 1, near(b), integral(b).div_(b.square()))
     return torch.where(a < 0, n, 0.5 - n)
+
+
+def _moment_by_rule(s: Activation, b: Tensor) -> Tensor:
+    """N(b) for b < 1, by a Gauss-Legendre rule."""
+    total = torch.zeros_like(b)
+    for t, w in _panel_rule():
+        total.add_(s(-t * b), alpha=t * w)
+    return total
+
+
+def _moment_by_series(coefficients: Sequence[float], b: Tensor) -> Tensor:
+    """N(b) for b < 1, from ``s(x) = 1/2 + sum_k c_k x^(2k+1)``: ``1/4 - sum_k c_k b^(2k+1) / (2k + 3)``."""
+    square = b.square()
+    total = torch.full_like(b, coefficients[-1] / (2 * len(coefficients) + 1))
+    for k in reversed(range(len(coefficients) - 1)):
+        total.mul_(square).add_(coefficients[k] / (2 * k + 3))
+    return total.mul_(b).neg_().add_(0.25)
+
+
+def _sigmoid_series(terms: int) -> list[float]:
+    """The c_k of the sigmoid, which shrink by pi^2: from ``s' = 1/4 - o^2`` for its odd part o."""
+    odd = [Fraction(1, 4)]
+    for k in range(1, terms):
+        odd.append(-sum((odd[i] * odd[k - 1 - i] for i in range(k)), Fraction(0)) / (2 * k + 1))
+    return [float(c) for c in odd]
+
+
+def _normal_series(terms: int) -> list[float]:
+    """The c_k of Phi, the distribution function of the normal distribution."""
+    return [(-0.5) ** k / (math.factorial(k) * (2 * k + 1) * math.sqrt(2 * math.pi)) for k in range(terms)]
+
+
+SIGMOID_SERIES, NORMAL_SERIES = _sigmoid_series(17), _normal_series(16)  # to 1e-17 for b < 1
 
 
 def _gelu_integral(b: Tensor) -> Tensor:
@@ -165,15 +192,15 @@ def _tanh_gelu_table(device: torch.device) -> Primitive:
 
 
 def _silu_moment(a: Tensor) -> Tensor:
-    return _first_moment(torch.sigmoid, _silu_integral, a)
+    return _first_moment(partial(_moment_by_series, SIGMOID_SERIES), _silu_integral, a)
 
 
 def _tanh_gelu_moment(a: Tensor) -> Tensor:
-    return _first_moment(_tanh_gelu, _tanh_gelu_integral, a)
+    return _first_moment(partial(_moment_by_rule, _tanh_gelu), _tanh_gelu_integral, a)
 
 
 MOMENTS: dict[str, Activation] = {  # K(a), float64
-    "gelu": lambda a: _first_moment(CLOSED_FORMS["gelu"], _gelu_integral, a),
+    "gelu": lambda a: _first_moment(partial(_moment_by_series, NORMAL_SERIES), _gelu_integral, a),
     "gelu_new": _tanh_gelu_moment,
     "gelu_pytorch_tanh": _tanh_gelu_moment,
     "quick_gelu": lambda a: _silu_moment(1.702 * a),
@@ -320,7 +347,10 @@ def gated_unit(unit: Unit, gate: Gate) -> GatedUnit:
     projections = projections_of(unit)
     weights = tuple(projection.weight for projection in projections)
     if unit.routing is None:
-        return GatedUnit(weights, _gate_coefficients(unit, gate, *(p.hidden for p in projections)), unit.out)
+        found = _gate_coefficients(unit, gate, *(p.hidden for p in projections))
+        if unit.inverse is not None:
+            found = tuple(c * unit.inverse[..., None] for c in found)
+        return GatedUnit(weights, found, unit.out)
     chosen = unit.routing != 0
     found = _gate_coefficients(unit, gate, *(p.hidden[chosen] for p in projections))
     coefficients = tuple(torch.zeros_like(p.hidden) for p in projections)
@@ -354,11 +384,14 @@ def gated_constant(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
     for projection, c in zip(projections_of(unit), made.coefficients, strict=True):
         entered = bias @ projection.weight
         hidden = hidden + c * (entered if projection.bias is None else entered + projection.bias)
-    share = 1 if unit.routing is None else unit.routing[..., None]
+    held = unit.inverse if unit.routing is None else unit.routing
+    share = 1 if held is None else held[..., None]
     if unit.up is None:  # in a gated product, g(0) is multiplied by zero
         hidden = hidden + share * unit.activation(torch.zeros_like(hidden[..., :1]))
     elif unit.joint is not None:
         nothing = torch.zeros_like(hidden[..., :1])
         hidden = hidden + share * unit.joint(nothing, nothing)
     output = hidden @ made.out
-    return output if unit.out_bias is None else output + share * unit.out_bias
+    if unit.out_bias is None:
+        return output
+    return output + (unit.out_bias if unit.routing is None else share * unit.out_bias)

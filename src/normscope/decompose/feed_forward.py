@@ -20,9 +20,12 @@ from normscope.decompose.activations import Gate, apply_gated_unit, gated_consta
 from normscope.decompose.state import (
     Factored,
     GatedRows,
+    Mixing,
     Scratch,
     Term,
+    TermFactors,
     apply_norm,
+    multiply_heads,
     row_norms,
     rows_with_weight,
 )
@@ -65,25 +68,6 @@ class _PointTotals:
 
 
 @dataclass(frozen=True)
-class _TermFactors:
-    """The factors of one term for one item: ``c_ij = scale_i sum_h weights_jhi (values_jh matrix_h)``."""
-
-    weights: Tensor  # (j, H, R)
-    scale: Tensor | None  # (R,)
-    values: Tensor  # (H, j, d_h), multiplied by `rescale`
-    matrix: Tensor  # (H, d_h, D)
-
-    def vectors(self, columns: slice, name: str, scratch: Scratch) -> Tensor:
-        """(columns, H, D): the vectors f_jh."""
-        return _multiply_ff_heads(self.values[:, columns], self.matrix, name, scratch)
-
-    def mixing(self, columns: slice, rows: slice) -> Tensor:
-        """(columns, rows, H): the weights, including the scale."""
-        weights = self.weights[columns, :, rows]
-        return (weights if self.scale is None else weights * self.scale[rows]).transpose(1, 2)
-
-
-@dataclass(frozen=True)
 class HiddenProjection:
     """How contributions are projected to the hidden units, whichever costs least: multiply the term's matrix by the
     weight once for all tokens, multiply every vector f_jh by it, or, for few rows, every contribution c_ij."""
@@ -91,12 +75,12 @@ class HiddenProjection:
     way: Literal["matrix", "vectors", "contributions"]
     matrices: tuple[Tensor, ...]  # one per projection: (H, d_h, d_ff) for "matrix", otherwise the weights (d, d_ff)
 
-    def project(self, factors: _TermFactors, columns: slice, scratch: Scratch) -> tuple[Tensor, ...]:
+    def project(self, factors: TermFactors, columns: slice, scratch: Scratch) -> tuple[Tensor, ...]:
         """The vectors to be mixed: (columns, H, d_ff) for each projection, or (columns, H, d) for "contributions"."""
         if self.way == "matrix":
             values = factors.values[:, columns]
             return tuple(
-                _multiply_ff_heads(values, part, f"projected {n}", scratch) for n, part in enumerate(self.matrices)
+                multiply_heads(values, part, f"projected {n}", scratch) for n, part in enumerate(self.matrices)
             )
         vectors = factors.vectors(columns, "source", scratch)
         if self.way == "contributions":
@@ -114,6 +98,8 @@ def ff_hidden_projections(state: GatedRows, term: Term) -> list[HiddenProjection
         "vectors": items * tokens * heads,
         "contributions": items * tokens * rows,
     }
+    if term.mixture.gate is not None:  # vectors depend on the row
+        return [HiddenProjection("contributions", unit.weights) for unit in state.units]
     if len(state.units) > 1:  # one matrix per expert would take too much memory
         del costs["matrix"]
     way = min(costs, key=lambda name: costs[name])
@@ -148,8 +134,8 @@ def stream_contributions(
     source_term = state.source.terms[term]
     added = {n: s.terms[term] for n, s in enumerate(steps) if isinstance(s, Factored)}
     rescale = HEADROOM / _ff_norm_bound(state, source_term, list(added.values()), item)
-    source = _ff_term_factors(source_term, item, columns, rows, rescale)
-    adds = {n: _ff_term_factors(term, item, columns, rows, rescale) for n, term in added.items()}
+    source = _term_factors(source_term, item, columns, rows, rescale)
+    adds = {n: _term_factors(term, item, columns, rows, rescale) for n, term in added.items()}
     coefficients = [[c[item][rows] for c in made.coefficients] for made in state.units]
     chosen = [None if made.chosen is None else made.chosen[item][rows] for made in state.units]
 
@@ -193,7 +179,7 @@ def _reduce_ff_at_points(
     found: Sequence[_PointTotals],
     y: Tensor,
     steps: Sequence[NormRecord | Factored | Tensor],
-    adds: Mapping[int, _TermFactors],
+    adds: Mapping[int, TermFactors],
     vectors: Mapping[int, Tensor],
     item: int,
     rows: slice | Tensor,
@@ -205,7 +191,11 @@ def _reduce_ff_at_points(
     for n, step in enumerate(steps):
         factor = None
         if isinstance(step, Factored):
-            y.baddbmm_(adds[n].mixing(js, i_s), vectors[n])
+            mixing = adds[n].mixing(js, i_s)
+            if mixing.gate is None:
+                y.baddbmm_(mixing.weights, vectors[n])
+            else:
+                y.add_(mixing.contributions(vectors[n]))
         elif isinstance(step, Tensor):
             y.mul_(step)
         else:
@@ -224,7 +214,7 @@ def _ff_output_blocks(state: GatedRows, products: int) -> list[tuple[Tensor, ...
 
 
 def _gated_ff_block(
-    mixing: Tensor,
+    mixing: Mixing,
     projections: Sequence[HiddenProjection],
     projected: Sequence[tuple[Tensor, ...]],
     gates: Sequence[Sequence[Tensor]],
@@ -249,15 +239,8 @@ def _even_ff_block_size(total: int, most: int) -> int:
     return -(-total // blocks)
 
 
-def _multiply_ff_heads(values: Tensor, matrix: Tensor, name: str, scratch: Scratch) -> Tensor:
-    """(H, j, d_h) times (H, d_h, D) for each head, as (j, H, D)."""
-    out = scratch.like(name, (values.shape[1], values.shape[0], matrix.shape[2]), values)
-    torch.bmm(values, matrix, out=out.transpose(0, 1))
-    return out
-
-
 def _ff_product(
-    mixing: Tensor,
+    mixing: Mixing,
     projection: HiddenProjection,
     projected: Sequence[Tensor],
     gates: Sequence[Tensor],
@@ -269,7 +252,7 @@ def _ff_product(
     `outs` are the chunks of W_2. Overwrites y and may return it."""
     flat = y.flatten(0, 1)
     hidden = gates[0].shape[1]
-    mixed = torch.bmm(mixing, projected[0]).flatten(0, 1) if projection.way == "contributions" else None
+    mixed = mixing.contributions(projected[0]).flatten(0, 1) if projection.way == "contributions" else None
     for k, out in zip(range(0, hidden, HIDDEN), outs, strict=True):
         ks = slice(k, min(k + HIDDEN, hidden))
         shape = (*y.shape[:2], ks.stop - k)
@@ -277,7 +260,7 @@ def _ff_product(
         for n, gate in enumerate(gates):
             into = e if n == 0 else scratch.like("gated too", shape, y)
             if mixed is None:
-                torch.bmm(mixing, projected[n][:, :, ks], out=into)
+                torch.bmm(mixing.weights, projected[n][:, :, ks], out=into)
             else:
                 torch.mm(mixed, projection.matrices[n][:, ks], out=into.flatten(0, 1))
             if n == 0:
@@ -293,7 +276,7 @@ def _ff_product(
 
 
 def _add_ff_expert(
-    mixing: Tensor,
+    mixing: Mixing,
     projection: HiddenProjection,
     projected: Sequence[Tensor],
     gates: Sequence[Tensor],
@@ -310,7 +293,9 @@ def _add_ff_expert(
     if len(where) == 0:
         return
     part = scratch.like("expert", (y.shape[0], len(where), y.shape[2]), y)
-    part = _ff_product(mixing[:, where], projection, projected, [gate[where] for gate in gates], outs, part, scratch)
+    part = _ff_product(
+        mixing.select(where), projection, projected, [gate[where] for gate in gates], outs, part, scratch
+    )
     y.index_add_(1, where, part)
 
 
@@ -362,21 +347,22 @@ def _collect_streamed_ff_maps(
     return streamed
 
 
-def _ff_term_factors(
-    term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor, rescale: Tensor
-) -> _TermFactors:
+def _term_factors(term: Term, item: int, columns: slice | Tensor, rows: slice | Tensor, rescale: Tensor) -> TermFactors:
     mixture = term.mixture
-    return _TermFactors(
+    return TermFactors(
         mixture.weights[item][columns][:, :, rows],
         None if term.scale is None else term.scale[item][rows],
         mixture.values[item][columns].transpose(0, 1) * rescale,
         term.view(mixture.matrix),
+        None if mixture.gate is None else mixture.gate[item][rows],
     )
 
 
 def _ff_norm_bound(state: GatedRows, source: Term, added: list[Term], item: int) -> Tensor:
     """An upper bound on the norm of any contribution with attention weight 1."""
     longest = row_norms(source.mixture.values[item]).amax()
+    if source.mixture.gate is not None:
+        longest = longest * source.mixture.gate[item].abs().amax()
     through = [_ff_weight_bound(unit.out) * _ff_weight_bound(weight) for unit in state.units for weight in unit.weights]
     sizes = [_ff_weight_bound(source.view(source.mixture.matrix)) * torch.stack(through).sum()]
     sizes += [_ff_weight_bound(term.view(term.mixture.matrix)) for term in added]

@@ -22,6 +22,7 @@ from normscope.decompose.state import (
     Mixture,
     Scratch,
     Term,
+    mix_values,
     probe_direction,
     row_norms,
     rows_with_weight,
@@ -31,6 +32,8 @@ from normscope.decompose.state import (
 RECOMPUTED_TOKENS = 64  # inaccurate columns recomputed at a time
 PRODUCT_CELLS = 2**20  # cells of the product with the weights, per chunk
 HEADROOM = 2.0**100  # float32 squares of cells down to 1e-30 must not underflow
+GATED_HEADROOM = 2.0**60  # the same for contributions whose vectors are computed one by one
+GATED_CELLS = 2**22  # numbers in the gated values of some columns
 LARGEST_FACTOR = 2.0**126  # and the factor that ensures this must not overflow
 # A cell is inaccurate if (sum_h alpha ||f_h||)^2 > 3 H ||sum_h alpha f_h||^2. Orthogonal vectors of equal norm give H;
 # other cells have lost at most half a decimal digit more than these.
@@ -158,7 +161,11 @@ def contribution_vectors(state: Factored, positions: Tensor | None) -> list[Tens
     found = []
     for term in state.terms:
         mixture = term.mixture
-        mixed = torch.einsum("gjhr,gjhd->gdjr", mixture.weights, term.view(mixture.vectors()))
+        if mixture.gate is None:
+            mixed = torch.einsum("gjhr,gjhd->gdjr", mixture.weights, term.view(mixture.vectors()))
+        else:
+            given = mixture.weights.transpose(2, 3), mixture.values[:, :, None], mixture.gate[:, None]
+            mixed = (mix_values(*given) @ term.view(mixture.matrix).flatten(0, 1)).permute(0, 3, 1, 2)
         if term.scale is not None:
             mixed = mixed * term.scale[:, None, None]
         if not mixture.cross:
@@ -175,6 +182,8 @@ def _contribution_norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[T
     """For each view of one mixture, before row scaling: norms (g, j, R), the largest of each row (g, R), and the
     component of the summed off-diagonal contributions along the probe (g, R)."""
     mixture, views = terms[0].mixture, len(terms)
+    if mixture.gate is not None:
+        return _gated_contribution_norms(terms)
     items, columns, heads, rows = mixture.weights.shape
     cells = mixture.weights.new_zeros(views, items, columns, rows)
     sums = cells.new_zeros(views, items, rows)
@@ -216,6 +225,31 @@ def _contribution_norms(terms: Sequence[Term], scratch: Scratch) -> list[tuple[T
     if bool(inaccurate.any()):
         for term, columns_of, into in zip(terms, inaccurate, cells, strict=True):
             _recompute_in_float64(term, columns_of.nonzero(as_tuple=True), into)
+    return list(zip(cells, cells.amax(2), sums, strict=True))
+
+
+def _gated_contribution_norms(terms: Sequence[Term]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """`_contribution_norms` for an attention with a gate, whose contributions are computed some columns at a time."""
+    mixture = terms[0].mixture
+    weights, values, gate = mixture.weights, mixture.values, mixture.gate
+    assert gate is not None
+    items, columns, _, rows = weights.shape
+    matrices = [term.view(mixture.matrix).flatten(0, 1) for term in terms]
+    longest = torch.linalg.vector_norm(values.flatten(2), dim=-1).amax() * gate.abs().amax()
+    bound = longest * torch.stack([torch.linalg.vector_norm(matrix) for matrix in matrices]).amax()
+    factor = GATED_HEADROOM / bound.clamp_min(TINY_SQUARE)
+    direction = probe_direction(matrices[0].shape[1], values.dtype, values.device)
+    cells = weights.new_zeros(len(terms), items, columns, rows)
+    sums = cells.new_zeros(len(terms), items, rows)
+    for item in range(items):
+        for _, js in _column_chunks(1, columns, max(1, GATED_CELLS // (rows * len(matrices[0])))):
+            hit = rows_with_weight(weights[item, js])
+            given = weights[item, js, :, hit].transpose(1, 2) * factor  # (columns, rows, H)
+            mixed = mix_values(given, values[item, js, None], gate[item, hit])
+            for n, matrix in enumerate(matrices):
+                vectors = mixed @ matrix
+                cells[n, item, js, hit] = torch.linalg.vector_norm(vectors, dim=-1) / factor
+                sums[n, item, hit] += (vectors @ direction).sum(0) / factor
     return list(zip(cells, cells.amax(2), sums, strict=True))
 
 

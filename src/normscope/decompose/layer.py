@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,14 +39,8 @@ from normscope.decompose.state import (
 )
 from normscope.models.scopes import Step
 from normscope.models.spec import Attention
-from normscope.tracing.records import (
-    AttentionRecord,
-    FeedForwardRecord,
-    LayerRecord,
-    NormRecord,
-    ScaleRecord,
-    gather_rows,
-)
+from normscope.tracing.recorded import gather_rows
+from normscope.tracing.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, Record, ScaleRecord
 
 BLOCK_BYTES = 32 * 2**20
 
@@ -95,11 +90,11 @@ class Vectors:
 
 
 @dataclass(frozen=True)
-class _Reached:
+class Reached:
     """The state at one scope of the layer."""
 
     step: Step
-    state: Factored | GatedRows | ShapleyRows
+    state: Any  # a Factored, GatedRows or ShapleyRows by token; a SourceRows by source
     actual: Tensor  # (g, R, d)
 
 
@@ -114,7 +109,7 @@ def measure_layer(
 ) -> tuple[list[ScopeMaps], list[HeadFactors]]:
     """Maps and head-level maps of some scopes of a layer. `positions` (g, R) are the rows' own columns; None: all."""
     last = max(n for n, step in enumerate(steps) if step.norms in scopes or step.weights in scopes)
-    reached = _walk_components(layer, steps[: last + 1], positions, options, scratch)
+    reached = _walk_tokens(layer, steps[: last + 1], positions, options, scratch)
     mixtures = [_attention_mixture(at) for at in reached if isinstance(at.step.part, Attention)]
     heads = [_measure_heads(mixture, options.heads) for mixture in mixtures if options.heads]
     found = []
@@ -141,7 +136,7 @@ def measure_layer(
     return found, heads
 
 
-def _attention_mixture(at: _Reached) -> Mixture:
+def _attention_mixture(at: Reached) -> Mixture:
     assert isinstance(at.state, Factored)
     return at.state.terms[0].mixture
 
@@ -167,7 +162,7 @@ def layer_vectors(
     """The contribution vectors (R, columns, d) at one scope. The layer must be recorded for a single item."""
     scratch = Scratch()
     last = next(n for n, step in enumerate(steps) if step.norms == scope)
-    at = _walk_components(layer, steps[: last + 1], positions, options, scratch)[-1]
+    at = _walk_tokens(layer, steps[: last + 1], positions, options, scratch)[-1]
     pieces: dict[bool, Tensor] = {}
     if isinstance(at.state, Factored):
         for term, full in zip(at.state.terms, gram.contribution_vectors(at.state, positions), strict=True):
@@ -221,30 +216,47 @@ def _own_cell_index(item: ItemSpan, positions: Tensor | None, actual: Tensor) ->
     return torch.arange(len(own), device=device), torch.searchsorted(columns, own)
 
 
-def _walk_components(
+def _walk_tokens(
     layer: LayerRecord, steps: Sequence[Step], positions: Tensor | None, options: LayerOptions, scratch: Scratch
-) -> list[_Reached]:
-    """The state at each scope. Every branch of a block starts from the block's input; the sum at its end adds all
-    branches to that input."""
-    reached: list[_Reached] = []
-    entry: Factored | GatedRows | ShapleyRows = initial_state(
-        layer.input if positions is None else gather_rows(layer.input, positions)
+) -> list[Reached]:
+    """The state at each scope, by token."""
+
+    def feed_forward(state: Factored, record: FeedForwardRecord) -> Factored | GatedRows | ShapleyRows:
+        if isinstance(options.gate, Shapley):
+            return shapley_feed_forward_rows(state, record, options.gate)
+        return decompose_feed_forward(state, record, options.gate)
+
+    return walk_components(
+        layer.parts,
+        steps,
+        initial_state(layer.input if positions is None else gather_rows(layer.input, positions)),
+        lambda record: decompose_attention(record, positions, options.value_bias, scratch),
+        feed_forward,
     )
-    state: Factored | GatedRows | ShapleyRows = entry
-    done: list[Factored | GatedRows | ShapleyRows] = []  # the block's finished branches
-    for number, (step, record) in enumerate(zip(steps, layer.parts, strict=False)):
+
+
+def walk_components(
+    parts: Sequence[Record],
+    steps: Sequence[Step],
+    entry: Any,
+    attend: Callable[[AttentionRecord], Any],
+    feed_forward: Callable[[Any, FeedForwardRecord], Any],
+) -> list[Reached]:
+    """The state at each scope, from the state `entry` at the start of the layer. A state has `after_norm`,
+    `after_scale` and `add`. Every branch of a block starts from the block's input; the sum at its end adds all branches
+    to that input."""
+    reached: list[Reached] = []
+    state = entry
+    done: list[Any] = []  # the block's finished branches
+    for number, (step, record) in enumerate(zip(steps, parts, strict=False)):
         if step.starts:
             if state is not entry:
                 done.append(state)
             state = entry
         if isinstance(record, AttentionRecord):
-            state = decompose_attention(record, positions, options.value_bias, scratch)
+            state = attend(record)
         elif isinstance(record, FeedForwardRecord):
-            assert isinstance(state, Factored)
-            if isinstance(options.gate, Shapley):
-                state = shapley_feed_forward_rows(state, record, options.gate)
-            else:
-                state = decompose_feed_forward(state, record, options.gate)
+            state = feed_forward(state, record)
         elif isinstance(record, NormRecord):
             # The values of an attention include the norm before it, so the state after that norm is needed only if it
             # is a scope.
@@ -253,20 +265,20 @@ def _walk_components(
         elif isinstance(record, ScaleRecord):
             state = state.after_scale(record.gain)
         else:
-            for other in (*done, entry):
-                assert isinstance(other, Factored)
+            kept = entry if record.skip is None else entry.after_scale(record.skip)
+            for other in (*done, kept):
                 state = state.add(other)
             done, entry = [], state
         if step.role == "after":
             entry = state
         if step.norms is not None or step.weights is not None:
             assert not isinstance(record, ScaleRecord)
-            reached.append(_Reached(step, state, record.output))
+            reached.append(Reached(step, state, record.output))
     return reached
 
 
 def _reduce_gated_rows(
-    wanted: Sequence[_Reached], items: Sequence[ItemSpan], options: LayerOptions, scratch: Scratch
+    wanted: Sequence[Reached], items: Sequence[ItemSpan], options: LayerOptions, scratch: Scratch
 ) -> ScopeMaps:
     """The scopes after the feed-forward gate. Computed item by item, because computing padding would be costly."""
     states = [at.state for at in wanted if isinstance(at.state, GatedRows)]

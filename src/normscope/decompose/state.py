@@ -6,7 +6,8 @@ the others are stored as vectors. The off-diagonal contributions are stored in o
 - `Factored`: ``c_ij = scale_i * view(sum_h weights_ijh f_jh)`` for j != i, where ``f_jh = values_jh matrix_h`` and
   `view` is the linear map of the norms since then (subtract the mean, multiply by a gain). This is a term. A decoder
   with cross-attention has two, over its own and over the encoder's tokens; a layer starts with none. No tensor of size
-  n x n x d is needed.
+  n x n x d is needed. If the attention has a gate, ``f_ijh = (gate_ih * values_jh) matrix_h`` depends on the output
+  token too, and contributions are computed block by block.
 - `GatedRows`: after a feed-forward gate, a recipe from which `feed_forward.stream_contributions` computes the
   contributions block by block.
 
@@ -24,7 +25,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normscope.tracing.records import AttentionRecord, NormRecord, gather_rows
+from normscope.tracing.recorded import gather_rows
+from normscope.tracing.records import AttentionRecord, NormRecord
 
 ValueBias = Literal["token", "remainder"]
 
@@ -93,6 +95,7 @@ class Mixture:
     )  # (H + 4, g, j, d): `head_vectors` of all columns, if small enough; `reduce_states` overwrites it
     cross: bool = False
     sinks: bool = False
+    gate: Tensor | None = None  # (g, R, H, d_h): held factor on the mixed values
 
     def blocks(self, scratch: Scratch) -> Iterator[tuple[slice, Tensor]]:
         """Blocks of columns, with their `head_vectors`."""
@@ -205,14 +208,18 @@ def decompose_attention(
     """
     weights = record.weights.permute(0, 3, 1, 2)  # (g, j, H, R)
     items, columns, heads, rows = weights.shape
-    width = record.matrix.shape[2]
+    width, gate, scale = record.matrix.shape[2], record.gate, record.row_scale
     bias = (record.output.new_zeros(width) if record.bias is None else record.bias)[None, None]
     values = record.values.transpose(1, 2)  # (g, j, heads of the values, d_h)
     if value_bias == "remainder" and record.value_bias is not None:
         values = values - record.value_bias
         each = record.value_bias.repeat_interleave(heads // len(record.value_bias), dim=0)
-        constant = torch.bmm(each[:, None], record.matrix)[:, 0]  # (H, d)
-        bias = bias + record.weights.sum(-1).transpose(1, 2) @ constant
+        sums = record.weights.sum(-1).transpose(1, 2)  # (g, R, H)
+        if gate is None:
+            spread = sums @ torch.bmm(each[:, None], record.matrix)[:, 0]
+        else:
+            spread = mix_values(sums, each, gate) @ record.matrix.flatten(0, 1)
+        bias = bias + (spread if scale is None else spread * scale[..., None])
     if values.shape[2] != heads:
         values = values.repeat_interleave(heads // values.shape[2], dim=2)
 
@@ -222,9 +229,9 @@ def decompose_attention(
         own_weights = own_cells(weights.transpose(1, 2), positions).transpose(1, 2)
         own_weights = own_weights.clone(memory_format=torch.contiguous_format)  # (g, R, H)
         set_own_cells(weights.transpose(1, 2), positions, 0)
-    few = items * columns * (heads + EXTRA_VECTORS) * width <= VECTOR_LIMIT
+    few = gate is None and items * columns * (heads + EXTRA_VECTORS) * width <= VECTOR_LIMIT
     all_vectors = head_vectors(values, record.matrix, record.cross, scratch) if few else None
-    mixture = Mixture(weights, own_weights, values, record.matrix, all_vectors, record.cross, record.sinks)
+    mixture = Mixture(weights, own_weights, values, record.matrix, all_vectors, record.cross, record.sinks, gate)
 
     own = torch.empty_like(record.output)
     if record.cross:
@@ -233,9 +240,17 @@ def decompose_attention(
         own_vectors = all_vectors[:heads, :, :rows].flatten(1, 2).transpose(0, 1)  # (g*R, H, d)
         torch.bmm(own_weights.flatten(0, 1)[:, None], own_vectors, out=own.view(items * rows, 1, width))
     else:
-        mixed = (own_weights[..., None] * gather_rows(values, positions)[:, :rows]).flatten(2)
+        mixed = mix_values(own_weights, gather_rows(values, positions)[:, :rows], gate)
         torch.matmul(mixed, record.matrix.flatten(0, 1), out=own)
-    return Factored((Term(mixture),), own, torch.sub(record.output, own).sub_(bias), bias)
+    if scale is not None:
+        own = own * scale[..., None]
+    return Factored((Term(mixture, scale),), own, torch.sub(record.output, own).sub_(bias), bias)
+
+
+def mix_values(weights: Tensor, values: Tensor, gate: Tensor | None) -> Tensor:
+    """(..., H d_h): values (..., H, d_h) times weights (..., H) and the gate (..., H, d_h), heads side by side."""
+    mixed = weights[..., None] * values
+    return (mixed if gate is None else mixed * gate).flatten(-2)
 
 
 def own_cells(cells: Tensor, positions: Tensor | None) -> Tensor:
@@ -259,6 +274,55 @@ def _own_column_index(cells: Tensor, positions: Tensor) -> Tensor:
     """Positions (g, R) as an index (g, ..., 1, R) into cells (g, ..., j, R)."""
     shape = [len(positions), *[1] * (cells.dim() - 2), positions.shape[1]]
     return positions.view(shape).expand(*cells.shape[:-2], 1, -1)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """The factors with which the vectors of some columns enter some rows."""
+
+    weights: Tensor  # (columns, rows, H), including the scale
+    gate: Tensor | None  # (rows, H, d_h)
+    matrix: Tensor  # (H, d_h, D)
+
+    def select(self, rows: Tensor) -> Mixing:
+        """The factors of some of the rows."""
+        return Mixing(self.weights[:, rows], None if self.gate is None else self.gate[rows], self.matrix)
+
+    def contributions(self, vectors: Tensor) -> Tensor:
+        """(columns, rows, D) from the vectors of the columns."""
+        if self.gate is None:
+            return torch.bmm(self.weights, vectors)
+        return mix_values(self.weights, vectors[:, None], self.gate) @ self.matrix.flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class TermFactors:
+    """The factors of one term for one item: ``c_ij = scale_i sum_h weights_jhi (gate_ih * values_jh) matrix_h``."""
+
+    weights: Tensor  # (j, H, R)
+    scale: Tensor | None  # (R,)
+    values: Tensor  # (H, j, d_h), multiplied by `rescale`
+    matrix: Tensor  # (H, d_h, D)
+    gate: Tensor | None = None  # (R, H, d_h)
+
+    def vectors(self, columns: slice, name: str, scratch: Scratch) -> Tensor:
+        """(columns, H, D): the vectors f_jh; with a gate, the values (columns, H, d_h)."""
+        if self.gate is not None:
+            return self.values[:, columns].transpose(0, 1)
+        return multiply_heads(self.values[:, columns], self.matrix, name, scratch)
+
+    def mixing(self, columns: slice, rows: slice) -> Mixing:
+        """How the vectors of some columns are mixed in some rows."""
+        weights = self.weights[columns, :, rows]
+        weights = (weights if self.scale is None else weights * self.scale[rows]).transpose(1, 2)
+        return Mixing(weights, None if self.gate is None else self.gate[rows], self.matrix)
+
+
+def multiply_heads(values: Tensor, matrix: Tensor, name: str, scratch: Scratch) -> Tensor:
+    """(H, j, d_h) times (H, d_h, D) for each head, as (j, H, D)."""
+    out = scratch.like(name, (values.shape[1], values.shape[0], matrix.shape[2]), values)
+    torch.bmm(values, matrix, out=out.transpose(0, 1))
+    return out
 
 
 @dataclass(frozen=True)

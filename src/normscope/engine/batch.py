@@ -12,31 +12,39 @@ from torch import Tensor, nn
 from normscope.arguments import check_indices
 from normscope.decompose.gram import RowStatistics, ScopeMaps, completeness_error, mixing_ratio
 from normscope.decompose.layer import HeadFactors, ItemSpan, measure_layer
+from normscope.decompose.source_rows import measure_layer_by_source
 from normscope.decompose.state import Scratch, set_own_cells
-from normscope.engine.request import (
-    GROUP_TOKENS,
-    Request,
-)
+from normscope.engine.by_source import source_columns
+from normscope.engine.request import GROUP_TOKENS, Request
 from normscope.errors import NormscopeError
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item, Tokens
 from normscope.models.scopes import scope_keeps_own_token
 from normscope.result_base import Measured
 from normscope.tracing.build import RecordRequest
-from normscope.tracing.records import AttentionRecord, LayerRecord, select_items, select_rows
+from normscope.tracing.recorded import select_items
+from normscope.tracing.records import AttentionRecord, LayerRecord
 
 
 class BatchResults:
     """The padded results of a batch: (items, scopes, layers, ...), or (items, layers, heads, ...)."""
 
     def __init__(
-        self, request: Request, items: int, length: int, encoder: int, dtype: torch.dtype, virtual: int = 0
+        self,
+        request: Request,
+        items: int,
+        length: int,
+        encoder: int,
+        dtype: torch.dtype,
+        virtual: int = 0,
+        sources: int | None = None,
     ) -> None:
         """Columns are `length` own tokens, which are also the rows, then `virtual` ones without rows, then `encoder`
-        ones if the layers have cross-attention."""
+        ones if the layers have cross-attention; or `sources`."""
         rows = length if request.rows is None else len(request.rows)
-        length += virtual
+        length, encoder = (length + virtual, encoder) if sources is None else (sources, 0)
         self.length = length
+        self.by_source = sources is not None
         self.kinds = 2 if encoder else 1  # of columns: own, encoder's
         layers, heads = len(request.layers), len(request.options.heads)
         self.attention = next(str(step.norms) for step in request.steps if step.alias == "attention")
@@ -103,8 +111,9 @@ class BatchResults:
         """Write the own cells of some layers into the maps. Returns mixing ratio, remainder and completeness of every
         row, (items, 3, scopes, layers, rows)."""
         statistics = RowStatistics(*self.statistics[:, :, :, layers].unbind(1))
-        positions = None if positions is None else positions.cpu()
-        set_own_cells(self.maps[:, :, layers, :, : self.length].transpose(3, 4), positions, statistics.own)
+        if not self.by_source:  # the own tokens are part of their sources
+            positions = None if positions is None else positions.cpu()
+            set_own_cells(self.maps[:, :, layers, :, : self.length].transpose(3, 4), positions, statistics.own)
         return torch.stack(
             [mixing_ratio(statistics.others, statistics.own), statistics.remainder, completeness_error(statistics)],
             dim=1,
@@ -149,7 +158,9 @@ class BatchRun:
             self.positions = torch.stack([real.positions for real in self.real_positions]).to(device)
         encoder = max(len(item.sides["encoder"].names) for item in items) if request.crosses else 0
         virtual = len(items[0].virtual)
-        self.results = BatchResults(request, len(items), self.longest, encoder, dtype, virtual)
+        self.sources = [source_columns(item, request, items, device) for item in items if item.sources is not None]
+        count = max((one.count for one in self.sources), default=None)
+        self.results = BatchResults(request, len(items), self.longest, encoder, dtype, virtual, count)
         self.spans = [item_span(item, request, g) for item, g in zip(items, self.real_positions, strict=True)]
         self.scratch, self.tick = scratch, tick
         self.warnings: list[str] = []  # of all results
@@ -162,6 +173,7 @@ class BatchRun:
             request.options.value_bias == "remainder",
             calls,
             virtual=virtual,
+            positions=self.positions,
         )
 
     def _on_layer(self, record: LayerRecord) -> None:
@@ -175,15 +187,25 @@ class BatchRun:
                 some = slice(start, start + group)
                 rows = None if self.positions is None else self.positions[some]
                 part = record if len(self.items) <= group else select_items(record, some)
-                part = part if rows is None else select_rows(part, rows)
-                found, heads = measure_layer(
-                    part, request.steps, request.scopes, self.spans[some], rows, request.options, self.scratch
-                )
+                found, heads = self._measure_group(part, some, rows)
                 self.results.add_layer(layer, some, found, heads, rows)
         self.tick()
 
+    def _measure_group(
+        self, part: LayerRecord, some: slice, rows: Tensor | None
+    ) -> tuple[list[ScopeMaps], list[HeadFactors]]:
+        """One layer of some items."""
+        request = self.request
+        how = (rows, request.options, self.scratch)
+        if not self.sources:
+            return measure_layer(part, request.steps, request.scopes, self.spans[some], *how)
+        columns = self.sources[some]
+        return measure_layer_by_source(part, request.steps, request.scopes, self.spans[some], columns, *how), []
+
     def columns(self, number: int) -> slice | Tensor:
         """The real columns of an item within the padded columns of the batch, own columns before the encoder's."""
+        if self.sources:
+            return slice(0, self.sources[number].count)
         own = self.real_positions[number]
         if not self.request.crosses:
             return own.columns

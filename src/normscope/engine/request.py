@@ -1,4 +1,4 @@
-"""Requests to a model: checking the options and estimating the cost."""
+"""Requests to a model: checking the options, estimating the cost, and how much memory may be used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from normscope.decompose.state import EXTRA_VECTORS, VECTOR_LIMIT
 from normscope.errors import NormscopeError
 from normscope.models.loaded import LoadedModel
 from normscope.models.scopes import Step, layer_steps, resolve_scopes, scope_names
-from normscope.models.spec import Experts, FeedForward, Stack
+from normscope.models.spec import Attention, Experts, FeedForward, Stack
+from normscope.tracing.model_state import is_proved
 from normscope.tracing.proof import prove
 from normscope.tracing.trace import SCORES
 
@@ -55,10 +57,16 @@ class Request:
     crosses: bool  # whether the maps have columns for the encoder's tokens
 
 
+def _attention_is_gated(stack: Stack) -> bool:
+    ops = [b.op for blocks in (stack.blocks, *stack.variants) for block in blocks for b in block.branches]
+    return any(isinstance(op, Attention) and (op.gate is not None or op.inner_norm is not None) for op in ops)
+
+
 def requests_for(loaded: LoadedModel, options: Options) -> list[Request]:
     """One request for each side of the model that has any of the requested scopes. For an encoder-decoder, `rows` apply
     to the decoder, and `layers` and `heads` that only one side has are ignored for the other."""
-    prove(loaded)
+    if not is_proved(loaded):
+        prove(loaded)
     return side_requests(loaded, loaded.stacks, options)
 
 
@@ -69,6 +77,11 @@ def side_requests(loaded: LoadedModel, stacks: Sequence[Stack], options: Options
     heads = options.heads
     if heads is not False and any(len(set(some)) > 1 for some in loaded.calls.heads.values()):
         raise NormscopeError("The layers of this model have different numbers of heads. Leave heads out.")
+    if heads is not False and any(_attention_is_gated(stack) for stack in loaded.stacks):
+        raise NormscopeError(
+            "heads is not supported for this model: its attention multiplies the mixed values by a gate or normalises "
+            "them, so that the map of a head is not its weights times the norms of its values. Leave heads out."
+        )
     gate = parse_gate(options.gate)
     if options.value_bias not in VALUE_BIASES:
         raise NormscopeError(f"Unknown value_bias {options.value_bias!r}. Known: {', '.join(VALUE_BIASES)}.")
@@ -154,14 +167,28 @@ def layer_shape(layer: nn.Module, config: Any, heads: int) -> LayerShape:
     return LayerShape(width=width, heads=heads, hidden=max(widths))
 
 
-def estimate_cost(lengths: Sequence[int], request: Request, shape: LayerShape, dtype: torch.dtype) -> Estimate:
-    """The cost of one batch of inputs with the given lengths."""
+def map_bytes(lengths: Sequence[int], request: Request, dtype: torch.dtype, sources: int | None = None) -> int:
+    """The size of the maps of one batch of inputs with the given lengths; by source, with at most so many `sources`."""
+    maps = len(request.layers) * (len(request.scopes) + 2 * len(request.options.heads))
+    return (8 if dtype == torch.float64 else 4) * maps * _map_cells(lengths, request, sources)
+
+
+def _map_cells(lengths: Sequence[int], request: Request, sources: int | None) -> int:
+    """The cells of one map of every input."""
+    out = max(lengths) if request.rows is None else min(len(request.rows), max(lengths))
+    return sum(min(out, m) * (m if sources is None else sources) for m in lengths)
+
+
+def estimate_cost(
+    lengths: Sequence[int], request: Request, shape: LayerShape, dtype: torch.dtype, sources: int | None = None
+) -> Estimate:
+    """The cost of one batch of inputs with the given lengths; by source, with at most so many `sources`."""
     size = 8 if dtype == torch.float64 else 4
     n, items = max(lengths), len(lengths)
     out = n if request.rows is None else min(len(request.rows), n)
-    layers, scopes, heads = len(request.layers), len(request.scopes), len(request.options.heads)
+    layers = len(request.layers)
     has_ff = any(isinstance(step.part, FeedForward | Experts) for step in request.steps)
-    maps = size * layers * sum(min(out, m) * m for m in lengths) * (scopes + 2 * heads)
+    maps = map_bytes(lengths, request, dtype, sources)
     # Attention weights of the whole batch and a few scores; then, for each group of items, the vectors f (before and
     # after a norm) and a few maps.
     group = min(items, max(1, GROUP_TOKENS // n))
@@ -190,7 +217,9 @@ def estimate_cost(lengths: Sequence[int], request: Request, shape: LayerShape, d
         (max(request.layers) + 1) * layer + layers * 0.5 * layer
     )  # the pass stops after the last requested layer
     if has_ff:
-        flops += layers * sum(2 * min(out, m) * m * shape.width * shape.hidden for m in lengths) * 1.15
+        # By token most of the work is W_2; by source each vector is multiplied by all matrices.
+        factor = 1.15 if sources is None else 3.5
+        flops += 2.0 * layers * _map_cells(lengths, request, sources) * shape.width * shape.hidden * factor
     return Estimate(n, memory, seconds + flops / matmul_rate(dtype, torch.get_num_threads()))
 
 
@@ -204,8 +233,80 @@ def refuse_over_budget(cost: Estimate, budget: int) -> None:
         )
 
 
-def default_budget() -> int:
-    """90% of the available memory if the system reports it, otherwise half of the total memory, otherwise 8 GB."""
+FALLBACK = 8 * 2**30
+UNLIMITED = 2**60  # control groups (version 1) without a limit report a number of about 2**63
+# Files of a control group: limit, use, statistics, and the line of the statistics with memory that can be reclaimed.
+GROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file"),
+)
+
+
+def default_budget(device: torch.device | None = None) -> int:
+    """90% of the available memory if the system reports it, otherwise half of the total memory, otherwise 8 GB; at most
+    90% of what is left to this process's control group and of the free memory of a CUDA device."""
+    found = [_machine_budget()]
+    left = control_group_memory()
+    if left is not None:
+        found.append(left * 9 // 10)
+    if device is not None and device.type == "cuda":
+        found.append(torch.cuda.mem_get_info(device)[0] * 9 // 10)
+    return max(1, min(found))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out: that of a device, of Python, or of PyTorch's CPU allocator."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "allocate memory" in text)
+
+
+def control_group_memory(
+    groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> int | None:
+    """Bytes left below the lowest limit of the control groups (Linux) of this process; None without a limit."""
+    left = [_group_memory(folder) for folder in _group_folders(groups, membership)]
+    return min((one for one in left if one is not None), default=None)
+
+
+def _group_folders(groups: Path, membership: Path) -> list[Path]:
+    """The folders of the process's group and of those above it. In a container the path may be that of the host, so
+    the root is always among them."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers not in ("", "memory"):
+            continue
+        root = groups / controllers
+        own = root / path.strip("/")
+        found += [root, *(folder for folder in (own, *own.parents) if root in folder.parents)]
+    return found
+
+
+def _group_memory(folder: Path) -> int | None:
+    for limit_file, use_file, statistics_file, reclaimable in GROUP_FILES:
+        try:
+            limit = int((folder / limit_file).read_text())
+            used = int((folder / use_file).read_text())
+        except (OSError, ValueError):  # "max", or no such group
+            continue
+        try:
+            statistics = dict(line.split() for line in (folder / statistics_file).read_text().splitlines())
+            cached = int(statistics.get(reclaimable, 0))
+        except (OSError, ValueError):
+            cached = 0
+        if limit < UNLIMITED:
+            return max(0, limit - used + cached)
+    return None
+
+
+def _machine_budget() -> int:
     try:
         with open("/proc/meminfo") as file:
             for line in file:
@@ -216,7 +317,7 @@ def default_budget() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, ValueError, OSError):
-        return 8 * 2**30
+        return FALLBACK
 
 
 @lru_cache(maxsize=8)

@@ -17,9 +17,11 @@ from normscope._version import __version__
 from normscope.analysis import Analysis
 from normscope.arguments import check_indices
 from normscope.decompose.layer import layer_vectors
+from normscope.decompose.source_rows import source_vectors
 from normscope.decompose.state import Scratch
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.engine.batch import BatchRun, item_span, real_positions
+from normscope.engine.batch import BatchRun, RealPositions, item_span, real_positions
+from normscope.engine.by_source import check_requests_by_source, source_columns, source_labels
 from normscope.engine.request import (
     Estimate,
     Request,
@@ -33,17 +35,21 @@ from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item
 from normscope.labels import Label
+from normscope.measures.tokens import number_words
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import is_modified, layer_modules
 from normscope.models.scopes import layer_steps, scope_aliases
 from normscope.result_base import NO_HEADS, HeadMaps, Measured, Receive
 from normscope.tracing.build import RecordRequest
+from normscope.tracing.model_state import is_proved
 from normscope.tracing.proof import prove
-from normscope.tracing.records import LayerRecord, select_rows
+from normscope.tracing.recorded import select_rows
+from normscope.tracing.records import LayerRecord
 from normscope.tracing.trace import trace
 
 Result = Analysis | EncoderDecoderAnalysis
 INEXACT = 1e-4  # relative error of the sum of contributions that causes a warning
+TOKEN_IDS = {"encoder": "input_ids", "decoder": "decoder_input_ids"}  # of an encoder-decoder
 INCOMPLETE = 1e-2  # relative error that causes an exception
 Progress = Callable[[int, int], None]
 MAX_KEPT_SCRATCH = 64 * 2**20  # bytes of working memory kept between runs
@@ -59,12 +65,16 @@ class Workspace:
 
 def batch_cost(loaded: LoadedModel, items: Sequence[Item], requests: Sequence[Request]) -> Estimate:
     """The estimated memory and time of one batch."""
+    if any(item.sources is not None for item in items):
+        check_requests_by_source(requests)
     costs = []
     for request in requests:
         stack = request.stack
         heads = loaded.head_counts[loaded.stacks.index(stack)]
         shape = layer_shape(layer_modules(loaded.base, stack)[0], loaded.base.config, heads)
-        costs.append(estimate_cost([len(item.sides[stack.side].names) for item in items], request, shape, loaded.dtype))
+        lengths = [len(item.sides[stack.side].names) for item in items]
+        sources = max((len(item.sources.names) + 1 for item in items if item.sources is not None), default=None)
+        costs.append(estimate_cost(lengths, request, shape, loaded.dtype, sources))
     return Estimate(max(c.tokens for c in costs), sum(c.memory for c in costs), sum(c.seconds for c in costs))
 
 
@@ -81,7 +91,8 @@ def run_batch(
     if len(items) > 1 and is_modified(loaded.base):  # third-party hooks may depend on the batch
         return [result for item in items for result in run_batch(loaded, [item], requests, workspace, progress)]
     refuse_over_budget(
-        batch_cost(loaded, items, requests), default_budget() if workspace.budget is None else workspace.budget
+        batch_cost(loaded, items, requests),
+        default_budget(loaded.base.device) if workspace.budget is None else workspace.budget,
     )
     try:
         scratch = workspace.free.pop()
@@ -157,18 +168,8 @@ def _assemble_analysis(
 ) -> Analysis:
     request, where = run.request, run.real_positions[number]
     labels = _token_labels(item, request.stack.side)
-    columns = tuple(labels[n] for n in where.real.tolist())
-    rows = columns if request.rows is None else tuple(labels[n] for n in where.positions.tolist())
-    words = item.sides[request.stack.side].word_ids
-    word_ids = None if words is None else tuple(words[label.position] for label in columns)
-    if item.virtual:
-        columns += tuple(Label(name, "prompt", n) for n, name in enumerate(item.virtual))
-        word_ids = None if word_ids is None else word_ids + (None,) * len(item.virtual)
-    if request.crosses:
-        sources = _token_labels(item, "encoder")
-        encoder = tuple(sources[n] for n in item.sides["encoder"].real.nonzero().flatten().tolist())
-        columns += encoder
-        word_ids = None if word_ids is None else word_ids + (None,) * len(encoder)
+    rows = tuple(labels[n] for n in (where.real if request.rows is None else where.positions).tolist())
+    columns, word_ids = _label_columns(loaded, item, request, where)
     measured, heads, value_norms = run.results.item_results(number, finished, where.rows, run.columns(number), layers)
     sure = {scope: one for scope, one in measured.items() if request.options.complete or "FF" not in scope}
     found = [*item.warnings, *_check_complete(loaded, sure, request)]
@@ -178,7 +179,7 @@ def _assemble_analysis(
         scopes: Sequence[str], layers: Sequence[int], blocks: Sequence[Sequence[int]], receive: Receive
     ) -> None:
         chosen = [[rows[n].position for n in check_indices("row", block, len(rows))] for block in blocks]
-        _recompute_vectors(loaded, item, request, scopes, layers, chosen, receive)
+        recompute_vectors(loaded, item, request, scopes, layers, chosen, receive)
 
     depth = loaded.depths[loaded.stacks.index(request.stack)]
     aliases = dict(scope_aliases(request.stack.blocks))
@@ -214,6 +215,55 @@ def _assemble_analysis(
     )
 
 
+def _label_columns(
+    loaded: LoadedModel, item: Item, request: Request, where: RealPositions
+) -> tuple[tuple[Label, ...], tuple[int | None, ...] | None]:
+    """The labels and word ids of the columns: own tokens, virtual ones and the encoder's, or sources."""
+    if item.sources is not None:
+        return source_labels(item, request), None
+    side = request.stack.side
+    labels = _token_labels(item, side)
+    columns = tuple(labels[n] for n in where.real.tolist())
+    words = _column_word_ids(loaded, item, side, columns)
+    word_ids = () if words is None else words
+    columns += tuple(Label(name, "prompt", n) for n, name in enumerate(item.virtual))
+    word_ids += (None,) * len(item.virtual)
+    if request.crosses:
+        sources = _token_labels(item, "encoder")
+        encoder = tuple(sources[n] for n in item.sides["encoder"].real.nonzero().flatten().tolist())
+        columns += encoder
+        word_ids += _column_word_ids(loaded, item, "encoder", encoder) or (None,) * len(encoder)
+    return columns, None if words is None else word_ids
+
+
+def _column_word_ids(
+    loaded: LoadedModel, item: Item, side: str, columns: Sequence[Label]
+) -> tuple[int | None, ...] | None:
+    """The word of each of some tokens of one side, None for special tokens; None if the words are unknown."""
+    words = _side_word_ids(loaded, item, side)
+    return None if words is None else tuple(words[label.position] for label in columns)
+
+
+def _side_word_ids(loaded: LoadedModel, item: Item, side: str) -> tuple[int | None, ...] | None:
+    """The word of each token of one side.
+
+    They are the tokenizer's words. Slow tokenizers and target texts have none; in an encoder-decoder, where both sides
+    are needed to align them, the words are then those of `measures.tokens`: what is between spaces, with every
+    punctuation mark as a word of its own.
+    """
+    tokens = item.sides[side]
+    if tokens.word_ids is not None or not loaded.two_sided or loaded.tokenizer is None:
+        return tokens.word_ids
+    ids = item.tensors.get(TOKEN_IDS[side])
+    special = getattr(loaded.tokenizer, "all_special_ids", None)
+    if ids is None or special is None or len(ids) != len(tokens.names):
+        return None
+    kept = [id in special for id in ids.tolist()]
+    if side == "decoder":
+        kept[0] = True  # the start token, whatever it is
+    return tuple(number_words(tokens.names, kept))
+
+
 def _check_complete(loaded: LoadedModel, found: Mapping[str, Measured], request: Request) -> list[str]:
     """Raise if contributions do not add up to the model's own vectors; return a warning if they almost do."""
     if not found or bool((torch.stack([one.completeness for one in found.values()]) <= INEXACT).all()):
@@ -236,7 +286,7 @@ def _check_complete(loaded: LoadedModel, found: Mapping[str, Measured], request:
     ]
 
 
-def _recompute_vectors(
+def recompute_vectors(
     loaded: LoadedModel,
     item: Item,
     request: Request,
@@ -247,18 +297,24 @@ def _recompute_vectors(
 ) -> None:
     """Run the model again and pass the contribution vectors of the given scopes and layers to `receive`, one block of
     positions at a time."""
-    prove(loaded)
+    if not is_proved(loaded):
+        prove(loaded)
     side = request.stack.side
     place = replace(
         item_span(item, request, real_positions(item, side, None, len(item.sides[side].names))), rows=slice(None)
     )
     steps = steps_until(layer_steps(request.stack.blocks), scopes)
+    sources = None if item.sources is None else source_columns(item, request, [item], loaded.base.device)
     tables = [torch.tensor([list(block)], device=loaded.base.device) for block in blocks]
 
     def on_layer(record: LayerRecord) -> None:
         for scope in scopes:
             for number, at in enumerate(tables):
-                found = layer_vectors(select_rows(record, at), steps, scope, place, at, request.options)
+                part = select_rows(record, at)
+                if sources is None:
+                    found = layer_vectors(part, steps, scope, place, at, request.options)
+                else:
+                    found = source_vectors(part, steps, scope, sources, at, request.options)
                 receive(scope, record.index, number, found)
 
     real = real_tokens([item], side, loaded.base.device)

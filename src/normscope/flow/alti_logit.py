@@ -13,26 +13,22 @@ from torch import Tensor
 from normscope.flow.alti import alti_layer_maps
 from normscope.flow.attention_blocks import AttentionBlock, attention_blocks
 from normscope.flow.interface import MethodRun
-from normscope.flow.maps import BackwardState, backward_block, backward_chain
 from normscope.flow.result import Scores
 from normscope.flow.rollout import rollout
-from normscope.flow.targets import LogitTarget, build_target_scores
+from normscope.flow.targets import Target, build_target_scores, start_at_target
 
 
-def run_alti_logit(run: MethodRun, target: LogitTarget) -> Scores:
+def run_alti_logit(run: MethodRun, target: Target) -> Scores:
     """The target by input token. The first state and the outputs of feed-forward blocks count for the token at their
     position; with the option "attention" they go to the remainder, as in the paper's own scores."""
     model = run.model
-    assert model.logits is not None
     (stack,) = model.stacks
-    state = BackwardState(target.direction(model.logits))
-    backward_chain(model.head, state)
-    backward_block(stack.end, state)
-    g, real = state.direction, stack.real
+    state = start_at_target(model, target, 0, 1)
+    g, real = state.direction[0], stack.real
     rolled_out = [torch.eye(int(real.sum()), dtype=g.dtype, device=g.device), *rollout(alti_layer_maps(stack))]
     found = torch.zeros_like(g[real, 0])
     in_place = (g * stack.states[0]).sum(-1)
-    remainder = state.constants
+    remainder = float(state.constants)
     for layer, (block,) in enumerate(attention_blocks(stack)):
         by_token = _alti_logit_by_attended_token(block, g)
         found += by_token[real] @ rolled_out[layer]
@@ -43,11 +39,11 @@ def run_alti_logit(run: MethodRun, target: LogitTarget) -> Scores:
         remainder += float(in_place.sum())
     else:
         found += in_place[real]
-    return build_target_scores(target, model.logits, found, remainder)
+    return build_target_scores(target, model, found, remainder)
 
 
 def _alti_logit_by_attended_token(block: AttentionBlock, g: Tensor) -> Tensor:
     """(j,): what the attention of a block adds along g, by its input token."""
     for one in reversed(block.branch_tail):
         g, _ = one.adjoint(g)
-    return torch.einsum("hij,id,jhd->j", block.attention.weights, g, block.vectors)
+    return block.along(g)

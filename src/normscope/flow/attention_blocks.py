@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from normscope.decompose.state import mix_values
 from normscope.flow.maps import FrozenAttention, FrozenBlock, FrozenMap, FrozenStack, forward_block
 
 ROW_BYTES = 32 * 2**20  # of vectors at a time
@@ -24,8 +25,9 @@ class AttentionBlock:
     """The attention of one block. The feed-forward of a parallel layer is left out of `y`."""
 
     attention: FrozenAttention
-    vectors: Tensor  # (j, H, d): f^h_j
-    x: Tensor  # (n, d): the input of the block
+    values: Tensor  # (H, j, d_h): v^h_j
+    vectors: Tensor  # (j, H, d): f^h_j, without the gate
+    x: Tensor  # (n, d): what the residual connection keeps of the input of the block
     branch_tail: tuple[FrozenMap, ...]
     after: FrozenMap | None
     y: Tensor  # (n, d): the output of the block, biases included
@@ -34,13 +36,25 @@ class AttentionBlock:
         """Some rows at a time: (rows, j, d) T_ij; for cross-attention, without the residual connection."""
         tokens, _, width = self.vectors.shape
         for rows in attention_block_row_slices(len(self.x), self.x.element_size() * tokens * width):
-            weights = self.attention.weights[:, rows].permute(2, 1, 0)
-            T = torch.bmm(weights, self.vectors).transpose(0, 1)
+            weights = self.attention.weights.all[:, rows].permute(2, 1, 0)  # (j, rows, H)
+            if self.attention.gate is None:
+                T = torch.bmm(weights, self.vectors).transpose(0, 1)
+            else:
+                gate = self.attention.gate[:, rows].transpose(0, 1)
+                mixed = mix_values(weights.transpose(0, 1), self.values.transpose(0, 1), gate[:, None])
+                T = mixed @ self.attention.matrix.flatten(0, 1)
             for one in self.branch_tail:
                 T = one.for_rows(rows).forward(T, None)
             if not self.attention.cross:
                 T.diagonal(rows.start).add_(self.x[rows].t())
             yield rows, T if self.after is None else self.after.for_rows(rows).forward(T, None)
+
+    def along(self, g: Tensor) -> Tensor:
+        """(j,): what all outputs receive from each token along the directions g (n, d) in the attention's output."""
+        if self.attention.gate is None:
+            return torch.einsum("hij,id,jhd->j", self.attention.weights.all, g, self.vectors)
+        back = torch.einsum("id,hkd->hik", g, self.attention.matrix) * self.attention.gate
+        return torch.einsum("hij,hik,hjk->j", self.attention.weights.all, back, self.values)
 
     def residual(self) -> Tensor:
         """(n, d): the contribution of the residual connection alone."""
@@ -71,8 +85,8 @@ def _attention_block_branches(block: FrozenBlock, x: Tensor, encoder: Tensor | N
         if attention.bias is not None:
             values = values + attention.bias[:, None]
         vectors = torch.bmm(values, attention.matrix).transpose(0, 1).contiguous()
-        y = attention_block_output(FrozenBlock((chain,), block.after), x, encoder)
-        yield AttentionBlock(attention, vectors, x, chain[number + 1 :], block.after, y)
+        y = attention_block_output(FrozenBlock((chain,), block.after, skip=block.skip), x, encoder)
+        yield AttentionBlock(attention, values, vectors, block.kept(x), chain[number + 1 :], block.after, y)
 
 
 def attention_block_output(block: FrozenBlock, x: Tensor, encoder: Tensor | None) -> Tensor:

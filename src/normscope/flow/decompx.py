@@ -30,7 +30,7 @@ from normscope.flow.maps import (
     FrozenPool,
 )
 from normscope.flow.result import Scores
-from normscope.flow.targets import LogitTarget, build_target_scores
+from normscope.flow.targets import Target, build_target_scores
 
 Split = Literal["absdot", "abssim", "norm", "equal"]
 SPLITS = get_args(Split)
@@ -41,7 +41,7 @@ def run_decompx_maps(run: MethodRun) -> FlowMaps:
     return exact_maps(run.model) if run.option == "none" else decompx_maps(run.model, run.option)  # type: ignore[arg-type]
 
 
-def run_decompx_scores(run: MethodRun, target: LogitTarget) -> Scores:
+def run_decompx_scores(run: MethodRun, target: Target) -> Scores:
     """`decompx_scores`; with the option "none", the exact decomposition."""
     if run.option == "none":
         return exact_scores(run.model, target)
@@ -62,18 +62,21 @@ def decompx_maps(model: FrozenModel, split: Split) -> tuple[Tensor, Tensor]:
     return torch.stack(norms), torch.tensor(errors, dtype=torch.float64)
 
 
-def decompx_scores(model: FrozenModel, target: LogitTarget, split: Split) -> Scores:
-    """The target by input token, through the head; the remainder is zero."""
+def decompx_scores(model: FrozenModel, target: Target, split: Split) -> Scores:
+    """The target by input token, through the head; what remains is only what the target keeps apart."""
     assert model.logits is not None
     last = model.stacks[-1]
     *_, X = decompx_states(model, split)  # all are the same tensor
     chain = (*last.tail, *model.head)
-    if not any(isinstance(one, FrozenPool) for one in chain):  # only the target's token is needed
-        rows = slice(target.row, target.row + 1)
-        X, chain = X[rows], tuple(one.for_rows(rows) for one in chain)
-    X = _decompx_split_chain(chain, X, split)
+    pooled = any(isinstance(one, FrozenPool) for one in chain)
+    found = X.new_zeros(X.shape[1])
+    for read, row in enumerate(target.rows.tolist()):  # only the target's tokens are needed
+        rows = slice(row, row + 1)
+        maps, x = (chain, X) if pooled else (tuple(one.for_rows(rows) for one in chain), X[rows])
+        direction = target.directions(model.logits, slice(read, read + 1))[0]
+        found += _decompx_split_chain(maps, x, split)[0] @ direction
     columns = torch.cat([stack.real for stack in (last, *model.stacks[:-1])])
-    return build_target_scores(target, model.logits, (X[0] @ target.direction(model.logits)[target.row])[columns], 0.0)
+    return build_target_scores(target, model, found[columns], 0.0)
 
 
 def decompx_states(model: FrozenModel, split: Split) -> Iterator[Tensor]:
@@ -127,7 +130,7 @@ def _decompx_split_values(
 
 
 def _decompx_split_block(block: FrozenBlock, rows: slice, x: Tensor, values: dict[int, Tensor], split: Split) -> Tensor:
-    total, late = x, None
+    total, late = block.kept(x), None
     for chain in block.branches:
         state = x
         for number, one in enumerate(part.for_rows(rows) for part in chain):
@@ -158,8 +161,8 @@ def _decompx_split_map(one: FrozenMap, X: Tensor, split: Split) -> Tensor:
 
 def _decompx_split_feed_forward(one: FrozenFeedForward, X: Tensor, split: Split) -> Tensor:
     """``(c * (p_k + w_k b_1)) W_2``, the second term computed as ``w_k`` times one vector per output."""
-    assert one.constant is not None
-    out, rest = torch.zeros_like(X), one.constant
+    out = torch.zeros_like(X)
+    rest = torch.zeros_like(X[:, 0]) if one.constant is None else one.constant
     for unit, biases in zip(one.units, one.biases, strict=True):
         rows = slice(None) if unit.chosen is None else unit.chosen[0]
         gated, early = [], []

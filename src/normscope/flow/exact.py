@@ -2,12 +2,14 @@
 
 The frozen model is affine, so a late vector is ``x_i = sum_k x_i<-k + r_i``: k runs over the input tokens, and r_i
 comes from biases. Forwards, `exact_maps` carries the vectors of a block of sources at a time through all layers
-(sources do not interact), so memory is n x block x d. Backwards, `exact_scores` takes the direction of a logit to every
-layer: by linearity this gives ``<g, x_i<-k>`` for all tokens at once, at the cost of about one more pass.
+(sources do not interact), so memory is n x block x d. Backwards, `exact_scores` takes the direction of a target to
+every layer: by linearity this gives ``<g, x_i<-k>`` for all tokens at once, at the cost of about one more pass. The
+logits of a whole answer, added up, are one direction too; `exact_score_matrix` carries many targets back, in blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -16,16 +18,17 @@ from torch import Tensor
 from normscope.flow.interface import FlowMaps, MethodRun
 from normscope.flow.maps import (
     BackwardState,
+    FrozenAttention,
+    FrozenFeedForward,
     FrozenModel,
     FrozenStack,
     backward_block,
-    backward_chain,
     backward_layer,
     forward_block,
     forward_layer,
 )
-from normscope.flow.result import Scores
-from normscope.flow.targets import LogitTarget, build_target_scores
+from normscope.flow.result import ScoreMatrix, Scores
+from normscope.flow.targets import Target, build_target_matrix, build_target_scores, start_at_target
 
 BLOCK_BYTES = 256 * 2**20
 
@@ -35,9 +38,9 @@ def run_exact_maps(run: MethodRun) -> FlowMaps:
     return exact_maps(run.model)
 
 
-def run_exact_scores(run: MethodRun, target: LogitTarget) -> Scores:
-    """`exact_scores` of a run."""
-    return exact_scores(run.model, target)
+def run_exact_scores(run: MethodRun, target: Target) -> Scores | ScoreMatrix:
+    """`exact_scores` of a run, or `exact_score_matrix` if every scalar is explained by itself."""
+    return exact_score_matrix(run.model, target) if target.each else exact_scores(run.model, target)
 
 
 def exact_maps(model: FrozenModel, block_bytes: int = BLOCK_BYTES) -> tuple[Tensor, Tensor]:
@@ -100,28 +103,79 @@ def exact_relative_error(found: Tensor, actual: Tensor) -> float:
     return float(((found - actual).norm(dim=-1) / actual.norm(dim=-1).clamp_min(1e-30)).max())
 
 
-def exact_scores(model: FrozenModel, target: LogitTarget) -> Scores:
+def exact_scores(model: FrozenModel, target: Target) -> Scores:
     """The target by token, at the input and before every layer, from one backward pass."""
-    assert model.logits is not None
-    state = BackwardState(target.direction(model.logits))
-    backward_chain(model.head, state)
     layers: dict[str, Tensor] = {}
     remainders: dict[str, Tensor] = {}
     at_input: dict[str, Tensor] = {}
+    state = start_at_target(model, target, 0, 1)
     for stack in reversed(model.stacks):
-        if stack is not model.stacks[-1]:
-            assert state.encoder is not None
-            state = BackwardState(state.encoder, None, state.constants)
-        backward_block(stack.end, state)
-        by_token, constants = [(state.direction * stack.states[-1]).sum(-1)], [state.constants]
+        state = _enter_stack_backward(model, stack, state)
+        by_token, constants = [_exact_products(state, stack.states[-1])[0]], [state.constants[0]]
         for layer, x in zip(reversed(stack.layers), reversed(stack.states[:-1]), strict=True):
             backward_layer(layer, state)
-            by_token.append((state.direction * x).sum(-1))
-            constants.append(state.constants)
+            by_token.append(_exact_products(state, x)[0])
+            constants.append(state.constants[0])
         at_input[stack.side] = by_token[-1][stack.real]
         layers[stack.side] = torch.stack(by_token[::-1])[:, stack.real]
-        remainders[stack.side] = torch.tensor(constants[::-1], dtype=torch.float64)
+        remainders[stack.side] = torch.stack(constants[::-1]).cpu()
     found = torch.cat([at_input[stack.side] for stack in (model.stacks[-1], *model.stacks[:-1])])
-    return replace(
-        build_target_scores(target, model.logits, found, state.constants), layers=layers, remainders=remainders
-    )
+    scores = build_target_scores(target, model, found, float(state.constants))
+    after = scores.remainder - float(state.constants)  # what no direction holds, after all layers
+    return replace(scores, layers=layers, remainders={side: one + after for side, one in remainders.items()})
+
+
+def exact_score_matrix(model: FrozenModel, target: Target, block_bytes: int = BLOCK_BYTES) -> ScoreMatrix:
+    """Every scalar of the target by token: the directions of some at a time go through one backward pass together."""
+    found, constants = zip(*exact_score_blocks(model, target, block_bytes), strict=True)
+    return build_target_matrix(target, model, torch.cat(found), torch.cat(constants))
+
+
+def exact_score_blocks(
+    model: FrozenModel, target: Target, block_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some scalars at a time: their scores (targets, columns) at the input, and what constants add to them."""
+    total = len(target.descriptions)
+    widest = max(exact_row_width(model, stack) for stack in model.stacks)
+    tokens = max(len(stack.states[0]) for stack in model.stacks)
+    size = model.stacks[-1].states[0].element_size()
+    step = max(1, block_bytes // (size * tokens * widest))
+    for first in range(0, total, step):
+        state = start_at_target(model, target, first, min(step, total - first))
+        at_input: dict[str, Tensor] = {}
+        for stack in reversed(model.stacks):
+            state = _enter_stack_backward(model, stack, state)
+            for layer in reversed(stack.layers):
+                backward_layer(layer, state)
+            at_input[stack.side] = _exact_products(state, stack.states[0])[:, stack.real]
+        found = [at_input[stack.side] for stack in (model.stacks[-1], *model.stacks[:-1])]
+        yield torch.cat(found, dim=1), state.constants
+
+
+def exact_row_width(model: FrozenModel, stack: FrozenStack) -> int:
+    """The numbers that one token of one target takes on its way back through a layer, about."""
+    inside = [
+        max((part.out.shape[0] for part in one.parts), default=0)
+        if isinstance(one, FrozenFeedForward)
+        else 2 * one.value.shape[0] * one.value.shape[2]
+        for layer in stack.layers[:1]
+        for block in layer.blocks
+        for chain in block.branches
+        for one in chain
+        if isinstance(one, FrozenAttention | FrozenFeedForward)
+    ]
+    return 4 * stack.states[0].shape[-1] + 2 * max(inside, default=0)
+
+
+def _enter_stack_backward(model: FrozenModel, stack: FrozenStack, state: BackwardState) -> BackwardState:
+    """From the input of the next side to the last layer's states of an encoder; the last side's stay."""
+    if stack is not model.stacks[-1]:
+        assert state.encoder is not None
+        state = BackwardState(state.encoder, state.constants)
+        backward_block(stack.end, state)
+    return state
+
+
+def _exact_products(state: BackwardState, x: Tensor) -> Tensor:
+    """(targets, n): ``<g_i, x_i>``"""
+    return (state.direction * x).sum(-1)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from normscope.decompose.activations import Gate, gated_constant, gated_unit, projections_of
+from normscope.decompose.state import mix_values
 from normscope.errors import NormscopeError
+from normscope.flow.freeze_check import find_freeze_mismatch
 from normscope.flow.maps import (
-    UPCAST,
     FrozenAttention,
     FrozenBlock,
     FrozenFeedForward,
@@ -28,7 +29,6 @@ from normscope.flow.maps import (
     FrozenNorm,
     FrozenScale,
     FrozenStack,
-    norm_misfit,
 )
 from normscope.flow.module_calls import LayerOutputs, ModuleCalls, encoder_tail_of_module_calls, log_module_calls
 from normscope.inputs.encode import real_tokens
@@ -36,21 +36,30 @@ from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules, linear_map, value_map
 from normscope.models.scopes import Step, layer_steps
-from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
+from normscope.models.spec import Attention, Stack
 from normscope.tracing.build import RecordRequest
-from normscope.tracing.closeness import (
-    ELEMENT,
-    PRODUCT,
-    closeness_misfit,
+from normscope.tracing.call_values import value_shift_and_scale
+from normscope.tracing.recorded import (
+    FrozenWeights,
     closeness_rows,
     coarser,
     is_close,
-    is_close_to_product,
+    row_blocks,
+    stored_weights,
+    unit_rows,
 )
-from normscope.tracing.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord, Record, ScaleRecord
+from normscope.tracing.records import (
+    AttentionRecord,
+    FeedForwardRecord,
+    LayerRecord,
+    NormRecord,
+    Record,
+    ScaleRecord,
+    Unit,
+)
 from normscope.tracing.trace import trace
 
-MIXED = {torch.float32: 1e-5, torch.float64: 1e-7}  # of ||x|| ||w|| if x is rounded too, or integrated numerically
+FEED_FORWARD_ROWS = 512  # of a feed-forward whose constant is computed at a time
 
 
 @dataclass(frozen=True)
@@ -74,13 +83,22 @@ class _PartialStack:
     end: Tensor | None = None  # (n, d): the model's own states after the tail
 
 
-def freeze_model(loaded: LoadedModel, item: Item, gate: Gate = "ig") -> FrozenModel:
+def freeze_model(loaded: LoadedModel, item: Item, gate: Gate = "ig", recompute: bool = True) -> FrozenModel:
     """The model without its output head, frozen at this input."""
-    return FrozenModel(freeze_layers(loaded, item, gate).stacks)
+    return FrozenModel(freeze_layers(loaded, item, gate, recompute=recompute).stacks)
 
 
-def freeze_layers(loaded: LoadedModel, item: Item, gate: Gate, head: bool = False) -> FrozenPass:
-    """Trace one forward pass, with the model's head if asked for, and freeze and check its layers."""
+def freeze_layers(
+    loaded: LoadedModel,
+    item: Item,
+    gate: Gate,
+    head: bool = False,
+    logit_rows: Tensor | None = None,
+    recompute: bool = True,
+) -> FrozenPass:
+    """Trace one forward pass, with the model's head if asked for, and freeze and check its layers. `logit_rows`: the
+    positions whose logits to compute; None: all. `recompute` attention weights when they are needed, where that is
+    possible; otherwise they are kept, which maps need anyway."""
     sides = [_PartialStack(stack, item.sides[stack.side].real.to(loaded.base.device)) for stack in loaded.stacks]
     with ExitStack() as contexts:
         outputs = contexts.enter_context(log_outputs_to_freeze(loaded))
@@ -88,7 +106,9 @@ def freeze_layers(loaded: LoadedModel, item: Item, gate: Gate, head: bool = Fals
         if head or loaded.two_sided:
             calls = contexts.enter_context(log_module_calls(loaded, outputs))
         requests = [_freeze_request(loaded, item, gate, sides, n, calls) for n in range(len(sides))]
-        output = trace(loaded, [item], requests, head=head, to_the_end=True)
+        requests = [replace(one, recompute=recompute) for one in requests]
+        kept = {} if logit_rows is None else {"logits_to_keep": logit_rows}
+        output = trace(loaded, [item], requests, head=head, to_the_end=True, options=kept)
     for one in sides:
         if not is_close(one.states[-1][one.real], outputs.latest[one.stack.side][one.real], _coarsest_dtype(loaded)):
             _refuse_to_freeze_layer(
@@ -121,12 +141,13 @@ def _freeze_request(
                 loaded, stack, record.index, f"its input is not the output of layer {record.index - 1}"
             )
         try:
-            values = _frozen_value_maps(loaded, modules[record.index], record)
+            values = frozen_value_maps(loaded, modules[record.index], record)
         except NormscopeError as error:
             _refuse_to_freeze_layer(loaded, stack, record.index, str(error))
         parts = freeze_parts(record, values, gate)
         checked = _checkable_parts(record, parts, gate)
-        mismatch = find_freeze_mismatch(record, checked, encoder.end, side.real, _coarsest_dtype(loaded))
+        seen = _real_rows(side.real), _real_rows(encoder.real)
+        mismatch = find_freeze_mismatch(record, checked, encoder.end, seen, _coarsest_dtype(loaded))
         if mismatch:
             _refuse_to_freeze_layer(loaded, stack, record.index, mismatch)
         side.layers.append(build_frozen_layer(steps, parts))
@@ -136,19 +157,9 @@ def _freeze_request(
     return RecordRequest(stack, steps, range(len(modules)), freeze_layer, real, calls=modules)
 
 
-def _frozen_value_maps(
-    loaded: LoadedModel, layer: nn.Module, record: LayerRecord
-) -> list[tuple[Tensor, Tensor | None]]:
-    """W_V and b_V of the attentions in a layer."""
-    found = []
-    for step, part in zip(record.steps, record.parts, strict=True):
-        if isinstance(step.part, Attention) and isinstance(part, AttentionRecord):
-            heads, shared, width = part.weights.shape[1], part.values.shape[1], part.values.shape[3]
-            weight, bias = value_map(layer.get_submodule(step.part.value), step.part.packing, heads, shared, width)
-            if part.latent is not None and step.part.latent is not None:
-                weight, bias = latent_value_map(layer.get_submodule(step.part.latent), part.latent, weight, bias)
-            found.append((weight.to(loaded.dtype), None if bias is None else bias.to(loaded.dtype)))
-    return found
+def _real_rows(real: Tensor) -> slice | Tensor:
+    """The tokens that are not masked; all of them as a slice, which copies nothing."""
+    return slice(None) if bool(real.all()) else real
 
 
 def _checkable_parts(
@@ -204,7 +215,8 @@ def log_outputs_to_freeze(loaded: LoadedModel) -> Iterator[LayerOutputs]:
 def freeze_parts(
     record: LayerRecord, values: Sequence[tuple[Tensor, Tensor | None]], gate: Gate
 ) -> tuple[FrozenMap | None, ...]:
-    """The map of each part of a layer, for one item; None for the sum of a residual connection.
+    """The map of each part of a layer, for one item; for the sum of a residual connection what multiplies its input, or
+    None.
 
     `values` are W_V (H, d, d_h) and b_V (H, d_h) of the layer's attentions, in order.
     """
@@ -214,12 +226,14 @@ def freeze_parts(
 
 def _freeze_part(part: Record, values: Iterator[tuple[Tensor, Tensor | None]], gate: Gate) -> FrozenMap | None:
     if isinstance(part, AttentionRecord):
-        return _freeze_attention(part, *next(values))
+        return freeze_attention(part, *next(values))
     if isinstance(part, NormRecord):
         return FrozenNorm(part.kind == "layer", part.inverse[0], part.gain, part.shift)
     if isinstance(part, FeedForwardRecord):
         return freeze_feed_forward(part, gate)
-    return FrozenScale(part.gain) if isinstance(part, ScaleRecord) else None
+    if isinstance(part, ScaleRecord):
+        return FrozenScale(part.gain)
+    return None if part.skip is None else FrozenScale(part.skip)
 
 
 def build_frozen_layer(steps: Sequence[Step], parts: Sequence[FrozenMap | None]) -> FrozenLayer:
@@ -231,21 +245,97 @@ def build_frozen_layer(steps: Sequence[Step], parts: Sequence[FrozenMap | None])
         if step.starts and chain:
             branches.append(tuple(chain))
             chain = []
-        if part is None:
-            blocks.append(FrozenBlock((*branches, tuple(chain)), None))
+        if step.role == "sum":
+            skip = part.gain if isinstance(part, FrozenScale) else None
+            blocks.append(FrozenBlock((*branches, tuple(chain)), None, skip=skip))
             branches, chain = [], []
-        elif step.role == "after":
+            continue
+        assert part is not None
+        if step.role == "after":
             blocks[-1] = replace(blocks[-1], after=part)
         else:
             chain.append(part)
     return FrozenLayer(tuple(blocks))
 
 
+def freeze_feed_forward(part: FeedForwardRecord, gate: Gate) -> FrozenFeedForward:
+    """All units of a feed-forward; biases and g(0) form its constant."""
+    blocks = row_blocks(part.output.shape[1], FEED_FORWARD_ROWS)
+    constants = [_feed_forward_constant(part, gate, rows) for rows in blocks]
+    known = [one for one in constants if one is not None]
+    return FrozenFeedForward(part.units, gate, torch.cat(known) if known else None)
+
+
+def _feed_forward_constant(part: FeedForwardRecord, gate: Gate, rows: slice) -> Tensor | None:
+    """(rows, d), or None for a feed-forward without biases whose activation is zero at zero."""
+    total = None
+    for unit in part.units:
+        biased = unit.out_bias is not None or any(projection.bias is not None for projection in projections_of(unit))
+        if biased or bool(_output_at_zero(unit).any()):
+            some = unit_rows(unit, rows)
+            nothing = part.output.new_zeros(1, 1, part.output.shape[-1])
+            constant = gated_constant(some, gated_unit(some, gate), nothing)[0]
+            total = constant if total is None else total + constant
+    return total
+
+
+def _output_at_zero(unit: Unit) -> Tensor:
+    """The hidden units of zero inputs."""
+    nothing = torch.zeros_like(unit.into.hidden[:, :1, :1])
+    if unit.up is None:
+        return unit.activation(nothing)
+    return nothing if unit.joint is None else unit.joint(nothing, nothing)
+
+
+def freeze_attention(part: AttentionRecord, value: Tensor, bias: Tensor | None) -> FrozenAttention:
+    """The attention as a linear map, given its W_V and b_V."""
+    if part.rows is None:
+        weights = stored_weights(part.weights[0].clone(memory_format=torch.contiguous_format))
+        sums: Tensor | None = part.weights[0].sum(-1)
+    else:
+        weights = FrozenWeights(part.rows, part.values.dtype)
+        sums = None if part.rows.sums is None else part.rows.sums[0].to(part.values.dtype)
+    if part.row_scale is not None:
+        weights = replace(weights, scale=part.row_scale[0])
+        sums = part.row_scale[0].expand(len(value), -1) if sums is None else sums * part.row_scale[0]
+    gate = None if part.gate is None else part.gate[0].transpose(0, 1)  # (H, i, d_h)
+    constant = part.bias
+    if bias is not None:  # attention rows sum to one, except with attention sinks
+        through = torch.bmm(bias[:, None], part.matrix)[:, 0]
+        if gate is not None:
+            ones = bias.new_ones(gate.shape[:2]) if sums is None else sums
+            spread = mix_values(ones.t(), bias, gate.transpose(0, 1)) @ part.matrix.flatten(0, 1)
+        else:
+            spread = through.sum(0) if sums is None else sums.t() @ through
+        constant = spread if constant is None else spread + constant
+    read_scale, shared = None, part.values.shape[1]  # the values of token j are divided by the statistics of norms
+    if part.latent is not None:
+        read_scale = part.latent.inverse
+    if part.value_norm is not None:
+        repeated = part.value_norm.inverse[0].repeat_interleave(len(value) // shared, 0)
+        read_scale = repeated if read_scale is None else read_scale * repeated
+    return FrozenAttention(weights, value, bias, part.matrix, constant, part.cross, shared, gate, read_scale)
+
+
+def frozen_value_maps(loaded: LoadedModel, layer: nn.Module, record: LayerRecord) -> list[tuple[Tensor, Tensor | None]]:
+    """W_V and b_V of the attentions in a layer."""
+    found = []
+    for step, part in zip(record.steps, record.parts, strict=True):
+        if isinstance(step.part, Attention) and isinstance(part, AttentionRecord):
+            heads, shared, width = part.weights.shape[1], part.values.shape[1], part.values.shape[3]
+            weight, bias = value_map(layer.get_submodule(step.part.value), step.part.packing, heads, shared, width)
+            if part.latent is not None and step.part.latent is not None:
+                weight, bias = latent_value_map(layer.get_submodule(step.part.latent), part.latent, weight, bias)
+            weight, bias = _finish_value_map(layer, step.part, part, weight, bias)
+            found.append((weight.to(loaded.dtype), None if bias is None else bias.to(loaded.dtype)))
+    return found
+
+
 def latent_value_map(
     module: nn.Module, norm: NormRecord, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """W_V (H, d, d_h) and b_V of values made in two steps, ``norm(x W_1) W_2 + b_2``. The statistic of the norm is left
-    out: `_freeze_attention` multiplies the attention weights by it."""
+    out: `freeze_attention` multiplies the values by it."""
     first, first_bias = linear_map(module)
     rank = len(norm.gain)
     if first_bias is not None and bool(first_bias[:rank].any()):
@@ -260,133 +350,23 @@ def latent_value_map(
     return (down * norm.gain) @ matrix, bias
 
 
-def _freeze_attention(part: AttentionRecord, value: Tensor, bias: Tensor | None) -> FrozenAttention:
-    weights = part.weights[0].clone(memory_format=torch.contiguous_format)
-    constant = part.bias
-    if bias is not None:  # attention rows sum to one, except with attention sinks
-        through = torch.bmm(bias[:, None], part.matrix)[:, 0]
-        spread = weights.sum(-1).t() @ through
-        constant = spread if constant is None else spread + constant
-    if part.latent is not None:  # the values of token j are divided by the statistic of its latent vector
-        weights = weights * part.latent.inverse[0]
-    return FrozenAttention(weights, value, bias, part.matrix, constant, part.cross, part.values.shape[1])
-
-
-def freeze_feed_forward(part: FeedForwardRecord, gate: Gate) -> FrozenFeedForward:
-    """All units of a feed-forward; biases and g(0) form its constant."""
-    units, biases, constant = [], [], torch.zeros_like(part.output)
-    nothing = part.output.new_zeros(1, 1, part.output.shape[-1])
-    for unit in part.units:
-        made = gated_unit(unit, gate)
-        units.append(made)
-        biases.append(tuple(projection.bias for projection in projections_of(unit)))
-        constant = constant + gated_constant(unit, made, nothing)
-    return FrozenFeedForward(tuple(units), tuple(biases), constant[0])
-
-
-def find_freeze_mismatch(
-    record: LayerRecord,
-    parts: Sequence[FrozenMap | None],
-    encoder: Tensor | None,
-    real: Tensor,
-    dtype: torch.dtype,
-) -> str:
-    """How a layer, for one item, differs from its maps; "" if it does not.
-
-    `encoder` (m, d) is the input of cross-attention, `real` (n,) is False for masked tokens.
-    """
-    entered = record.input[0]
-    branches: list[Tensor] = []  # the current state of each
-    for step, part, one in zip(record.steps, record.parts, parts, strict=True):
-        if step.starts:
-            branches.append(entered)
-        if isinstance(one, FrozenScale):
-            branches[-1] = branches[-1] * one.gain
-            continue
-        made: Tensor = part.output[0]  # type: ignore[union-attr]  # every part but a scale has one
-        if one is None:
-            if not _freeze_matches_residual_sum([entered, *branches], made, real, dtype):
-                return "its residual connection does not add up its parts"
-            entered, branches = made, []
-            continue
-        given = entered if step.role == "after" else branches[-1]
-        if isinstance(one, FrozenAttention):
-            assert isinstance(part, AttentionRecord)
-            assert isinstance(step.part, Attention)
-            mismatch = _freeze_attention_mismatch(one, part, step.part, encoder if one.cross else given, real, dtype)
-        elif isinstance(one, FrozenNorm):
-            assert isinstance(step.part, Norm)
-            kept, tolerance = replace(one, inverse=one.inverse[real]), max(ELEMENT[dtype], UPCAST)
-            off = norm_misfit(kept, step.part.offset, given[real], made[real], tolerance)
-            mismatch = "" if off <= 1 else _describe_freeze_mismatch(step.part)
-        else:
-            assert isinstance(one, FrozenFeedForward)
-            matches = _freeze_matches_feed_forward(one, given, made, real, dtype)
-            mismatch = "" if matches else _describe_freeze_mismatch(step.part)
-        if mismatch:
-            return mismatch
-        if step.role == "after":
-            entered = made
-        else:
-            branches[-1] = made
-    return ""
-
-
-def _describe_freeze_mismatch(part: object) -> str:
-    if isinstance(part, Norm):
-        return f"{part.path} does not compute the expected norm"
-    assert isinstance(part, FeedForward | Experts)
-    where = part.module if isinstance(part, Experts) else f"{part.into} and {part.out}"
-    return f"the feed-forward of {where} computes something else"
-
-
-def _freeze_matches_residual_sum(summands: list[Tensor], made: Tensor, real: Tensor, dtype: torch.dtype) -> bool:
-    total = sum(summands[1:], summands[0])[real]
-    size = sum((one.abs() for one in summands[1:]), summands[0].abs())[real]
-    return closeness_misfit(lambda rows: (total[rows], size[rows]), made[real], ELEMENT[dtype]) <= 1
-
-
-def _freeze_attention_mismatch(
-    one: FrozenAttention, part: AttentionRecord, spec: Attention, read: Tensor | None, real: Tensor, dtype: torch.dtype
-) -> str:
-    """Compare the values with ``x W_V + b_V`` of the states read, and the output with the attended values."""
-    assert read is not None
-    heads, width, small = one.value.shape
-    flat = one.value.transpose(0, 1).reshape(width, heads * small)
-    bias = None if one.bias is None else one.bias.flatten()
-    used = part.values[0].repeat_interleave(heads // len(part.values[0]), 0)
-    weights = part.weights[0]
-    seen = weights[:, real].amax((0, 1)) > 0
-    if part.latent is not None and len(read) == len(seen):
-        read = read * part.latent.inverse[0][:, None]
-    if len(read) != len(seen) or not is_close_to_product(
-        read[seen], flat, bias, used.transpose(0, 1).flatten(1)[seen], PRODUCT[dtype]
-    ):
-        return (
-            f"the values of {spec.module} are not the output of {spec.value} for the states before it: a hook changes "
-            "them, or they are made in more than one step"
-        )
-    mixed = torch.bmm(weights[:, real], used).transpose(0, 1).flatten(1)
-    matrix = part.matrix.reshape(heads * small, -1)
-    fits = is_close_to_product(mixed, matrix, part.bias, part.output[0][real], MIXED[dtype])
-    return "" if fits else f"{spec.output} does not output its linear map of the attended values"
-
-
-def _freeze_matches_feed_forward(
-    one: FrozenFeedForward, x: Tensor, made: Tensor, real: Tensor, dtype: torch.dtype
-) -> bool:
-    if any(len(weight) != x.shape[-1] for unit in one.units for weight in unit.weights):
-        return False
-    total = torch.zeros_like(made) if one.constant is None else one.constant.clone()
-    size = total.abs()
-    for unit, biases in zip(one.units, one.biases, strict=True):
-        rows = slice(None) if unit.chosen is None else unit.chosen[0]
-        hidden = largest = x.new_zeros(())
-        for weight, c, bias in zip(unit.weights, unit.coefficients, biases, strict=True):
-            gate, entered = c[0][rows], x[rows] @ weight
-            hidden = hidden + gate * entered
-            largest = largest + (gate * (entered if bias is None else entered + bias)).abs()
-        total[rows] += hidden @ unit.out
-        size[rows] += largest.norm(dim=-1, keepdim=True) * unit.out.norm(dim=0)
-    total, size = total[real], size[real]
-    return closeness_misfit(lambda rows: (total[rows], size[rows]), made[real], MIXED[dtype]) <= 1
+def _finish_value_map(
+    layer: nn.Module, part: Attention, record: AttentionRecord, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """W_V (H, d, d_h) and b_V (H, d_h) with what happens to the outputs of `value` before they are mixed. The statistic
+    of a norm is left out, as above."""
+    repeated = len(weight) // record.values.shape[1]
+    if part.value_shift is not None or part.value_scale is not None:
+        added, factor = value_shift_and_scale(layer, part, record.values)
+        if added is not None:
+            shift = added[:, 0].repeat_interleave(repeated, 0)
+            bias = shift if bias is None else bias + shift
+        weight, bias = weight * factor, None if bias is None else bias * factor
+    norm = record.value_norm
+    if norm is None:
+        return weight, bias
+    if bias is not None and bool(bias.any()):
+        raise NormscopeError("its values have a bias before a norm")
+    if norm.kind == "layer":
+        weight = weight - weight.mean(-1, keepdim=True)
+    return weight * norm.gain, None if norm.shift is None else norm.shift.expand(len(weight), -1)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from normscope.engine.run import Workspace
 from normscope.flow.maps import FrozenModel
-from normscope.flow.result import Scores
-from normscope.flow.targets import LogitTarget
+from normscope.flow.result import ScoreMatrix, Scores
+from normscope.flow.targets import Target
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 
@@ -33,7 +33,8 @@ class Method:
     """A way to attribute the last hidden states (maps) or a target (scores) to the input tokens."""
 
     maps: Callable[[MethodRun], FlowMaps] | None = None
-    scores: Callable[[MethodRun, LogitTarget], Scores] | None = None  # None: the row of the map at the target's token
+    # None: the row of the map at the target's token. A matrix only for a target with `each`.
+    scores: Callable[[MethodRun, Target], Scores | ScoreMatrix] | None = None
     options: tuple[str, ...] = ("",)  # the known options, the default first
     free_option: bool = False  # accepts other options too
     refusal: Callable[[LoadedModel, str], str] | None = None  # why a model cannot be used with an option; "" if it can

@@ -34,6 +34,8 @@ def _method_refuses_pre_norm(loaded: LoadedModel, option: str = "") -> str:
 def _method_refuses_post_norm(loaded: LoadedModel, option: str = "") -> str:
     if any(block.after for stack in loaded.stacks for block in stack.blocks):
         return "its last state must be the sum of all block outputs, and post-LN layers normalise that sum"
+    if any(block.skip is not None for stack in loaded.stacks for block in stack.blocks):
+        return "its last state must be the sum of all block outputs, and these layers multiply the stream"
     return _method_refuses_two_sided(loaded)
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import NormscopeError
-from normscope.flow.maps import UPCAST, FrozenLinear, FrozenMap, FrozenNorm, norm_misfit
+from normscope.flow.freeze_check import norm_misfit
+from normscope.flow.maps import UPCAST, FrozenLinear, FrozenMap, FrozenNorm
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules, linear_map
-from normscope.tracing.closeness import ELEMENT, PRODUCT, closeness_rows, coarser, is_close, is_close_to_product
+from normscope.tracing.recorded import ELEMENT, PRODUCT, closeness_rows, coarser, is_close, is_close_to_product
 
 
 @dataclass

@@ -12,16 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from normscope.decompose.activations import Gate
 from normscope.errors import NormscopeError
 from normscope.flow.freeze import freeze_layers, log_outputs_to_freeze
-from normscope.flow.maps import FrozenMap, FrozenModel, FrozenNorm
+from normscope.flow.maps import FrozenMap, FrozenModel, FrozenNorm, FrozenRows
 from normscope.flow.module_calls import (
     ModuleCall,
     describe_broken_module_call,
+    encoder_tail_of_module_calls,
     log_module_calls,
     module_call_is_linear,
     module_call_is_linear_or_norm,
@@ -32,9 +34,10 @@ from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules
-from normscope.tracing.closeness import closeness_rows, coarser
 from normscope.tracing.hooks import only_in_this_thread
-from normscope.tracing.trace import model_lock, module_to_call
+from normscope.tracing.model_state import model_lock
+from normscope.tracing.recorded import closeness_rows, coarser
+from normscope.tracing.trace import module_to_call
 
 FORMS = "linear map, norm, named activation, softcap, factor, constant, pooling of tokens"
 
@@ -44,7 +47,8 @@ class HeadPass:
     """The part of a forward pass that belongs to the output head."""
 
     state: Tensor  # (n, d): the output of the last layer
-    calls: Sequence[ModuleCall]
+    calls: Sequence[ModuleCall]  # at the rows of the logits
+    whole: Sequence[ModuleCall]  # the same, at all tokens where the model computed them
     logits: Tensor  # (rows, classes)
     dtype: torch.dtype  # the least precise dtype involved in the logits
 
@@ -78,23 +82,54 @@ class _ChainLink:
     map: FrozenMap | None = None
 
 
-def freeze_with_output_head(loaded: LoadedModel, item: Item, gate: Gate = "ig") -> FrozenModel:
-    """The model with its output head, frozen at this input; without a head, `logits` is None."""
-    found = freeze_layers(loaded, item, gate, head=True)
+def freeze_with_output_head(
+    loaded: LoadedModel, item: Item, gate: Gate = "ig", rows: Tensor | None = None
+) -> FrozenModel:
+    """The model with its output head, frozen at this input; without a head, `logits` is None.
+
+    With `rows`, only these rows of the logits are computed, and the maps of the head are for these rows only.
+    """
+    found = freeze_layers(loaded, item, gate, head=True, logit_rows=rows)
     outputs = tuple(found.output) if isinstance(found.output, dict) else ()
     logits = find_output_head_logits(found.output)
     if logits is None:
         return FrozenModel(found.stacks, outputs=outputs)
     last = found.stacks[-1]
-    seen = _read_output_head_pass(loaded, found.calls[last.side], logits, last.states[-1])
+    if rows is not None and logits.shape[:-1] != (1, len(rows)):
+        return freeze_with_output_head(loaded, item, gate)  # the model reads `logits_to_keep` in another way
+    seen = _read_output_head_pass(loaded, found.calls[last.side], logits, last.states[-1], rows)
     candidates = head_step_candidates(loaded.model, last.real, loaded.dtype)
     with torch.no_grad():
         chain = build_output_head_chain(
-            seen, candidates, loaded.model, lambda: _run_noisy_output_head_pass(loaded, item)
+            seen, candidates, loaded.model, lambda: _run_noisy_output_head_pass(loaded, item, rows)
         )
     norms = next((n for n, one in enumerate(chain.maps) if not isinstance(one, FrozenNorm)), len(chain.maps))
     stacks = (*found.stacks[:-1], replace(last, tail=chain.maps[:norms]))
-    return FrozenModel(stacks, chain.maps[norms:], seen.logits, chain.notes, outputs)
+    head = chain.maps[norms:]
+    if rows is None:
+        return FrozenModel(stacks, head, seen.logits, chain.notes, outputs)
+    some = tuple(FrozenRows(one, rows) for one in head)
+    return FrozenModel(stacks, some, spread_logit_rows(seen.logits, rows, len(last.real)), chain.notes, outputs)
+
+
+def spread_logit_rows(logits: Tensor, rows: Tensor, tokens: int) -> Tensor:
+    """(tokens, classes): logits (rows, classes) at their positions, zero elsewhere. On the CPU the other rows take no
+    memory: the system provides zeroed pages when they are touched."""
+    shape = tokens, logits.shape[1]
+    if logits.device.type == "cpu":
+        made = torch.from_numpy(np.zeros(shape, dtype=np.float64 if logits.dtype == torch.float64 else np.float32))
+    else:
+        made = logits.new_zeros(shape)
+    made[rows] = logits
+    return made
+
+
+def freeze_to_end(loaded: LoadedModel, item: Item, gate: Gate = "ig") -> FrozenModel:
+    """The model without its output head, but with the norms between the last layer and its output."""
+    found = freeze_layers(loaded, item, gate, head=True)
+    last = found.stacks[-1]
+    tail, _ = encoder_tail_of_module_calls(found.calls[last.side], last.states[-1])
+    return FrozenModel((*found.stacks[:-1], replace(last, tail=tail)))
 
 
 def find_output_head_logits(output: Any) -> Tensor | None:
@@ -103,9 +138,19 @@ def find_output_head_logits(output: Any) -> Tensor | None:
     return next((one for one in found if isinstance(one, Tensor)), None)
 
 
-def _read_output_head_pass(loaded: LoadedModel, calls: Sequence[ModuleCall], logits: Tensor, state: Tensor) -> HeadPass:
-    rows = _output_head_logit_rows(logits, calls, len(state)).to(loaded.dtype)
-    return HeadPass(state, calls, rows, coarser(loaded.dtype, logits.dtype))
+def _read_output_head_pass(
+    loaded: LoadedModel, calls: Sequence[ModuleCall], logits: Tensor, state: Tensor, rows: Tensor | None
+) -> HeadPass:
+    found = _output_head_logit_rows(logits, calls, len(state)).to(loaded.dtype)
+    dtype = coarser(loaded.dtype, logits.dtype)
+    if rows is None:
+        return HeadPass(state, calls, calls, found, dtype)
+
+    def some(x: Tensor) -> Tensor:
+        return x[rows] if len(x) == len(state) else x
+
+    few = [replace(call, input=some(call.input), output=some(call.output)) for call in calls]
+    return HeadPass(state[rows], few, calls, found, dtype)
 
 
 def _output_head_logit_rows(logits: Tensor, calls: Sequence[ModuleCall], tokens: int) -> Tensor:
@@ -115,7 +160,7 @@ def _output_head_logit_rows(logits: Tensor, calls: Sequence[ModuleCall], tokens:
     return logits.reshape(-1, 1) if single and logits.shape == (1, tokens) else closeness_rows(logits[0])
 
 
-def _run_noisy_output_head_pass(loaded: LoadedModel, item: Item) -> HeadPass:
+def _run_noisy_output_head_pass(loaded: LoadedModel, item: Item, rows: Tensor | None) -> HeadPass:
     """A pass over the same input with noise added to the input of the first layers, so that all states differ."""
     generator = torch.Generator().manual_seed(0)
 
@@ -131,10 +176,11 @@ def _run_noisy_output_head_pass(loaded: LoadedModel, item: Item) -> HeadPass:
         log_module_calls(loaded, outputs) as calls,
         change_inputs_before_output_head(loaded, add_noise),
     ):
-        logits = find_output_head_logits(model(**forward_inputs(loaded, [item])))
+        kept = {} if rows is None else {"logits_to_keep": rows}
+        logits = find_output_head_logits(model(**forward_inputs(loaded, [item]), **kept))
     assert logits is not None
     side = loaded.stacks[-1].side
-    return _read_output_head_pass(loaded, calls[side], logits, outputs.latest[side])
+    return _read_output_head_pass(loaded, calls[side], logits, outputs.latest[side], rows)
 
 
 @contextmanager
@@ -178,7 +224,7 @@ def build_output_head_chain(
         if found is None:
             continue  # not computed from the chain, or in an unknown way
         point, steps = found
-        one = module_call_map(call) if has_map else None
+        one = module_call_map(seen.whole[number]) if has_map else None
         if has_map and one is None:
             broken.append(call)
             continue

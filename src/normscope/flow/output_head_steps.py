@@ -19,7 +19,7 @@ from transformers.activations import ACT2FN
 
 from normscope.decompose.activations import CLOSED_FORMS, gate_coefficient
 from normscope.flow.maps import FrozenMap, FrozenPool, FrozenScale
-from normscope.tracing.closeness import ELEMENT, PIECE, closeness_misfit, is_close
+from normscope.tracing.recorded import ELEMENT, PIECE, closeness_misfit, is_close
 
 Function = Callable[[Tensor], Tensor]
 ACTIVATIONS = ("tanh", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "silu", "quick_gelu", "sigmoid")

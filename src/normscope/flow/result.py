@@ -1,4 +1,4 @@
-"""Flow: how much of the last hidden states, or of one logit, comes from each input token."""
+"""Flow: how much of the last hidden states, or of a target, comes from each input token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from normscope.errors import NormscopeError
 from normscope.flow.saving import load_flow, save_flow, saved_flow_maps
-from normscope.labels import Label
+from normscope.labels import Label, source_labels
+from normscope.measures.source_share import source_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,11 +34,43 @@ class Scores:
     scores: Tensor  # (columns,), signed
     remainder: float  # from biases and frozen constants, attributed to no token
     completeness: float  # |sum of scores + remainder - value| / max(|value|, sum of |scores|)
-    contrast: bool = False  # True for the difference of two logits
+    contrast: bool = False  # True for a difference of logits
     # The exact decomposition only. side -> (layers + 1, n): the target by token of the states before each layer and
     # after the last; and side -> (layers + 1,): the constants that are added after these states.
     layers: Mapping[str, Tensor] = field(default_factory=dict)
     remainders: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreMatrix:
+    """Several scalar targets by input token: ``sum of scores + remainder = value`` in every row."""
+
+    targets: tuple[str, ...]  # a description of each
+    values: Tensor  # (targets,), float64: as the model computed them
+    scores: Tensor  # (targets, columns), signed
+    remainders: Tensor  # (targets,), float64: from biases and frozen constants, attributed to no token
+    completeness: Tensor  # (targets,): as for `Scores`
+    contrast: bool = False  # True for differences of logits
+
+    def first(self, count: int) -> ScoreMatrix:
+        """The first targets only."""
+        return ScoreMatrix(
+            self.targets[:count],
+            self.values[:count],
+            self.scores[:count],
+            self.remainders[:count],
+            self.completeness[:count],
+            self.contrast,
+        )
+
+    def total(self) -> Scores:
+        """The sum of all targets."""
+        scores = self.scores.double().sum(0).to(self.scores.dtype)
+        value, remainder = float(self.values.sum()), float(self.remainders.sum())
+        size = max(abs(value), float(scores.double().abs().sum()), 1e-30)
+        error = abs(float(self.scores.double().sum()) + remainder - value) / size
+        described = f"the sum of {len(self.targets)} targets"
+        return Scores(described, value, scores, remainder, error, self.contrast)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,7 +85,9 @@ class Flow:
     rows: tuple[Label, ...]
     columns: tuple[Label, ...]  # for an encoder-decoder, the decoder's tokens, then the encoder's
     layers: tuple[int, ...]
-    to: Scores | None = None
+    to: Scores | None = None  # with each=True, the sum of the targets
+    each: ScoreMatrix | None = None  # every target by itself
+    sources: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the columns of each source
     info: Mapping[str, Any] = field(default_factory=dict)
     _maps: Callable[[], tuple[Tensor, Tensor | None]] | None = field(default=None, repr=False, compare=False)
 
@@ -88,6 +123,15 @@ class Flow:
         return self.maps[-1]
 
     @property
+    def source_share(self) -> Tensor:
+        """(layers, rows): the share of the source's tokens in each state of an encoder-decoder's decoder, against the
+        target tokens so far. Row i is about to write token i + 1. With ``method="alti+"`` this is the share of ALTI+.
+        """
+        if self.rows[0].side == self.columns[-1].side:
+            raise NormscopeError("Only a flow of an encoder-decoder has a source and a target text.")
+        return source_share(self.maps, source_labels(self.columns))
+
+    @property
     def completeness(self) -> Tensor | None:
         """(layers,): ``max_i ||sum_k x_i<-k + remainder - x_i|| / ||x_i||``; None if the method does not decompose
         vectors."""
@@ -95,18 +139,30 @@ class Flow:
 
     @property
     def scores(self) -> Tensor:
-        """(columns,): the target by input token, signed."""
-        return self._to.scores
+        """(columns,): the target by input token, signed; with ``each=True``, (targets, columns)."""
+        return self._to.scores if self.each is None else self.each.scores
 
     @property
-    def value(self) -> float:
-        """The target, as the model computed it."""
-        return self._to.value
+    def value(self) -> Any:
+        """The target, as the model computed it: a float; with ``each=True``, a tensor (targets,)."""
+        return self._to.value if self.each is None else self.each.values
 
     @property
-    def remainder(self) -> float:
-        """The part of the target that is attributed to no token."""
-        return self._to.remainder
+    def remainder(self) -> Any:
+        """The part of the target that is attributed to no token: a float; with ``each=True``, a tensor (targets,)."""
+        return self._to.remainder if self.each is None else self.each.remainders
+
+    @property
+    def by_source(self) -> dict[str, Any]:
+        """The target by source: the sum of the scores of its tokens, a float; with ``each=True``, a tensor (targets,).
+
+        "(rest)" holds the tokens of no source, such as special tokens and the template's own.
+        """
+        if not self.sources:
+            raise NormscopeError("This flow has no sources. Pass them: flow(text, target=..., sources=...).")
+        scores = self.scores.double()
+        found = {name: scores[..., list(columns)].sum(-1) for name, columns in self.sources.items()}
+        return found if self.each is not None else {name: float(one) for name, one in found.items()}
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """Draw the scores of the target by token and, below them, by layer; without a target, the map from the input to
@@ -153,7 +209,7 @@ class Flow:
         Raises:
             NormscopeError: If the file is damaged (its checksum does not match) or was not written by `save`.
         """
-        return load_flow(path, Flow, Scores)
+        return load_flow(path, Flow, Scores, ScoreMatrix)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write a self-contained page without scripts: the tokens coloured by their scores, with a table; without a
@@ -190,7 +246,9 @@ class Flow:
         maps = self._maps
         if "_found" in self.__dict__:
             maps = partial(saved_flow_maps, *deepcopy(self._found, memo))
-        return replace(self, to=deepcopy(self.to, memo), info=deepcopy(self.info, memo), _maps=maps)
+        return replace(
+            self, to=deepcopy(self.to, memo), each=deepcopy(self.each, memo), info=deepcopy(self.info, memo), _maps=maps
+        )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """For notebooks: the page of `to_html`, and a line of text."""

@@ -16,9 +16,10 @@ from normscope.labels import Label
 from normscope.saving import load_saved_tensors, save_tensors, tensors_under
 
 if TYPE_CHECKING:
-    from normscope.flow.result import Flow, Scores
+    from normscope.flow.result import Flow, ScoreMatrix, Scores
 
 FORMAT = "normscope-flow-tensors-1"
+MATRIX = ("values", "scores", "remainders", "completeness")  # the tensors of the scores of several targets
 
 
 def save_flow(path: str | os.PathLike[str], flow: Flow) -> Path:
@@ -33,6 +34,9 @@ def save_flow(path: str | os.PathLike[str], flow: Flow) -> Path:
         tensors["scores"] = to.scores
         tensors |= {f"layers/{side}": one for side, one in to.layers.items()}
         tensors |= {f"remainders/{side}": one for side, one in to.remainders.items()}
+    each = flow.each
+    if each is not None:
+        tensors |= {f"each/{name}": getattr(each, name) for name in MATRIX}
     numbers = ("target", "value", "remainder", "completeness", "contrast")
     meta = {
         "format": FORMAT,
@@ -41,16 +45,24 @@ def save_flow(path: str | os.PathLike[str], flow: Flow) -> Path:
         "columns": flow.columns,
         "layers": flow.layers,
         "to": None if to is None else {name: getattr(to, name) for name in numbers},
+        "each": None if each is None else {"targets": each.targets, "contrast": each.contrast},
+        "sources": dict(flow.sources),
         "info": json.loads(json.dumps(dict(flow.info), default=str)),
     }
     return save_tensors(path, tensors, meta)
 
 
-def load_flow(path: str | os.PathLike[str], make_flow: Callable[..., Flow], make_scores: Callable[..., Scores]) -> Flow:
-    """Read a file written by `save_flow`; refuse a damaged or foreign one. Pass the classes Flow and Scores."""
+def load_flow(
+    path: str | os.PathLike[str],
+    make_flow: Callable[..., Flow],
+    make_scores: Callable[..., Scores],
+    make_matrix: Callable[..., ScoreMatrix],
+) -> Flow:
+    """Read a file written by `save_flow`; refuse a damaged or foreign one. Pass the classes Flow, Scores and
+    ScoreMatrix."""
     tensors, meta = load_saved_tensors(path, "Flow.save", FORMAT)
     try:
-        flow = _build_saved_flow(tensors, meta, make_flow, make_scores)
+        flow = _build_saved_flow(tensors, meta, make_flow, make_scores, make_matrix)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NormscopeError(f"{path} lacks a part of a flow: {error}.") from error
     if not _saved_flow_labels_fit(flow):
@@ -63,17 +75,24 @@ def _build_saved_flow(
     meta: Mapping[str, Any],
     make_flow: Callable[..., Flow],
     make_scores: Callable[..., Scores],
+    make_matrix: Callable[..., ScoreMatrix],
 ) -> Flow:
     to, maps = meta["to"], tensors.get("maps")
     if to is not None:
         layers, remainders = (tensors_under(tensors, name) for name in ("layers", "remainders"))
         to = make_scores(**to, scores=tensors["scores"], layers=layers, remainders=remainders)
+    each = meta.get("each")
+    if each is not None:
+        described = {"targets": tuple(each["targets"]), "contrast": each["contrast"]}
+        each = make_matrix(**described, **tensors_under(tensors, "each"))
     return make_flow(
         method=meta["method"],
         rows=tuple(Label(*label) for label in meta["rows"]),
         columns=tuple(Label(*label) for label in meta["columns"]),
         layers=tuple(meta["layers"]),
         to=to,
+        each=each,
+        sources={name: tuple(columns) for name, columns in meta.get("sources", {}).items()},
         info=dict(meta["info"]),
         _maps=None if maps is None else partial(saved_flow_maps, maps, tensors.get("completeness")),
     )
@@ -89,6 +108,11 @@ def _saved_flow_labels_fit(flow: Flow) -> bool:
         for side, table in flow.to.layers.items():
             fits &= table.shape[-1] == sum(label.side == side for label in flow.columns)
             fits &= side not in flow.to.remainders or len(flow.to.remainders[side]) == len(table)
+    if flow.each is not None:
+        count = len(flow.each.targets)
+        fits &= tuple(flow.each.scores.shape) == (count, columns)
+        fits &= all(len(getattr(flow.each, name)) == count for name in MATRIX)
+    fits &= not flow.sources or sorted(k for some in flow.sources.values() for k in some) == list(range(columns))
     return fits
 
 

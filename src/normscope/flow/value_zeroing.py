@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.flow.interface import FlowMaps, MethodRun
-from normscope.flow.maps import FrozenAttention, FrozenModel
+from normscope.flow.maps import FrozenAttention, FrozenLayer, FrozenModel
 from normscope.flow.rollout import roll_out_sides
 from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
@@ -21,8 +21,9 @@ from normscope.measures.first_token import normalise_rows
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_blocks, layer_modules, value_columns
 from normscope.models.spec import Attention
+from normscope.tracing.call_values import value_shift_and_scale
 from normscope.tracing.hooks import only_in_this_thread
-from normscope.tracing.trace import model_lock
+from normscope.tracing.model_state import model_lock
 
 LayerRun = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, its arguments and its output
 
@@ -42,10 +43,10 @@ def value_zeroing_maps(loaded: LoadedModel, item: Item, model: FrozenModel) -> T
     }
     real = item.sides[stack.side].real.nonzero().flatten().tolist()
     found = []
-    sizes = _value_zeroing_head_sizes(model)
+    sizes = [_value_zeroing_head_sizes(layer) for layer in model.stacks[0].layers]
     with model_lock(loaded.base), torch.no_grad():
-        for layer, args, kwargs, y in _record_value_zeroing_runs(loaded, item):
-            changed = [_run_with_value_zeroing(j, layer, parts[layer], sizes, args, kwargs) for j in real]
+        for (layer, args, kwargs, y), size in zip(_record_value_zeroing_runs(loaded, item), sizes, strict=True):
+            changed = [_run_with_value_zeroing(j, layer, parts[layer], size, args, kwargs) for j in real]
             found.append([_value_zeroing_cosine_distance(y, one)[real] for one in changed])
     return normalise_rows(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())
 
@@ -73,22 +74,48 @@ def _run_with_value_zeroing(
 ) -> Tensor:
     """The layer's output with the values of token j, their bias included, set to zero."""
 
-    def hook(module: nn.Module, given: Any, made: Tensor) -> Tensor:
+    heads, width = sizes
+    projected: list[Tensor] = []  # (b, n, heads * d_h)
+
+    def columns(made: Tensor) -> Tensor:
+        return value_columns(part.packing, heads, width, made.shape[-1]).to(made.device)
+
+    def zero(module: nn.Module, given: Any, made: Tensor) -> Tensor:
+        added, _ = value_shift_and_scale(layer, part, made.new_empty(heads, 1, width))
         changed = made.clone()
-        changed[:, j, value_columns(part.packing, *sizes, made.shape[-1])] = 0
+        changed[:, j, columns(made)] = 0 if added is None else -added.flatten()
         return changed
 
-    handle = layer.get_submodule(part.value).register_forward_hook(only_in_this_thread(hook))
+    def keep(module: nn.Module, given: Any, made: Tensor) -> None:
+        projected.append(made[..., columns(made)])
+
+    def zero_normed(module: nn.Module, given: Any, made: Tensor) -> Tensor:
+        changed, (flat,) = made.clone(memory_format=torch.contiguous_format), projected
+        if torch.equal(given[0].reshape(flat.shape), flat):  # heads after tokens
+            changed.view(flat.shape)[:, j] = 0
+        else:
+            changed.view(len(flat), heads, -1, width)[:, :, j] = 0
+        return changed
+
+    value = layer.get_submodule(part.value)
+    if part.value_norm is None:
+        handles = [value.register_forward_hook(only_in_this_thread(zero))]
+    else:
+        norm = layer.get_submodule(part.value_norm.path)
+        hooks = [(value, keep), (norm, zero_normed)]
+        handles = [module.register_forward_hook(only_in_this_thread(hook)) for module, hook in hooks]
     try:
         return _value_zeroing_layer_output(layer(*args, **kwargs))
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
-def _value_zeroing_head_sizes(model: FrozenModel) -> tuple[int, int]:
-    """The number of value heads, and their width."""
-    blocks = model.stacks[0].layers[0].blocks
-    found = (one for block in blocks for chain in block.branches for one in chain if isinstance(one, FrozenAttention))
+def _value_zeroing_head_sizes(layer: FrozenLayer) -> tuple[int, int]:
+    """The number of value heads of a layer, and their width."""
+    found = (
+        one for block in layer.blocks for chain in block.branches for one in chain if isinstance(one, FrozenAttention)
+    )
     attention = next(found)
     return attention.shared, attention.value.shape[2]
 

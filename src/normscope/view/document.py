@@ -69,6 +69,11 @@ def document_header(
     a flow of the same input to a target.
     """
     sides = sides_of(result)
+    if any(one.by_source for one in sides.values()):
+        raise NormscopeError(
+            "The viewer shows maps between tokens, but the columns of this analysis are sources. Use plot() or "
+            "to_pandas(), write .svg or .json, or analyse the text without sources."
+        )
     info = next(iter(sides.values())).info
     return {
         "format": FORMAT,

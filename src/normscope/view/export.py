@@ -16,7 +16,10 @@ For an encoder-decoder, JSON holds `format`, `info` and `sides`, with the conten
 
 The JSON of a flow holds `format`, `info`, `method`, `layers`, `rows` and `columns`. With a target it also holds `to`:
 `target`, `contrast` (true for the difference of two logits), `value`, `scores`, `remainder`, `completeness`, and by
-side `layers` and `remainders`. Without a target it holds `maps` (layers x rows x columns).
+side `layers` and `remainders`. Without a target it holds `maps` (layers x rows x columns). With ``each=True``, `each`
+holds the same for every target, as lists; `sources` holds the columns of each source.
+
+The JSON of an explanation holds the fields of `Explanation`, and `by_source` and `shares`.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ import torch
 from torch import Tensor
 
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
+from normscope.explain.result import Explanation
+from normscope.explain.saving import TENSORS, describe_explanation
 from normscope.files import write_atomically
 from normscope.flow.result import Flow
 from normscope.labels import Label
@@ -44,6 +49,7 @@ from normscope.view.html import write_page
 
 FORMAT = "normscope-json-1"
 FLOW_FORMAT = "normscope-flow-1"
+EXPLANATION_FORMAT = "normscope-explanation-json-1"
 
 
 def export(
@@ -115,6 +121,10 @@ def flow_to_export_dict(flow: Flow) -> dict[str, Any]:
     content |= (
         {"maps": exported_json_value(flow.maps)} if flow.to is None else {"to": exported_json_value(vars(flow.to))}
     )
+    if flow.each is not None:
+        content["each"] = exported_json_value(vars(flow.each))
+    if flow.sources:
+        content["sources"] = exported_json_value(dict(flow.sources))
     return content
 
 
@@ -123,13 +133,43 @@ def export_flow_json(flow: Flow, target: Path) -> Path:
     return export_json_file(flow_to_export_dict(flow), target)
 
 
+def export_explanation_json(told: Explanation, target: Path) -> Path:
+    """Write an explanation as JSON."""
+    return export_json_file(explanation_to_export_dict(told), target)
+
+
+def explanation_json_text(told: Explanation) -> str:
+    """The JSON of an explanation as one line of text."""
+    return _exported_json_text(explanation_to_export_dict(told))
+
+
+def explanation_to_export_dict(told: Explanation) -> dict[str, Any]:
+    """The content of an explanation's JSON file: that of its safetensors file, and its sums by source."""
+    described = exported_json_value(describe_explanation(told))
+    del described["hop_numbers"]
+    return {
+        "format": EXPLANATION_FORMAT,
+        **described,
+        "rows": [label._asdict() for label in told.rows],
+        "columns": [label._asdict() for label in told.columns],
+        **{name: exported_json_value(getattr(told, name)) for name in TENSORS},
+        "hops": [exported_json_value(vars(hop)) for hop in told.hops],
+        "by_source": exported_json_value(told.by_source),
+        "shares": exported_json_value(told.shares),
+    }
+
+
 def export_json_file(content: dict[str, Any], target: Path) -> Path:
     """Write plain lists, numbers and strings as JSON."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = _exported_json_text(content)
     with write_atomically(target) as temporary:
         # UTF-8 cannot encode lone surrogates; backslashreplace turns them into their JSON escapes.
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
     return target
+
+
+def _exported_json_text(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _export_npz(analysis: Result, target: Path) -> Path:

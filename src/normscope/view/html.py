@@ -34,7 +34,7 @@ from normscope.view.scales import (
     scale_quantity_name,
     worst_completeness,
 )
-from normscope.view.tokens import side_spans, target_equation
+from normscope.view.tokens import flow_scores_list, side_spans, target_equation
 
 ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 NOSCRIPT_CELLS = 10  # cells listed for readers without scripts
@@ -235,12 +235,12 @@ def _flow_title(flow: Flow) -> str:
 
 
 def _flow_scores_html(flow: Flow) -> list[str]:
-    values = [float(value) for value in flow.scores.double().tolist()]
+    values = flow_scores_list(flow)
     most = max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0
     lines = []
     for span in side_spans(flow.columns):
         pairs = zip(flow.columns[span.start : span.stop], values[span.start : span.stop], strict=True)
-        tokens = " ".join(_flow_scored_token_html(label, value, most) for label, value in pairs)
+        tokens = " ".join(flow_scored_token_html(label, value, most) for label, value in pairs)
         lines.append(f'<p style="line-height: 1.9">{html.escape(span.side)}: {tokens}</p>')
     lines.append("<p>Orange tokens raise the target, blue tokens lower it.</p>")
     rows = [
@@ -276,11 +276,13 @@ def _flow_map_row_html(label: Label, values: Sequence[float], scale: Scale) -> s
     return f"<tr><th>{_escape_token(label.token)}</th>{''.join(cells)}</tr>"
 
 
-def _flow_scored_token_html(label: Label, value: float, most: float) -> str:
+def flow_scored_token_html(label: Label, value: float, most: float, shown: float | None = None) -> str:
+    """A token coloured by its score; `shown` is the score in its tooltip, if the colour is of a clipped one."""
     share = abs(value) / most if math.isfinite(value) else 0.0
     shade = _css_shade(ORANGE if value >= 0 else BLUE, share)
     style = f"background: {shade}; padding: 0.1em 0.2em"
-    return f'<bdi title="{_format_score(value)}" style="{style}">{_escape_token(label.token)}</bdi>'
+    title = _format_score(value if shown is None else shown)
+    return f'<bdi title="{title}" style="{style}">{_escape_token(label.token)}</bdi>'
 
 
 def _css_shade(colour: Sequence[int], share: float) -> str:

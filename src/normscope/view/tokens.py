@@ -40,8 +40,10 @@ def side_spans(labels: Sequence[Label]) -> list[Span]:
 
 
 def sides_note(analysis: Labelled) -> str:
-    """`" (decoder | encoder tokens)"`, or an empty string if all columns are on the side of the rows."""
+    """`" (decoder | encoder tokens)"`, `" (by source)"`, or `""` if all columns are on the side of the rows."""
     sides = [span.side for span in side_spans(analysis.columns)]
+    if sides == ["source"]:
+        return " (by source)"
     return f" ({' | '.join(sides)} tokens)" if sides != [analysis.rows[0].side] else ""
 
 
@@ -61,7 +63,12 @@ def model_label(analysis: Analysis | EncoderDecoderAnalysis) -> str:
 def target_label(flow: Flow) -> str:
     """The target with its position counted from 1, as in all views (the library counts from 0)."""
     assert flow.to is not None
-    return re.sub(r"at position (\d+)", lambda found: f"at token {int(found[1]) + 1}", flow.to.target)
+    return re.sub(r"at position(s?) (\d+)(?: to (\d+))?", _position_from_one, flow.to.target)
+
+
+def _position_from_one(found: re.Match[str]) -> str:
+    last = "" if found[3] is None else f" to {int(found[3]) + 1}"
+    return f"at token{found[1]} {int(found[2]) + 1}{last}"
 
 
 def target_equation(flow: Flow) -> str:
@@ -76,6 +83,12 @@ def target_equation(flow: Flow) -> str:
         f"{target_label(flow)} = {to.value:.4g} = {total:.4g} (tokens) {sign} {abs(to.remainder):.4g} (biases), "
         f"completeness error {to.completeness:.0e}"
     )
+
+
+def flow_scores_list(flow: Flow) -> list[float]:
+    """The scores of the target by token, of the sum of all targets if there are several."""
+    assert flow.to is not None
+    return [float(value) for value in flow.to.scores.double().tolist()]
 
 
 def completeness_note(flow: Flow) -> str:

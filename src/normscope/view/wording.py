@@ -41,7 +41,7 @@ class Wording:
 
 VALUE = r"'(?P<text>[^']*)'|torch\.(?P<dtype>\w+)|\[[^\]]*\]|True\b"
 LAYERS = re.compile(r"options\.layers: was [^;.]*")  # in a run's manifest
-INDEX = re.compile(r"There is no (layer|row|position) (-?\d+)(?: in the logits)?: valid are 0 to (\d+)")
+INDEX = re.compile(r"There is no (layer|row|position) (-?\d+)(?: in the (?:logits|states))?: valid are 0 to (\d+)")
 
 COMMAND_LINE = Wording(
     phrases={
@@ -54,17 +54,23 @@ COMMAND_LINE = Wording(
         "leave the target out": "leave --target out",
         "Leave the target out": "Leave --target out",
         "leave the masking out": "leave --mask out",
+        "leave gold out": "leave --gold out",
+        "Use XATTN-N or a later scope": "Use --scope XATTN-N or a later one",
         "Load the model in float32 (or float64: dtype=torch.float64)": "Use --dtype float64",
         "Load the model with dtype=": "Use dtype=",
         "Load the model with another head, such as AutoModelForCausalLM or AutoModelForSequenceClassification": (
             "Choose a --model that has one, such as a classifier or a language model"
         ),
         "Pass notation=": "Pass --reader notation=NAME",
+        "name the ones to read, such as text=": "name the ones to read, such as --reader text=",
+        "with delimiter=": "with --reader delimiter=",
+        "with a larger memory_budget": "with a larger --memory",
         "Unknown value_bias": "Unknown --value-bias",
         "analyze()": "`normscope analyze`",
         "flow()": "`normscope flow`",
     },
     arguments={
+        "allow_versions": "--allow-versions",
         "batch_size": "--batch-size",
         "device": "--device",
         "dtype": "--dtype",
@@ -87,8 +93,10 @@ COMMAND_LINE = Wording(
         "model.dtype": "--dtype",
         "model.revision": "--revision",
         "model.fingerprint": "checksum of the model's weights",
+        "model.tokenizer": "checksum of the model's tokenizer",
+        "model.structure": "checksum of the model's modules",
         "data.path": "DATA",
-        "data.fingerprint": "checksum of DATA",
+        "data.fingerprint": "checksum of the entries in DATA",
         "data.entries": "entries in DATA",
         "data.format": "--format",
         "data.options": "--reader",

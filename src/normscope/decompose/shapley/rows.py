@@ -17,7 +17,7 @@ from torch import Tensor
 from normscope.decompose.activations import projections_of
 from normscope.decompose.gram import ScopeMaps, TermMap
 from normscope.decompose.shapley.gate import NO_EXPERTS, Shapley, shapley_gate_at_zero
-from normscope.decompose.state import Factored, add_shift, apply_norm, row_norms
+from normscope.decompose.state import Factored, add_shift, apply_norm, mix_values, row_norms
 from normscope.errors import NormscopeError
 from normscope.tracing.records import FeedForwardRecord, NormRecord, Unit
 
@@ -49,6 +49,8 @@ def shapley_feed_forward_rows(state: Factored, record: FeedForwardRecord, gate: 
     if len(record.units) != 1 or record.units[0].routing is not None:
         raise NormscopeError(NO_EXPERTS)
     (unit,) = record.units
+    if unit.inverse is not None:
+        raise NormscopeError("Shapley values are not available for a feed-forward with a norm inside. Use gate='ig'.")
     if state.terms:
         return ShapleyRows(state, unit, gate)
     shape = record.output.shape[:-1]
@@ -143,8 +145,9 @@ def _shapley_row_player_vectors(state: Factored, item: int, row: int, columns: C
     found = []
     for term, js in zip(state.terms, columns, strict=True):
         mixture = term.mixture
-        weighted = mixture.weights[item][js][:, :, row, None] * mixture.values[item][js]  # (j, H, d_h)
-        vectors = term.view(weighted.flatten(1) @ mixture.matrix.flatten(0, 1))
+        gate = None if mixture.gate is None else mixture.gate[item, row]
+        weighted = mix_values(mixture.weights[item][js][:, :, row], mixture.values[item][js], gate)  # (j, H d_h)
+        vectors = term.view(weighted @ mixture.matrix.flatten(0, 1))
         found.append(vectors if term.scale is None else vectors * term.scale[item, row])
     bias = state.bias.expand_as(state.own)[item, row]
     return torch.cat([*found, state.own[item, row][None], bias[None]])

@@ -11,7 +11,7 @@ from normscope.labels import shorten_label, visible_label_text
 from normscope.view.figure.maps import figure_map_axes_class, figure_of, plot_single_figure_map
 from normscope.view.figure.style import LABELLED, WIDTH, new_figure, write_caption
 from normscope.view.scales import Values
-from normscope.view.tokens import side_spans, target_equation, target_label
+from normscope.view.tokens import flow_scores_list, side_spans, target_equation, target_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,10 +66,10 @@ def _plot_scores(flow: Flow) -> Axes:
 
 
 def _draw_score_bars(axes: Axes, flow: Flow) -> None:
-    values = [value if math.isfinite(value) else 0.0 for value in flow.scores.double().tolist()]
+    values = [value if math.isfinite(value) else 0.0 for value in flow_scores_list(flow)]
     axes.bar(range(len(values)), values, width=0.8, color=[RAISES if value >= 0 else LOWERS for value in values])
-    if math.isfinite(flow.remainder):
-        axes.bar([len(values)], [flow.remainder], width=0.8, color="#9ca3af")
+    if flow.to is not None and math.isfinite(flow.to.remainder):
+        axes.bar([len(values)], [flow.to.remainder], width=0.8, color="#9ca3af")
     axes.axhline(0, color="black", linewidth=0.5)
     axes.set_xlim(-0.5, len(values) + 0.5)
     axes.tick_params(axis="y", length=1.5, width=0.3)
@@ -117,5 +117,5 @@ def _label_flow_tokens(axes: Axes, flow: Flow) -> None:
 def _flow_caption(flow: Flow) -> str:
     text = f"{target_equation(flow)}. Orange raises it, blue lowers it, grey is the contribution of biases."
     if flow.to is not None and flow.to.layers:
-        text += " Below: the same logit by the tokens' states before each layer; the last column shows later biases."
+        text += " Below: the same target by the tokens' states before each layer; the last column shows later biases."
     return text

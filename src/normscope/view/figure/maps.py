@@ -244,8 +244,8 @@ def _write_side_names(axes: Axes, analysis: Labelled) -> bool:
 
 
 def _column_colour(side: str, analysis: Labelled) -> str:
-    """The colour of a column's label: black on the side of the rows, another colour on the other side."""
-    return "black" if side == analysis.rows[0].side else OTHER
+    """The colour of a column's label: black on the side of the rows and for sources, another for the other side."""
+    return "black" if side in (analysis.rows[0].side, "source") else OTHER
 
 
 def _hide_ticks(axes: Axes) -> None:

@@ -12,9 +12,10 @@ from normscope.analyzer import Analyzer
 from normscope.engine.request import Options, requests_for
 from normscope.engine.run import run_batch
 from normscope.errors import NormscopeError, did_you_mean
+from normscope.flow.resolve import TargetRequest
 from normscope.flow.result import Flow
 from normscope.flow.run import run_flow
-from normscope.flow.targets import target_class_names
+from normscope.flow.target_names import target_class_names
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.models.scopes import scope_names
@@ -182,4 +183,7 @@ def _leave_room_for_flow(progress: Callable[[int, int], None]) -> Callable[[int,
 
 def run_server_analysis_flow(lens: Analyzer, item: Item, asked: FlowRequest) -> Flow:
     target = asked.target if asked.against is None else (asked.target, asked.against)
-    return run_flow(lens.loaded, item, asked.method, target, asked.position, "ig", lens.workspace)
+    position = asked.position
+    if position is None and lens.loaded.stacks[-1].side == "decoder":
+        position = -1  # the analysed text as it stands, without a continuation
+    return run_flow(lens.loaded, item, asked.method, TargetRequest(target, position), "ig", lens.workspace)

@@ -15,7 +15,7 @@ from normscope.flow.result import Flow
 from normscope.labels import Label, shorten_label, visible_label_text
 from normscope.view.scales import BLUE, ORANGE, Values
 from normscope.view.terminal.cells import render_terminal_cells
-from normscope.view.tokens import completeness_note, side_spans, target_equation
+from normscope.view.tokens import completeness_note, flow_scores_list, side_spans, target_equation
 
 LISTED = 40  # tokens in the table: those with the largest scores
 BAR = 20  # width of the longest bar
@@ -43,7 +43,7 @@ def terminal_flow_map(flow: Flow) -> FlowMap:
 
 def terminal_flow_scores(flow: Flow) -> RenderableType:
     """The score of each input token for the target of a flow."""
-    values = flow.scores.double().tolist()
+    values = flow_scores_list(flow)
     most = max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0
     lines: list[RenderableType] = [Text.assemble((target_equation(flow), "bold"), f"  [{flow.method}]"), Text("")]
     for span in side_spans(flow.columns):
@@ -59,7 +59,8 @@ def terminal_flow_scores(flow: Flow) -> RenderableType:
 
 def biases_dominate_terminal_flow(flow: Flow) -> bool:
     """True if the remainder exceeds the sum of the absolute scores."""
-    return abs(flow.remainder) > float(flow.scores.double().abs().sum())  # False if it is nan
+    assert flow.to is not None
+    return abs(flow.to.remainder) > float(flow.to.scores.double().abs().sum())  # False if it is nan
 
 
 def _tint_tokens(labels: Sequence[Label], values: Sequence[float], most: float) -> Text:
@@ -95,8 +96,8 @@ def _score_table(flow: Flow, values: Sequence[float], most: float) -> Renderable
         label, value = flow.columns[k], values[k]
         name = shorten_label(visible_label_text(label.token), 24) + f" ({label.side})" * two_sided
         table.add_row(str(label.position + 1), Text(name), f"{value:+.4g}", _score_bar(value / most))
-    if math.isfinite(flow.remainder):
-        table.add_row("", Text("biases", style="dim"), f"{flow.remainder:+.4g}", "")
+    if flow.to is not None and math.isfinite(flow.to.remainder):
+        table.add_row("", Text("biases", style="dim"), f"{flow.to.remainder:+.4g}", "")
     if not cut:
         return table
     return Group(Text(f"The {LISTED} largest of {len(values)} scores:"), table)

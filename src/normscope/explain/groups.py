@@ -1,0 +1,104 @@
+"""Scores of tokens added up: by word, sentence, line or source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normscope.errors import NormscopeError, did_you_mean
+from normscope.flow.spans import spell_tokens
+from normscope.inputs.marked_text import GRAINS
+from normscope.labels import Label
+
+Places = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SpelledText:
+    """The text of one side of the input, and the characters of each of its tokens."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    answer: int | None = None  # the character at which the answer begins; no word or sentence extends across it
+
+    def pieces(self, grain: str) -> list[tuple[int, int]]:
+        """The words, sentences or lines, as characters."""
+        cut = len(self.text) if self.answer is None else self.answer
+        parts = ((0, self.text[:cut]), (cut, self.text[cut:]))
+        found = GRAINS[grain].finditer
+        return [(at + one.start(), at + one.end()) for at, part in parts for one in found(part)]
+
+
+@dataclass(frozen=True)
+class TokenGroup:
+    """Tokens whose scores are added up."""
+
+    name: str
+    places: Places  # into the columns, or the answer's tokens
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedScores:
+    """The scores of parts of the answer by parts of the input."""
+
+    rows: tuple[TokenGroup, ...]
+    columns: tuple[TokenGroup, ...]
+    scores: Tensor  # (rows, columns), float64
+    remainders: Tensor  # (rows,), float64
+
+
+@dataclass(frozen=True, eq=False)
+class SourceShares:
+    """How much the source of an encoder-decoder adds to each part of what it writes."""
+
+    rows: tuple[TokenGroup, ...]
+    shares: Tensor  # (rows,), float64: sum of |scores| of the source's tokens over that of all tokens
+    source: Tensor  # (rows,), float64: what the source's tokens add, signed
+    prefix: Tensor  # (rows,), float64: what the target text so far adds, its start token included
+    remainders: Tensor  # (rows,), float64: from no token
+
+
+def spell_side(tokenizer: Any, ids: Sequence[int] | None, names: Sequence[str]) -> SpelledText:
+    """The text of the tokens of a side; their names with spaces if there is no tokenizer, or no ids."""
+    if tokenizer is not None and ids is not None and hasattr(tokenizer, "decode"):
+        text, spans = spell_tokens(tokenizer, list(ids))
+        return SpelledText(text, tuple(spans))
+    text, places = "", []
+    for name in names:
+        places.append((len(text), len(text) + len(name)))
+        text += f"{name} "
+    return SpelledText(text.rstrip(), tuple(places))
+
+
+def group_tokens(labels: Sequence[Label], texts: Mapping[str, SpelledText], grain: str) -> tuple[TokenGroup, ...]:
+    """Labels as groups: every token by itself, or the words, sentences or lines of their text, in order. A token
+    belongs to the group of its first character that is not a space; one without, such as a special token, is alone."""
+    if grain == "token":
+        return tuple(TokenGroup(label.token, (n,)) for n, label in enumerate(labels))
+    if grain not in GRAINS:
+        raise NormscopeError(
+            f"Unknown grain {grain!r}.{did_you_mean(grain, GRAINS)} Known: token, {', '.join(GRAINS)}, source."
+        )
+    pieces = {side: one.pieces(grain) for side, one in texts.items()}
+    found: dict[tuple[str, int], TokenGroup] = {}
+    for n, label in enumerate(labels):
+        one = texts[label.side]
+        begin, end = one.spans[label.position]
+        inside = one.text[begin:end]
+        at = begin + len(inside) - len(inside.lstrip())
+        number = next((k for k, (a, b) in enumerate(pieces[label.side]) if a <= at < b and inside.strip()), -1 - n)
+        name = label.token if number < 0 else one.text[slice(*pieces[label.side][number])]
+        before = found.get((label.side, number))
+        found[label.side, number] = TokenGroup(name, (*(before.places if before else ()), n))
+    return tuple(found.values())
+
+
+def sum_groups(scores: Tensor, rows: Sequence[TokenGroup], columns: Sequence[TokenGroup]) -> Tensor:
+    """(rows, columns), float64: the sums of scores (tokens, columns) over groups of both."""
+    table = scores.double()
+    by_row = torch.stack([table[list(one.places)].sum(0) for one in rows])
+    return torch.stack([by_row[:, list(one.places)].sum(-1) for one in columns], dim=1)

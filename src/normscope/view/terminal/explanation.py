@@ -1,0 +1,59 @@
+"""An explanation in the terminal: the answer, sentence by sentence, with the strongest sources beside it."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from normscope.explain.result import Explanation
+from normscope.labels import shorten_label, visible_label_text
+from normscope.view.explained import explained_sentences, explained_shares
+
+NAME = 36  # width of the name of a source
+
+
+def terminal_explanation(told: Explanation) -> RenderableType:
+    """The answer with its sources, and the shares of the whole answer."""
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
+    table.add_column("answer", ratio=1)
+    table.add_column("rests on", no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True)
+    for sentence in explained_sentences(told):
+        parts = [(part.name, part.score) for part in sentence.parts]
+        parts += [("(answer)", sentence.answer), ("(first token)", sentence.first), ("(no input)", sentence.nothing)]
+        names, scores = Text(), Text()
+        for n, (name, score) in enumerate(parts):
+            style = "dim" if name.startswith("(") else ""
+            names.append(shorten_label(visible_label_text(" ".join(name.split())), NAME), style)
+            scores.append(f"{score:+.3g}", "dim" if style else ("dark_orange" if score > 0 else "blue"))
+            if n < len(parts) - 1:
+                names.append("\n")
+                scores.append("\n")
+        table.add_row(Text(visible_label_text(sentence.text)), names, scores)
+        table.add_row("", "", "")
+    return Group(table, Text("The whole answer", "bold"), _share_table(told), Text(explanation_note(told), "dim"))
+
+
+def explanation_note(told: Explanation) -> str:
+    """How to read the numbers."""
+    against = told.info.get("against")
+    logit = {"runner-up": "logit minus that of the runner-up", "mean": "logit minus the mean", None: "logit"}
+    if isinstance(against, str) and against not in logit:
+        what = f"log-probability minus that of the answer {against!r}"
+    else:
+        what = logit.get(against, f"logit minus that of {against!r}")
+    return (
+        f"Scores explain each token's {what}; with (no input), the biases, they add up to it. Worst completeness error "
+        f"{float(told.completeness.max()):.0e}."
+    )
+
+
+def _share_table(told: Explanation) -> Table:
+    table = Table(box=None, pad_edge=False, show_edge=False, show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    for part in explained_shares(told):
+        table.add_row(shorten_label(visible_label_text(part.name), NAME), f"{part.score:+.4g}")
+    table.add_row("sum", f"{told.value:+.4g}", style="bold")
+    return table

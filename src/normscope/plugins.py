@@ -1,4 +1,4 @@
-"""Plugins: families and measures of other packages, and measures of normscope's own papers.
+"""Plugins: families and measures of other packages, and normscope's own measures.
 
 Another package declares them as entry points in its pyproject.toml:
 
@@ -22,7 +22,8 @@ from typing import Any
 
 from normscope.errors import NormscopeWarning
 
-OWN_MODULES = {"normscope.measures": ("normscope.papers.measures",)}  # importing one registers what it defines
+# Importing one registers what it defines.
+OWN_MODULES = {"normscope.measures": ("normscope.corpus.word_links", "normscope.papers.measures")}
 
 
 def import_own_modules(group: str) -> None:

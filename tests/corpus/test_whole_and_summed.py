@@ -14,7 +14,7 @@ import torch
 import normscope
 from normscope import NormscopeError, corpus, default_model
 from normscope.corpus.measure_registry import _measures, corpus_measure_reachable_cells
-from normscope.corpus.store import GroupedSums
+from normscope.corpus.shard_tables import GroupedSums
 
 TEXTS = ("A short one.", "A second one that is a little longer.", "Three words only")
 
@@ -102,8 +102,9 @@ def test_the_first_entries_only(tmp_path: Path) -> None:
     opened = run(tmp_path, limit=2)
     assert opened.scan("items").collect()["id"].to_list() == ["texts.txt:1", "texts.txt:2"]
     assert opened.finished
-    with pytest.raises(NormscopeError, match=r"data\.limit: was 2, is 3"):
-        run(tmp_path, limit=3)
+    with pytest.raises(NormscopeError, match=r"data\.limit: was 2, is 1"):
+        run(tmp_path, limit=1)
+    assert run(tmp_path, limit=3).scan("items").collect().height == 3
     with pytest.raises(NormscopeError, match="limit must be an integer of at least 1"):
         run(tmp_path, limit=0)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from traceback import format_exception
 from typing import Any, NamedTuple
 
 from normscope.errors import NormscopeError
@@ -45,6 +47,7 @@ class Entry:
     sure: Links = frozenset()  # (word, target word), from 0
     possible: Links = frozenset()  # the sure links and the merely possible ones
     masked: tuple[int, ...] | None = None  # positions of masked tokens, if drawn for the whole corpus
+    kept: tuple[tuple[str, str | None], ...] = ()  # (name, text) of further columns of the data
 
     def __post_init__(self) -> None:
         _check_entry_content(self)
@@ -62,11 +65,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Fault:
-    """An entry that could not be read: `where` is "file:line"."""
+    """An entry that could not be read or analysed: `where` is "file:line", or the step that failed."""
 
     id: str
     where: str
     reason: str
+    traceback: str = ""  # of an unexpected exception
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}"
@@ -78,6 +82,19 @@ def entry_or_fault(id: str, where: str, **fields: Any) -> Entry | Fault:
         return Entry(id=id, **fields)
     except NormscopeError as error:
         return Fault(id, where, str(error))
+
+
+def fault_from_error(id: str, where: str, error: Exception) -> Fault:
+    """The fault of an entry at which an exception was raised. One that is not a NormscopeError has a traceback, without
+    addresses in memory, which differ between runs."""
+    if isinstance(error, NormscopeError):
+        return Fault(id, where, str(error))
+    lines = "".join(format_exception(error))
+    return Fault(id, where, _without_addresses(f"{type(error).__name__}: {error}"), _without_addresses(lines))
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r"\b0x[0-9a-fA-F]{6,}\b", "0x...", text).encode("utf-8", "backslashreplace").decode()
 
 
 def strict(entries: Iterable[Entry | Fault]) -> Iterator[Entry]:
@@ -127,7 +144,8 @@ def _check_entry_content(entry: Entry) -> None:
         raise NormscopeError("The target text is empty.")
     singles = [text for text in (entry.id, entry.text, entry.surface, entry.label) if text is not None]
     target = (entry.target,) if isinstance(entry.target, str) else entry.target or ()
-    for text in chain(singles, entry.pair or (), entry.words or (), target):
+    kept = (text for pair in entry.kept for text in pair if text is not None)
+    for text in chain(singles, entry.pair or (), entry.words or (), target, kept):
         if not _is_encodable_entry_text(text):
             raise NormscopeError(f"{text[:40]!r} contains an unpaired surrogate, which is not a character.")
 

@@ -30,6 +30,7 @@ from normscope.measures.correlation import average_ranks, pearson
 from normscope.measures.tokens import CATEGORIES, sum_by_category, token_category
 
 GROUP = "normscope.measures"  # of entry points
+RESERVED = ("items", "errors", "maps", "shards", "csv")  # folders of a run
 
 Columns = Mapping[str, Any]  # name -> array or list, all of the same length
 
@@ -87,12 +88,15 @@ def register_measure(
         A decorator for a function of an Analysis or a Sample that returns columns of equal length by name.
 
     Raises:
-        NormscopeError: If the name is not a Python identifier.
+        NormscopeError: If the name is not a Python identifier, or a folder of every run.
     """
     if not name.isidentifier():
         raise NormscopeError(
             f"The name of a measure is also a folder name: use letters, digits and _ only, not {name!r}."
         )
+
+    if name in RESERVED:
+        raise NormscopeError(f"{name!r} is a folder of every run, so no measure can have this name. Choose another.")
 
     def keep(function: Callable[[Any], Columns]) -> Callable[[Any], Columns]:
         wanted = None if scopes is None else tuple(scopes)

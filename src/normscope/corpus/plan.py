@@ -30,6 +30,7 @@ class Plan:
     shard_size: int = 128
     settings: Mapping[str, Any] = field(default_factory=dict)  # plain values for measures that read a Sample
     mask_draw: MaskDraw = "sequence"  # masked tokens: for each sequence by its id, or for all in corpus order
+    memory_budget: int | None = None  # bytes; decides about batches, and so about rounding only
 
     @property
     def draws_in_order(self) -> bool:
@@ -37,8 +38,9 @@ class Plan:
         return self.mask_seed is not None and self.mask_draw == "authors"
 
     def to_manifest(self) -> dict[str, Any]:
-        """The options as the manifest of a run stores them; empty settings and the usual draw of masks are omitted."""
-        usual = {"settings": not self.settings, "mask_draw": not self.draws_in_order}
+        """The options as the manifest of a run stores them; empty settings and the usual draw of masks are omitted. The
+        memory budget is stored beside them."""
+        usual = {"settings": not self.settings, "mask_draw": not self.draws_in_order, "memory_budget": True}
         return {key: value for key, value in asdict(self).items() if not usual.get(key, False)}
 
 

@@ -5,35 +5,34 @@ The module is not called `run`, because `normscope.corpus.run` is the function.
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-import transformers
-
-from normscope._version import __version__
 from normscope.analyzer import Analyzer
 from normscope.arguments import check_integers
 from normscope.corpus import engines
-from normscope.corpus.entries import Entry, Fault
+from normscope.corpus.committed import Marker
+from normscope.corpus.csv_export import write_csv_tables
 from normscope.corpus.plan import MaskDraw, Plan, check_plan, check_plan_counts, names_in_plan_option
-from normscope.corpus.readers.formats import read
+from normscope.corpus.readers.data_files import Data
+from normscope.corpus.run_manifest import RunSource, make_run_manifest, survey_entries
+from normscope.corpus.shard_tables import ShardFiles, import_polars
 from normscope.corpus.shards import draw_masks_in_order, split_into_shards
-from normscope.corpus.store import FORMAT, ShardFiles, Store, fingerprint
+from normscope.corpus.stop_signals import stop_after_shard
+from normscope.corpus.store import Run
+from normscope.corpus.writing import Store
+from normscope.engine.request import default_budget
 from normscope.errors import NormscopeError
 from normscope.model_loading import as_analyzer, load_source
-from normscope.models.scopes import scope_aliases
 from normscope.models.source import ModelSource
 
+SHOWN = 3  # faults in a summary
+WIDTH = 200  # characters of a reason in a summary
 Progress = Callable[[int, int], None]  # called with the number of finished entries and of all entries
 
 
@@ -47,41 +46,36 @@ class Summary:
     computed: int  # entries finished by this call
     seconds: float
     folder: Path
+    reasons: tuple[str, ...] = ()  # of the first faults, at most three
 
     @property
     def finished(self) -> bool:
         """Whether every entry is done."""
         return self.done == self.entries
 
+    @property
+    def errors(self) -> Path | None:
+        """The folder of the table of faults, if there are any."""
+        return self.folder / "errors" if self.faults else None
+
     def __str__(self) -> str:
         if self.finished and not self.computed:
-            return f"{self.folder}: all {self.entries} entries were done before ({self.faults} could not be analysed)"
-        rate = f", {self.computed / self.seconds:.1f}/s" if self.computed else ""
-        return (
-            f"{self.folder}: {self.done} of {self.entries} entries done, {self.computed} of them now in "
-            f"{self.seconds:.1f} s{rate}; {self.faults} could not be analysed{' (see errors)' if self.faults else ''}"
-        )
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Where the entries of a run come from."""
-
-    data: str | Path
-    format: str | None
-    reader: Mapping[str, Any]  # options of the format's reader
-    limit: int | None
-
-    def read_entries(self, tokenizer: Any) -> Iterator[Entry | Fault]:
-        """The entries, from the start."""
-        options = dict(self.reader)
-        if self.format == "pairs":
-            options.setdefault("tokenizer", tokenizer)
-        return islice(read(self.data, self.format, **options), self.limit)
+            text = f"{self.folder}: all {self.entries} entries were done before"
+        else:
+            rate = f", {self.computed / self.seconds:.1f}/s" if self.computed else ""
+            text = (
+                f"{self.folder}: {self.done} of {self.entries} entries done, {self.computed} of them now in "
+                f"{self.seconds:.1f} s{rate}"
+            )
+        if not self.faults:
+            return f"{text}; 0 could not be analysed"
+        more = self.faults - len(self.reasons)
+        lines = [*self.reasons, *([f"and {more} more"] if more else []), f"all of them: {self.errors}"]
+        return "\n  ".join([f"{text}; {self.faults} could not be analysed:", *lines])
 
 
 def run(
-    data: str | Path,
+    data: Data,
     model: str | Path | ModelSource | Analyzer,
     out: str | Path,
     *,
@@ -105,15 +99,21 @@ def run(
     strict: bool = False,
     limit: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    memory_budget: int | None = None,
+    retry_errors: bool = False,
+    allow_versions: bool = False,
+    csv: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
     """Measure every entry of `data` with `model` and write tables (and `maps`) to the folder `out`.
 
-    The same call resumes an interrupted run, and does nothing if the run is finished. If the folder contains a run with
-    another model, data or options, the call is refused.
+    The same call resumes an interrupted run, repairs a damaged one, and does nothing if the run is finished. If the
+    folder contains a run with another model, data or options, other code of a measure or other versions, the call is
+    refused, with what differs. `limit` may be raised.
 
     Args:
-        data: The file with the entries, or the name of a Hugging Face dataset.
+        data: The file with the entries; a folder, a pattern or several files; or the name of a Hugging Face dataset.
+            See `read`.
         model: A model by name or path, a ModelSource (a name with device, dtype and revision) or, for the engine
             "local", an Analyzer.
         out: The folder of the run.
@@ -138,6 +138,12 @@ def run(
         strict: Stop at the first entry that cannot be analysed; otherwise such entries go to the table of errors.
         limit: Read only this many entries.
         settings: Settings for measures that have any.
+        memory_budget: Memory limit of a batch in bytes (default: that of the run so far, that of the Analyzer, or most
+            of the free memory at the start). It is stored with the run. A batch that does not fit is split, an entry
+            that does not fit is computed in pieces of its rows, and if these do not fit the run stops.
+        retry_errors: Compute the shards with faults again.
+        allow_versions: Resume although normscope, torch or transformers is another patch release.
+        csv: Write the tables of the finished run as CSV files too, into the folder csv.
         progress: A function called with the number of finished entries and of all entries.
 
     Returns:
@@ -147,41 +153,86 @@ def run(
         NormscopeError: If an argument is invalid, the data cannot be read, or the folder contains a different run.
     """
     begin = time.perf_counter()
+    counts = (batch_size, shard_size, workers, threads, limit, memory_budget)
+    check_plan_counts(**_named_counts(*counts))
+    how = (gate, value_bias, truncation, mask_seed, batch_size, shard_size, dict(settings or {}), mask_draw)
+    tables, kept, wanted, chosen = _parse_names(measures, maps, scopes, layers)
+    plan = Plan(tables, kept, wanted, chosen, *how)
+    lens = _checked_analyzer(model, engine)
+    check_plan(plan, lens)
+    store, source = Store(Path(out)), RunSource(data, format, dict(reader or {}), limit)
+    before = store.stored_manifest(restore=False)
+    survey = survey_entries(source.read_entries(lens.tokenizer), before["data"]["entries"] if before else 0)
+    source.check_readable(survey)
+    budget = memory_budget or lens.memory_budget or _stored_budget(before) or _free_memory(lens, engine, workers)
+    plan = replace(plan, memory_budget=budget)
+    with store.locked():
+        manifest = make_run_manifest(lens, source, survey, plan)
+        store.begin(manifest, survey.earlier, allow_versions)
+        done = store.done(retry_errors)
+        missing = _missing_shards(lens, plan, source, done)
+        if isinstance(model, Analyzer) or engine == "local":
+            results = engines.compute_locally(lens, plan, missing)
+        else:
+            load = partial(load_source, ModelSource.of(model))
+            results = engines.compute_with_ray(load, plan, missing, workers, threads, address, manifest)
+        finished, faults, computed = _write_shards(store, done, results, survey.entries, strict, progress)
+        if csv and finished == survey.entries:
+            write_csv_tables(Run(store.folder))
+    reasons = _first_reasons(store.folder) if faults else ()
+    return Summary(survey.entries, finished, faults, computed, time.perf_counter() - begin, store.folder, reasons)
+
+
+def _named_counts(
+    batch_size: Any, shard_size: Any, workers: Any, threads: Any, limit: Any, memory_budget: Any
+) -> dict[str, Any]:
+    """The options that are counts; the last two may be missing."""
+    optional = {"limit": limit, "memory_budget": memory_budget}
+    counts = {"batch_size": batch_size, "shard_size": shard_size, "workers": workers, "threads": threads}
+    return counts | {name: value for name, value in optional.items() if value is not None}
+
+
+def _stored_budget(manifest: Mapping[str, Any] | None) -> int | None:
+    return None if manifest is None else int(manifest["memory"]["budget"])
+
+
+def _parse_names(measures: Any, maps: Any, scopes: Any, layers: Any) -> tuple[Any, Any, Any, Any]:
+    """The first four fields of a plan."""
+    return (
+        tuple(dict.fromkeys(names_in_plan_option("measures", measures))),
+        names_in_plan_option("maps", maps),
+        None if scopes is None else names_in_plan_option("scopes", scopes),
+        None if layers is None else tuple(check_integers("layer", layers)),
+    )
+
+
+def _checked_analyzer(model: str | Path | ModelSource | Analyzer, engine: Literal["local", "ray"]) -> Analyzer:
     if engine not in ("local", "ray"):
         raise NormscopeError(f"Unknown engine {engine!r}. Known: local, ray.")
     if engine == "ray" and isinstance(model, Analyzer):
         raise NormscopeError("The engine 'ray' loads the model in each worker: give its name or path.")
-    counts = {"batch_size": batch_size, "shard_size": shard_size, "workers": workers, "threads": threads}
-    check_plan_counts(**counts, limit=1 if limit is None else limit)
-    tables = tuple(dict.fromkeys(names_in_plan_option("measures", measures)))
-    kept = names_in_plan_option("maps", maps)
-    wanted = None if scopes is None else names_in_plan_option("scopes", scopes)
-    chosen = None if layers is None else tuple(check_integers("layer", layers))
-    how = (gate, value_bias, truncation, mask_seed, batch_size, shard_size, dict(settings or {}), mask_draw)
-    plan = Plan(tables, kept, wanted, chosen, *how)
-    lens = as_analyzer(model, engine)
-    check_plan(plan, lens)
-    source = _Source(data, format, dict(reader or {}), limit)
-    total = _count_entries(source.read_entries(lens.tokenizer))
-    store = Store(Path(out))
-    store.begin(_run_manifest(lens, source, total, plan))
-    done = store.done()
+    return as_analyzer(model, engine)
+
+
+def _free_memory(lens: Analyzer, engine: str, workers: int) -> int:
+    """The memory budget of a new run; Ray's workers share the machine."""
+    return max(1, default_budget(lens.loaded.base.device) // (workers if engine == "ray" else 1))
+
+
+def _missing_shards(
+    lens: Analyzer, plan: Plan, source: RunSource, done: Mapping[int, Marker]
+) -> Iterator[engines.Shard]:
+    """The shards that are not done."""
     entries = source.read_entries(lens.tokenizer)
-    shards = split_into_shards(draw_masks_in_order(lens, plan, entries) if plan.draws_in_order else entries, shard_size)
-    missing = (shard for shard in shards if shard[0] not in done)
-    if engine == "local" or isinstance(model, Analyzer):
-        results = engines.compute_locally(lens, plan, missing)
-    else:
-        results = engines.compute_with_ray(
-            partial(load_source, ModelSource.of(model)), plan, missing, workers, threads, address
-        )
-    finished, faults, computed = _write_shards(store, done, results, total, strict, progress)
-    return Summary(total, finished, faults, computed, time.perf_counter() - begin, store.folder)
+    shards = split_into_shards(
+        draw_masks_in_order(lens, plan, entries) if plan.draws_in_order else entries, plan.shard_size
+    )
+    return (shard for shard in shards if shard[0] not in done)
 
 
 def _write_shards(
     store: Store,
-    done: Mapping[int, Mapping[str, Any]],
+    done: Mapping[int, Marker],
     results: Iterator[ShardFiles],
     total: int,
     strict: bool,
@@ -191,12 +242,12 @@ def _write_shards(
 
     Returns the numbers of finished entries, of faults among them, and of entries computed by this call.
     """
-    finished = sum(marker["entries"] for marker in done.values())
-    faults = sum(marker["faults"] for marker in done.values())
+    finished = sum(marker.entries for marker in done.values())
+    faults = sum(marker.faults for marker in done.values())
     computed = 0
     if progress is not None:
         progress(finished, total)
-    with _stop_after_shard() as stopped:
+    with stop_after_shard() as stopped:
         for shard in results if finished < total else ():
             if strict and shard.faults:
                 raise NormscopeError(_first_fault_message(shard.files))
@@ -209,89 +260,14 @@ def _write_shards(
     return finished, faults, computed
 
 
-def _count_entries(entries: Iterator[Entry | Fault]) -> int:
-    """The number of entries, after a check that their ids are unique."""
-    seen: set[int] = set()
-    for number, entry in enumerate(entries, 1):
-        seen.add(hash(entry.id))
-        if len(seen) != number:
-            raise NormscopeError(f"The id {entry.id!r} occurs twice (entry {number}). Ids must be unique.")
-    return len(seen)
-
-
-def _run_manifest(lens: Analyzer, source: _Source, entries: int, plan: Plan) -> dict[str, Any]:
-    path = Path(source.data)
-    return {
-        "format": FORMAT,
-        "model": {
-            "name": lens.model_name,
-            "family": lens.family.name,
-            "dtype": str(lens.dtype).removeprefix("torch."),
-            "fingerprint": runner_model_fingerprint(lens),
-        }
-        | ({} if lens.revision is None else {"revision": lens.revision}),
-        "data": {
-            "path": str(path),
-            "format": source.format,
-            "options": {key: value for key, value in source.reader.items() if key != "tokenizer"},
-            "limit": source.limit,
-            "entries": entries,
-            "fingerprint": fingerprint(_file_chunks(path)) if path.is_file() else None,
-        },
-        "options": plan.to_manifest(),
-        "aliases": {alias: name for stack in lens.loaded.stacks for alias, name in scope_aliases(stack.blocks).items()},
-        "versions": {
-            "normscope": __version__,
-            "transformers": transformers.__version__,
-            "torch": str(torch.__version__),
-        },
-    }
-
-
-def runner_model_fingerprint(lens: Analyzer) -> str:
-    """A digest of the names and values of all weights that an analysis reads.
-
-    The pooler is excluded: it is not read, and is randomly initialised if the checkpoint has none.
-    """
-    weights = {name: tensor for name, tensor in lens.loaded.base.state_dict().items() if "pooler." not in name}
-
-    def parts() -> Iterator[bytes]:
-        for name, tensor in sorted(weights.items()):
-            yield name.encode()
-            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-    return fingerprint(parts())
-
-
-def _file_chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            yield chunk
+def _first_reasons(folder: Path) -> tuple[str, ...]:
+    """The first faults of a run, in the order of the data."""
+    rows = Run(folder).scan("errors").select("id", "where", "reason").head(SHOWN).collect().rows()
+    lines = [f"{id} ({where}): {' '.join(reason.split())}" for id, where, reason in rows]
+    return tuple(line if len(line) <= WIDTH else f"{line[:WIDTH]}..." for line in lines)
 
 
 def _first_fault_message(files: Mapping[str, bytes]) -> str:
-    import polars
-
     content = next(content for name, content in files.items() if name.startswith("errors/"))
-    row = polars.read_parquet(BytesIO(content)).row(0, named=True)
+    row = import_polars().read_parquet(BytesIO(content)).row(0, named=True)
     return f"{row['id']} ({row['where']}): {row['reason']}"
-
-
-@contextmanager
-def _stop_after_shard() -> Iterator[threading.Event]:
-    """Make the first Ctrl-C set the event, so that the current shard is completed; a second one interrupts at once."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-    previous = signal.getsignal(signal.SIGINT)
-
-    def once(number: int, frame: Any) -> None:
-        stopped.set()
-        signal.signal(signal.SIGINT, previous)
-
-    signal.signal(signal.SIGINT, once)
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -19,15 +19,16 @@ from torch import Tensor
 
 from normscope.analysis import Analysis
 from normscope.analyzer import Analyzer
-from normscope.corpus.entries import Entry, Fault
+from normscope.corpus.entries import Entry, Fault, fault_from_error
 from normscope.corpus.entry_inputs import entry_input
 from normscope.corpus.masking import draw_masked_positions, mask_at, masked_positions
-from normscope.corpus.measure_registry import Measure, Sample, find_registered_measures
+from normscope.corpus.measure_registry import Columns, Measure, Sample, find_registered_measures
 from normscope.corpus.plan import Plan, scopes_required_by_plan
-from normscope.corpus.store import GroupedSums, ShardFiles, parquet_bytes_for_store
+from normscope.corpus.shard_tables import GroupedSums, ShardFiles, import_polars, parquet_bytes_for_store
 from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
-from normscope.engine.request import Options, Request, default_budget, requests_for
-from normscope.engine.run import batch_cost, run_batch
+from normscope.engine.request import Options, Request, default_budget, is_out_of_memory, requests_for
+from normscope.engine.row_pieces import OverBudgetError, run_in_row_pieces
+from normscope.engine.run import Workspace, batch_cost, run_batch
 from normscope.errors import NormscopeError
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item, Tokens
@@ -65,8 +66,10 @@ def _encode_entry(lens: Analyzer, plan: Plan, entry: Entry | Fault) -> tuple[Ite
     try:
         (item,) = encode(lens.loaded, entry_input(entry, lens), plan.truncation)
         return item if plan.mask_seed is None else _mask_item(item, lens, plan.mask_seed, entry), item
-    except NormscopeError as error:
-        fault = Fault(entry.id, "encoding", str(error))
+    except Exception as error:  # tokenizers raise many types
+        if is_out_of_memory(error):
+            raise _stop_for_memory(entry, error) from error
+        fault = fault_from_error(entry.id, "encoding", error)
         return fault, fault
 
 
@@ -87,16 +90,24 @@ def compute_shard(lens: Analyzer, plan: Plan, shard: EncodedShard) -> ShardFiles
     faults = {n: item for n, item in enumerate(shard.items) if isinstance(item, Fault)}
     tables = _ShardTables(plan, measures)
     for batch in _batches_by_length(whole, plan.batch_size):
-        for n, result in _analyse_batch(lens, requests, shard, whole, batch, faults).items():
+        for n, result in _analyse_batch(lens, plan, requests, shard, whole, batch, faults).items():
             entry, item, original = shard.entries[n], shard.items[n], shard.originals[n]
             assert isinstance(entry, Entry)
             assert isinstance(item, Item)
             assert isinstance(original, Item)
             try:
                 tables.add_entry(n, partial(Sample, entry, item, original, lens, settings=plan.settings), result)
-            except NormscopeError as error:
-                faults[n] = Fault(entry.id, "measure", str(error))
+            except Exception as error:  # a user's measure may raise anything
+                if is_out_of_memory(error):
+                    raise _stop_for_memory(entry, error) from error
+                faults[n] = fault_from_error(entry.id, "measure", error)
     return tables.to_files(shard, [faults[n] for n in sorted(faults)])
+
+
+def shard_of_faults(plan: Plan, number: int, entries: Sequence[Entry | Fault], where: str, reason: str) -> ShardFiles:
+    """A shard that was given up: all of its entries are faults."""
+    faults = tuple(one if isinstance(one, Fault) else Fault(one.id, where, reason) for one in entries)
+    return _ShardTables(plan, ()).to_files(EncodedShard(number, tuple(entries), faults, faults), faults)
 
 
 def draw_masks_in_order(lens: Analyzer, plan: Plan, entries: Iterable[Entry | Fault]) -> Iterator[Entry | Fault]:
@@ -153,6 +164,7 @@ def _batches_by_length(items: dict[int, Item], size: int) -> Iterator[list[int]]
 
 def _analyse_batch(
     lens: Analyzer,
+    plan: Plan,
     requests: Sequence[Request],
     shard: EncodedShard,
     items: dict[int, Item],
@@ -161,21 +173,40 @@ def _analyse_batch(
 ) -> dict[int, Any]:
     """The results of a batch by item number.
 
-    A batch that fails or needs too much memory is halved, down to single items; one that still fails becomes a fault.
+    A batch that fails or needs too much memory is halved, down to single items. One that still fails becomes a fault.
+    One that needs too much memory is computed in pieces of rows; if that is too much, too, the run stops, so that the
+    entry is computed when there is more memory.
     """
-    budget = default_budget() if lens.workspace.budget is None else lens.workspace.budget
+    budget = plan.memory_budget or default_budget(lens.loaded.base.device)
+    workspace = Workspace(budget, lens.workspace.free)
     chosen = [items[n] for n in batch]
+    entry = shard.entries[batch[0]]
     try:
-        if len(batch) == 1 or batch_cost(lens.loaded, chosen, requests).memory <= budget:
-            return dict(zip(batch, run_batch(lens.loaded, chosen, requests, lens.workspace), strict=True))
-    except NormscopeError as error:
-        if len(batch) == 1:
-            entry = shard.entries[batch[0]]
-            faults[batch[0]] = Fault(entry.id, "analysis", str(error))
+        if batch_cost(lens.loaded, chosen, requests).memory <= budget:
+            return dict(zip(batch, run_batch(lens.loaded, chosen, requests, workspace), strict=True))
+    except Exception as error:  # models and tokenizers raise many types
+        if len(batch) == 1 and not is_out_of_memory(error):
+            faults[batch[0]] = fault_from_error(entry.id, "analysis", error)
+            return {}
+    if len(batch) == 1:
+        try:
+            return {batch[0]: run_in_row_pieces(lens.loaded, chosen[0], requests, workspace, budget)}
+        except OverBudgetError as error:
+            raise _stop_for_memory(entry, error) from error
+        except Exception as error:
+            faults[batch[0]] = fault_from_error(entry.id, "analysis", error)
             return {}
     half = len(batch) // 2
-    return _analyse_batch(lens, requests, shard, items, batch[:half], faults) | _analyse_batch(
-        lens, requests, shard, items, batch[half:], faults
+    return _analyse_batch(lens, plan, requests, shard, items, batch[:half], faults) | _analyse_batch(
+        lens, plan, requests, shard, items, batch[half:], faults
+    )
+
+
+def _stop_for_memory(entry: Entry | Fault, error: Exception) -> NormscopeError:
+    return NormscopeError(
+        f"There is too little memory for the entry {entry.id}. {' '.join(str(error).split())} Finished shards are "
+        "kept: run the same command again with a larger memory_budget, on a larger machine, or with fewer workers. "
+        "In another folder, fewer layers=[...] or scopes=[...] or truncation=True need less."
     )
 
 
@@ -210,9 +241,10 @@ class _ShardTables:
                     "length": [len(analysis.rows)],
                     "completeness": [worst],
                 }
+                | {name: [value] for name, value in whole.entry.kept}
             }
             for measure in self.measures:
-                columns = measure.columns(whole if measure.whole else analysis)
+                columns = _checked_columns(measure, whole if measure.whole else analysis)
                 length = _column_length(measure.name, columns)
                 if measure.summed:
                     sums.append((measure.name, {"side": [side] * length, **columns}))
@@ -234,12 +266,13 @@ class _ShardTables:
                 length = _column_length(table, added)
                 for key, values in {"id": [one.id] * length, "side": [one.side] * length, **added}.items():
                     columns.setdefault(table, {}).setdefault(key, []).append(values)
+        texts = {"items": sorted({key for one in shard.entries if isinstance(one, Entry) for key, _ in one.kept})}
         made = {
-            f"{table}/{name}.parquet": parquet_bytes_for_store(_join_columns(pieces))
+            f"{table}/{name}.parquet": _joined_table(table, partial(_join_columns, pieces, texts.get(table, ())))
             for table, pieces in columns.items()
         }
         made |= {
-            f"{table}/{name}.parquet": parquet_bytes_for_store(sums.table())
+            f"{table}/{name}.parquet": _joined_table(table, sums.table)
             for table, sums in self.sums.items()
             if sums.rows
         }
@@ -249,9 +282,21 @@ class _ShardTables:
                     "id": [fault.id for fault in faults],
                     "where": [fault.where for fault in faults],
                     "reason": [fault.reason for fault in faults],
+                    "traceback": [fault.traceback for fault in faults],
                 }
             )
         return ShardFiles(shard.number, len(shard.entries), len(faults), made | _map_files(name, rows))
+
+
+def _joined_table(table: str, join: Callable[[], Mapping[str, Any]]) -> bytes:
+    """The Parquet file of a table from the columns of all entries of a shard."""
+    try:
+        return parquet_bytes_for_store(join())
+    except Exception as error:  # numpy and polars raise many types
+        raise NormscopeError(
+            f"The columns that the measure {table!r} returned for different entries cannot be joined: "
+            f"{str(error).splitlines()[0]} Return columns of the same type for every entry."
+        ) from error
 
 
 def _map_files(name: str, rows: Sequence[_SideRows]) -> dict[str, bytes]:
@@ -274,6 +319,15 @@ def _map_files(name: str, rows: Sequence[_SideRows]) -> dict[str, bytes]:
     return {file: save(maps), f"maps/{name}.parquet": parquet_bytes_for_store(table)}
 
 
+def _checked_columns(measure: Measure, given: Analysis | Sample) -> Columns:
+    columns = measure.columns(given)
+    if not isinstance(columns, Mapping) or not columns:  # type: ignore[redundant-expr]
+        raise NormscopeError(
+            f"The measure {measure.name!r} must return columns by name, not {type(columns).__name__} {columns!r}."
+        )
+    return columns
+
+
 def _column_length(table: str, columns: Any) -> int:
     length = len(next(iter(columns.values())))
     if any(len(values) != length for values in columns.values()):
@@ -281,9 +335,11 @@ def _column_length(table: str, columns: Any) -> int:
     return length
 
 
-def _join_columns(columns: dict[str, list[Any]]) -> dict[str, Any]:
-    """Each column's pieces joined."""
-    return {
+def _join_columns(columns: dict[str, list[Any]], texts: Iterable[str] = ()) -> dict[str, Any]:
+    """Each column's pieces joined. The columns `texts` are text even if every value is missing."""
+    joined: dict[str, Any] = {
         name: np.concatenate(pieces) if isinstance(pieces[0], np.ndarray) else [x for piece in pieces for x in piece]
         for name, pieces in columns.items()
     }
+    polars = import_polars()
+    return joined | {name: polars.Series(name, joined[name], dtype=polars.String) for name in texts if name in joined}

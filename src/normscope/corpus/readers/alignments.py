@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from normscope.corpus.entries import Entry, Fault, Links, entry_or_fault
+from normscope.corpus.readers.data_files import DataFile
+from normscope.corpus.readers.parallel_text import parallel_text_rows
 from normscope.corpus.readers.records import check_record_columns, words_from_record_column
 from normscope.corpus.readers.table_files import jsonl_table_file_objects
-from normscope.corpus.readers.text_lines import Line, first_damaged_text_line, text_lines
+from normscope.corpus.readers.text_lines import Line
 from normscope.errors import NormscopeError
 
 
@@ -28,7 +29,7 @@ SUFFIXES = {".talp": "talp", ".pharaoh": "pharaoh", ".jsonl": "jsonl", ".ndjson"
 
 
 def read_alignments(
-    path: Path,
+    path: DataFile,
     notation: str | None = None,
     source: str | PathLike[str] | None = None,
     target: str | PathLike[str] | None = None,
@@ -72,21 +73,16 @@ def parse_alignment_links(text: str, notation: Notation) -> tuple[Links, Links]:
     return frozenset(sure), frozenset(possible)
 
 
-def _read_parallel_alignments(path: Path, source: Path, target: Path, notation: Notation) -> Iterator[Entry | Fault]:
-    files = path, source, target
-    for number, rows in enumerate(zip_longest(*(text_lines(file) for file in files)), 1):
-        for file, row in zip(files, rows, strict=True):
-            if row is None:
-                raise NormscopeError(f"{file}:{number}: The file ends here, but its parallel files have more lines.")
-        yield _alignment_entry(files, rows, notation)
+def _read_parallel_alignments(
+    path: DataFile, source: DataFile, target: DataFile, notation: Notation
+) -> Iterator[Entry | Fault]:
+    for rows in parallel_text_rows((path, source, target)):
+        yield rows if isinstance(rows, Fault) else _alignment_entry(path, rows, notation)
 
 
-def _alignment_entry(files: tuple[Path, ...], rows: tuple[Line, ...], notation: Notation) -> Entry | Fault:
+def _alignment_entry(path: DataFile, rows: tuple[Line, ...], notation: Notation) -> Entry | Fault:
     number = rows[0].number
-    id, where = f"{files[0].name}:{number}", f"{files[0]}:{number}"
-    bad = first_damaged_text_line(rows)
-    if bad is not None:
-        return Fault(id, f"{files[rows.index(bad)]}:{number}", bad.damage or "")
+    id, where = f"{path.name}:{number}", f"{path}:{number}"
     try:
         sure, possible = parse_alignment_links(rows[0].text, notation)
     except NormscopeError as error:
@@ -96,7 +92,7 @@ def _alignment_entry(files: tuple[Path, ...], rows: tuple[Line, ...], notation: 
 
 
 def _read_jsonl_alignments(
-    path: Path, words: str, target_words: str, sure: str, possible: str | None, base: int
+    path: DataFile, words: str, target_words: str, sure: str, possible: str | None, base: int
 ) -> Iterator[Entry | Fault]:
     wanted = [name for name in (words, target_words, sure, possible) if name is not None]
     checked = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
-from pathlib import Path
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
+from normscope.corpus.readers.data_files import DataFile
 from normscope.corpus.readers.iob import SCHEMES, Scheme, TagError, entities_from_iob_tags, guess_iob_scheme
 from normscope.corpus.readers.text_lines import Line, first_damaged_text_line, text_line_blocks, text_lines
 from normscope.errors import NormscopeError
@@ -17,7 +17,7 @@ Row = tuple[Line, list[str]]
 
 
 def read_conll(
-    path: Path, word_column: int = 0, tag_column: int | None = -1, scheme: Scheme | None = None
+    path: DataFile, word_column: int = 0, tag_column: int | None = -1, scheme: Scheme | None = None
 ) -> Iterator[Entry | Fault]:
     """One entry of words and entities per sentence; -DOCSTART- lines are skipped.
 
@@ -41,7 +41,7 @@ def read_conll(
         yield _conll_entry(path, sentence, width, word_column, tag_column, scheme)
 
 
-def _conll_sentences(path: Path) -> Iterator[list[Row]]:
+def _conll_sentences(path: DataFile) -> Iterator[list[Row]]:
     for block in text_line_blocks(text_lines(path)):
         rows = [(line, _split_conll_columns(line.text)) for line in block]
         sentence: list[Row] = []
@@ -63,7 +63,7 @@ def _split_conll_columns(text: str) -> list[str]:
 
 
 def _conll_entry(
-    path: Path, sentence: list[Row], width: int, word_column: int, tag_column: int | None, scheme: Scheme | None
+    path: DataFile, sentence: list[Row], width: int, word_column: int, tag_column: int | None, scheme: Scheme | None
 ) -> Entry | Fault:
     id = f"{path.name}:{sentence[0][0].number}"
     bad = first_damaged_text_line(line for line, _ in sentence)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
+from normscope.corpus.readers.data_files import DataFile
 from normscope.corpus.readers.text_lines import Line, first_damaged_text_line, text_line_blocks, text_lines
 from normscope.errors import NormscopeError
 
@@ -31,7 +31,7 @@ class ConlluError(NormscopeError):
         self.line = line
 
 
-def read_conllu(path: Path, syntactic: bool = False) -> Iterator[Entry | Fault]:
+def read_conllu(path: DataFile, syntactic: bool = False) -> Iterator[Entry | Fault]:
     """One entry per sentence: words as written, or with `syntactic` the parts of multiword tokens ("de", "le").
 
     `# sent_id` gives the id and `# text` the surface text. Parts of a multiword token have the span of the whole.
@@ -47,7 +47,7 @@ def read_conllu(path: Path, syntactic: bool = False) -> Iterator[Entry | Fault]:
             yield _conllu_entry(path, id, rows, comments.get("text"), syntactic)
 
 
-def _conllu_entry(path: Path, id: str, rows: list[Line], text: str | None, syntactic: bool) -> Entry | Fault:
+def _conllu_entry(path: DataFile, id: str, rows: list[Line], text: str | None, syntactic: bool) -> Entry | Fault:
     try:
         tokens = _parse_conllu_tokens(rows)
         spans = _locate_conllu_tokens(tokens, text) if text is not None else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -13,9 +14,12 @@ from normscope.corpus.entries import Entry, Fault
 from normscope.corpus.readers.alignments import read_alignments
 from normscope.corpus.readers.conll import read_conll
 from normscope.corpus.readers.conllu import read_conllu
+from normscope.corpus.readers.data_files import Data, DataFile, data_suffix, distinct_names, find_data_files
+from normscope.corpus.readers.first_line import describe_first_line
 from normscope.corpus.readers.huggingface import read_huggingface
 from normscope.corpus.readers.papers_pickle import read_papers_pickle
 from normscope.corpus.readers.paragraph_pairs import read_paragraph_pairs
+from normscope.corpus.readers.parallel_text import read_parallel_text
 from normscope.corpus.readers.parquet import read_parquet
 from normscope.corpus.readers.plain_text import read_plain_text_by_line, read_plain_text_by_paragraph
 from normscope.corpus.readers.records import ColumnNames
@@ -32,6 +36,7 @@ FORMATS: dict[str, Callable[..., Iterator[Entry | Fault]]] = {
     "parquet": read_parquet,
     "conll": read_conll,
     "conllu": read_conllu,
+    "parallel": read_parallel_text,
     "alignments": read_alignments,
     "huggingface": read_huggingface,
     "papers": read_papers_pickle,
@@ -52,6 +57,7 @@ SUFFIXES = {
     ".pkl": "papers",
     ".pickle": "papers",
 }
+UNCOMPRESSED = ("parquet",)  # formats whose files are not decompressed
 KIND_NAMES = {
     int: "an integer",
     bool: "true or false",
@@ -62,51 +68,84 @@ KIND_NAMES = {
 }
 
 
-def read(path_or_name: str | os.PathLike[str], format: str | None = None, **options: Any) -> Iterator[Entry | Fault]:
+def read(data: Data, format: str | None = None, **options: Any) -> Iterator[Entry | Fault]:
     """Iterate over the entries of a corpus: `read("sst2.tsv", label="label")`.
 
     A malformed entry is yielded as a Fault; `strict(read(...))` raises it instead. A file that cannot be used at all
-    (missing, binary, empty, without a required column) raises a NormscopeError immediately. `format` is one of FORMATS
-    (default: from the suffix); the options are those of the format's reader.
+    (missing, binary, empty, without a required column) raises a NormscopeError immediately.
+
+    Args:
+        data: A file, a folder, a pattern such as "data/*.jsonl", several of these, or the name of a Hugging Face
+            dataset. Files may be compressed (.gz, .zst), and remote (s3://..., https://...) if fsspec is installed.
+        format: One of FORMATS (default: from the suffix).
+        **options: Those of the format's reader.
     """
-    format, given = check_corpus_format(path_or_name, format, **options)
-    entries = FORMATS[format](given, **options)
+    format, files = check_corpus_format(data, format, **options)
+    entries = _entries_of_files(FORMATS[format], format, files, options)
     first = next(entries, None)  # opens the file, so that errors are raised here
     if first is None:
-        raise NormscopeError(f"{given} contains no entries (read as {format}).")
+        raise NormscopeError(f"{', '.join(map(str, files))} contains no entries (read as {format}).")
     return _prepend_entry(first, entries)
 
 
-def check_corpus_format(
-    path_or_name: str | os.PathLike[str], format: str | None = None, **options: Any
-) -> tuple[str, str | Path]:
-    """The format of a corpus and its path or name, after a check of path and options. Nothing is read."""
-    format = format or _guess_corpus_format(path_or_name)
-    if format not in FORMATS:
+def check_corpus_format(data: Data, format: str | None = None, **options: Any) -> tuple[str, list[DataFile | str]]:
+    """The format of a corpus and its files, or its name, after a check of these and of the options. Nothing is read
+    but a first line, if the suffix of a file does not tell the format."""
+    if format is not None and format not in FORMATS:
         raise NormscopeError(f"Unknown format {format!r}. Known: {', '.join(FORMATS)}.")
-    _check_reader_options(FORMATS[format], format, options)
     if format == "huggingface":
-        return format, os.fspath(path_or_name)
-    given = Path(path_or_name)
-    if given.is_dir():
-        raise NormscopeError(f"Cannot read {given}: it is a folder, not a file.")
-    if not given.exists():
-        raise NormscopeError(f"Cannot read {given}: No such file or directory.")
-    return format, given
+        _check_reader_options(FORMATS[format], format, options)
+        if not isinstance(data, str | os.PathLike):
+            raise NormscopeError("format='huggingface' takes the name of one dataset.")
+        return format, [os.fspath(data)]
+    files = find_data_files(data, SUFFIXES)
+    format = format or _guess_corpus_format(files)
+    _check_reader_options(FORMATS[format], format, options)
+    for file in files:
+        if isinstance(file, Path) and not file.exists():
+            raise NormscopeError(f"Cannot read {file}: No such file or directory.")
+        if data_suffix(file) != file.suffix.lower() and format in UNCOMPRESSED:
+            raise NormscopeError(f"Cannot read {file}: decompress it first, because {format} is not read as a stream.")
+    return format, list(files)
 
 
-def _guess_corpus_format(path_or_name: str | os.PathLike[str]) -> str:
-    path = Path(path_or_name)
-    format = SUFFIXES.get(path.suffix.lower())
-    if format is not None:
-        return format
-    if not path.exists():
+def _entries_of_files(
+    reader: Callable[..., Iterator[Entry | Fault]], format: str, files: Sequence[Any], options: dict[str, Any]
+) -> Iterator[Entry | Fault]:
+    """The entries of one file after the other. Where files share a name, ids begin with a longer part of the path."""
+    if len(files) == 1:
+        yield from reader(files[0], **options)
+        return
+    for file, name in zip(files, distinct_names(files), strict=True):
+        empty = True
+        for entry in reader(file, **options):
+            empty = False
+            own = f"{file.name}:"
+            if name != file.name and entry.id.startswith(own):
+                entry = replace(entry, id=f"{name}:{entry.id.removeprefix(own)}")
+            yield entry
+        if empty:
+            raise NormscopeError(f"{file} contains no entries (read as {format}).")
+
+
+def _guess_corpus_format(files: Sequence[DataFile]) -> str:
+    found = {file: SUFFIXES.get(data_suffix(file)) for file in files}
+    for file, format in found.items():
+        if format is None and isinstance(file, Path) and not file.exists():
+            raise NormscopeError(
+                f"The file {file} does not exist. For a dataset on the Hugging Face hub, use format='huggingface'."
+            )
+        if format is None:
+            raise NormscopeError(
+                f"The format of {file} is not clear from its suffix.{describe_first_line(file)} Use format= with one "
+                f"of {', '.join(FORMATS)}."
+            )
+    formats = {format for format in found.values() if format is not None}
+    if len(formats) > 1:
         raise NormscopeError(
-            f"The file {path} does not exist. For a dataset on the Hugging Face hub, use format='huggingface'."
+            f"The files have several formats: {', '.join(sorted(formats))}. Run them one by one, or use format=."
         )
-    raise NormscopeError(
-        f"The format of {path} is not clear from its suffix. Use format= with one of {', '.join(FORMATS)}."
-    )
+    return formats.pop()
 
 
 def _check_reader_options(reader: Callable[..., Any], format: str, options: dict[str, Any]) -> None:

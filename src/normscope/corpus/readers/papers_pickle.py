@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
+from normscope.corpus.readers.data_files import DataFile
 from normscope.corpus.readers.plain_pickle import load_plain_pickle
 from normscope.errors import NormscopeError
 
 
-def read_papers_pickle(path: Path) -> Iterator[Entry | Fault]:
+def read_papers_pickle(path: DataFile) -> Iterator[Entry | Fault]:
     """One entry of word pieces per excerpt, including [CLS] and [SEP]; ids are numbers from 1.
 
     The attention maps in the file are ignored.

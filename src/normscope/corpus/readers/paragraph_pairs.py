@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
+from normscope.corpus.readers.data_files import DataFile
 from normscope.corpus.readers.plain_text import join_lines
 from normscope.corpus.readers.text_lines import Line, first_damaged_text_line, text_lines
 from normscope.errors import NormscopeError
@@ -23,7 +23,7 @@ class Paragraph(NamedTuple):
 
 
 def read_paragraph_pairs(
-    path: Path, tokenizer: Any = None, max_tokens: int = 128, overlap: bool = False
+    path: DataFile, tokenizer: Any = None, max_tokens: int = 128, overlap: bool = False
 ) -> Iterator[Entry | Fault]:
     """Paragraphs 1 and 2, 3 and 4, ... of each article; with `overlap`, also 2 and 3 and so on.
 
@@ -103,7 +103,7 @@ def _split_paragraphs_for_pairs(lines: Iterable[Line]) -> Iterator[Paragraph]:
         yield Paragraph(block)
 
 
-def _paragraph_pair_entry(path: Path, a: Paragraph, b: Paragraph, tokenizer: Any, max_tokens: int) -> Entry | Fault:
+def _paragraph_pair_entry(path: DataFile, a: Paragraph, b: Paragraph, tokenizer: Any, max_tokens: int) -> Entry | Fault:
     id, where = f"{path.name}:{a.lines[0].number}", f"{path}:{a.lines[0].number}"
     pair = undo_wikitext_escapes(join_lines(a.lines)), undo_wikitext_escapes(join_lines(b.lines))
     if tokenizer is not None:

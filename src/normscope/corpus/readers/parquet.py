@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Unpack
 
 from normscope.corpus.entries import Entry, Fault
+from normscope.corpus.readers.data_files import DataFile, open_binary
 from normscope.corpus.readers.records import ColumnNames, check_record_columns, entry_from_record, select_record_columns
-from normscope.corpus.readers.text_lines import open_binary
 from normscope.errors import NormscopeError
 
 ROWS = 8192  # read at a time
 
 
-def read_parquet(path: Path, **named: Unpack[ColumnNames]) -> Iterator[Entry | Fault]:
+def read_parquet(path: DataFile, **named: Unpack[ColumnNames]) -> Iterator[Entry | Fault]:
     """One entry per row; ids are row numbers from 1."""
     wanted = select_record_columns(**named)
     with open_binary(path):
@@ -26,7 +25,7 @@ def read_parquet(path: Path, **named: Unpack[ColumnNames]) -> Iterator[Entry | F
             "Reading Parquet needs polars, which is not installed. Install it with: pip install 'normscope[corpus]'"
         ) from error
     try:
-        table = polars.scan_parquet(path, glob=False)
+        table = polars.scan_parquet(str(path), glob=False)
         check_record_columns(wanted.names, table.collect_schema().names(), str(path))
         table = table.select(wanted.names)
         start = 0

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import mmap
 import pickletools
-from pathlib import Path
 from typing import IO, Any, Final, cast
 
-from normscope.corpus.readers.text_lines import open_binary
+from normscope.corpus.readers.data_files import DataFile, open_binary
 from normscope.errors import NormscopeError
 
 
@@ -42,7 +41,7 @@ CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-def load_plain_pickle(path: Path) -> Any:
+def load_plain_pickle(path: DataFile) -> Any:
     """The value in a pickle file."""
     with open_binary(path) as file:
         try:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
+from normscope.corpus.readers.data_files import DataFile
 from normscope.corpus.readers.text_lines import Line, first_damaged_text_line, text_line_blocks, text_lines
 
 
-def read_plain_text_by_line(path: Path) -> Iterator[Entry | Fault]:
+def read_plain_text_by_line(path: DataFile) -> Iterator[Entry | Fault]:
     """One entry per non-blank line."""
     for line in text_lines(path):
         if not line.blank:
             yield _plain_text_entry(path, [line])
 
 
-def read_plain_text_by_paragraph(path: Path) -> Iterator[Entry | Fault]:
+def read_plain_text_by_paragraph(path: DataFile) -> Iterator[Entry | Fault]:
     """One entry per paragraph, with its lines joined by spaces."""
     for block in text_line_blocks(text_lines(path)):
         yield _plain_text_entry(path, block)
@@ -27,7 +27,7 @@ def join_lines(lines: list[Line]) -> str:
     return " ".join(line.text.strip() for line in lines)
 
 
-def _plain_text_entry(path: Path, lines: list[Line]) -> Entry | Fault:
+def _plain_text_entry(path: DataFile, lines: list[Line]) -> Entry | Fault:
     id = f"{path.name}:{lines[0].number}"
     bad = first_damaged_text_line(lines)
     if bad is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from normscope.corpus.entries import Entry, Fault, entry_or_fault
 from normscope.errors import NormscopeError
+
+ITEM_COLUMNS = ("id", "side", "tokens", "length", "completeness")  # of the table of items
 
 
 class ColumnNames(TypedDict, total=False):
@@ -19,6 +22,7 @@ class ColumnNames(TypedDict, total=False):
     id: str | None
     label: str | None
     target: str | None
+    keep: Sequence[str] | None  # columns to take along
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,12 @@ class SelectedColumns:
     id: str | None
     label: str | None
     target: str | None
+    keep: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all columns that are read."""
-        names = (self.text, *(self.pair or ()), self.words, self.id, self.label, self.target)
+        names = (self.text, *(self.pair or ()), self.words, self.id, self.label, self.target, *self.keep)
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
@@ -46,15 +51,20 @@ def select_record_columns(
     id: str | None = None,
     label: str | None = None,
     target: str | None = None,
+    keep: Sequence[str] | None = None,
 ) -> SelectedColumns:
     """The columns given by the options of a reader (default: text in "text")."""
     if sum(given is not None for given in (text, pair, words)) > 1:
         raise NormscopeError("Give only one of text=, pair= and words=, not several.")
     if pair is not None and (isinstance(pair, str) or len(pair) != 2):
         raise NormscopeError(f"pair= takes the names of two columns, not {pair!r}.")
+    for name in keep or ():
+        if name in ITEM_COLUMNS:
+            raise NormscopeError(f"keep= cannot take {name!r}: the table of items has such a column. Rename it.")
     if text is None and pair is None and words is None:
         text = "text"
-    return SelectedColumns(text, (pair[0], pair[1]) if pair is not None else None, words, id, label, target)
+    both = None if pair is None else (pair[0], pair[1])
+    return SelectedColumns(text, both, words, id, label, target, tuple(dict.fromkeys(keep or ())))
 
 
 def check_record_columns(wanted: Iterable[str], present: Iterable[str], where: str) -> None:
@@ -64,7 +74,8 @@ def check_record_columns(wanted: Iterable[str], present: Iterable[str], where: s
         if names.count(name) != 1:
             wrong = "There is no column" if name not in names else "There are several columns"
             raise NormscopeError(
-                f"{where}: {wrong} {name!r}. The columns are {', '.join(map(repr, names))}; name the ones to read."
+                f"{where}: {wrong} {name!r}. The columns are {', '.join(map(repr, names))}; name the ones to read, "
+                f"such as text={(names or [name])[0]!r}."
             )
 
 
@@ -85,9 +96,16 @@ def entry_from_record(record: Mapping[str, Any], wanted: SelectedColumns, id: st
             fields["target"] = target if isinstance(target, str) else words_from_record_column(record, wanted.target)
         if wanted.label is not None and record.get(wanted.label) is not None:
             fields["label"] = str(record[wanted.label])
+        if wanted.keep:
+            fields["kept"] = tuple((name, _text_of_kept_value(record.get(name))) for name in wanted.keep)
     except NormscopeError as error:
         return Fault(id, where, str(error))
     return entry_or_fault(id, where, **fields)
+
+
+def _text_of_kept_value(value: Any) -> str | None:
+    """A value of any type as text, so that a column has one type in all files of a run."""
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def words_from_record_column(record: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
+from normscope.corpus.readers.data_files import DataFile, open_binary
 from normscope.errors import NormscopeError
 
 WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # of UTF-16 and UTF-32
@@ -26,18 +24,7 @@ class Line:
         return not self.damage and not self.text.strip()
 
 
-@contextmanager
-def open_binary(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading bytes."""
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise NormscopeError(f"Cannot read {path}: {error.strerror}.") from error
-    with file:
-        yield file
-
-
-def text_lines(path: Path) -> Iterator[Line]:
+def text_lines(path: DataFile) -> Iterator[Line]:
     """The lines of a file with LF or CRLF ends. Lines that are not UTF-8 have `damage`; binary files are refused."""
     with open_binary(path) as file:
         number = 0
@@ -67,7 +54,7 @@ def first_damaged_text_line(lines: Iterable[Line]) -> Line | None:
     return next((line for line in lines if line.damage), None)
 
 
-def _strip_byte_order_mark(path: Path, raw: bytes) -> bytes:
+def _strip_byte_order_mark(path: DataFile, raw: bytes) -> bytes:
     if raw.startswith(WIDE_MARKS):
         raise NormscopeError(f"{path}:1: The file is UTF-16 or UTF-32. Convert it to UTF-8.")
     if b"\0" in raw:

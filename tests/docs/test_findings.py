@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ def report(paper: str, model: str, data: str, states: str) -> Report:
     rows = (("exact", 0.5, 0.4, 0.6, 0.1, 0.2),)
     table = Table("aopc-mask", "", ("method", "comp.", "comp. from", "comp. to", "suff.", "above random"), rows)
     section = Section("one", "One", parts=(table,), claims=(*claims, own), numbers={"a": 1.0})
-    return Report(paper, "A title", "Somebody", (("model", model), ("data", data)), (), (section,))
+    found = (("model", model), ("data", data), ("sequences", "436 with 7 tokens on average (only the first)"))
+    return Report(paper, "A title", "Somebody", found, (), (section,), command="normscope paper x --limit 3")
 
 
 @pytest.fixture
@@ -44,6 +46,29 @@ def page(tmp_path: Path) -> str:
     assert (tmp_path / "findings/ff-sst2/numbers.csv").is_file()
     assert "In full" not in (tmp_path / "findings/ff-sst2/report.md").read_text()
     return (tmp_path / "findings/README.md").read_text()
+
+
+def test_coverage(page: str) -> None:
+    assert "| [ff-sst2](ff-sst2/report.md) | all-mpnet-base-v2, SST-2 | 436 | 872 | 50 % |" in page
+    assert "| [ff-other](ff-other/report.md) | unknown, own.txt | 436 |  |  |" in page
+    alone = Report("ff", "A title", "Somebody", (), (), (), command="normscope paper ff a.txt --limit 30 --out x")
+    assert make_findings.covered_entries(alone) == 30
+    assert make_findings.covered_entries(replace(alone, command="normscope paper ff a.txt --out x")) is None
+
+
+def test_findings_are_added_to_those_there(tmp_path: Path) -> None:
+    for name, states in (("a", "+"), ("b", "-")):
+        write_report(report("ff", name, "data/sst2.dev.tsv", states), tmp_path / name / f"ff-{name}")
+        make_findings.main(tmp_path / name, tmp_path / "findings")
+    page = (tmp_path / "findings/README.md").read_text()
+    assert "| Claim 0 \\| x | \u2713 | \u2717 | holds in 1 of 2, does not in 1 |" in page
+    make_findings.main(None, tmp_path / "findings")
+    assert (tmp_path / "findings/README.md").read_text() == page
+
+
+def test_the_page_is_that_of_the_findings() -> None:
+    found = make_findings.findings_page(list(make_findings.read_findings(make_findings.FINDINGS)))
+    assert found == (make_findings.FINDINGS / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_matrix(page: str) -> None:

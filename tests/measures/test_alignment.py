@@ -8,12 +8,16 @@ import torch
 
 from normscope import NormscopeError
 from normscope.corpus import strict
+from normscope.corpus.readers.alignments import NOTATIONS, parse_alignment_links
 from normscope.corpus.readers.formats import read
 from normscope.measures.alignment import (
     Hits,
     alignment_maps_of_words,
     argmax_alignment_links,
     count_gold_alignment_hits,
+    count_link_hits,
+    format_pharaoh,
+    word_links,
 )
 from tests.helpers.files import real_file
 
@@ -63,6 +67,40 @@ def test_two_special_decoder_inputs() -> None:
 
 def test_links_to_the_end_token_are_dropped() -> None:
     assert argmax_alignment_links(torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.6, 0.3]]), 2).tolist() == [-1, 1]
+
+
+WORDS = torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.6, 0.3], [0.6, 0.3, 0.1]])  # two source words and the end token
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {(1, 1), (0, 2)}),
+        ({"threshold": 0.3}, {(1, 0), (1, 1), (0, 2), (1, 2)}),
+        ({"threshold": 1.0}, set()),
+        ({"symmetrise": "intersection"}, {(1, 1), (0, 2)}),
+        ({"symmetrise": "union"}, {(1, 1), (0, 2)}),
+    ],
+)
+def test_links_of_a_map(options: dict[str, object], expected: set[tuple[int, int]]) -> None:
+    assert word_links(WORDS, 2, **options) == expected  # type: ignore[arg-type]
+    assert word_links(7 * WORDS, 2, **options) == expected  # type: ignore[arg-type]
+
+
+def test_links_in_both_directions() -> None:
+    """The second source word is best in no row; its best row is the second."""
+    words = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]])
+    assert word_links(words, 2) == {(0, 0), (0, 1), (0, 2)}
+    assert word_links(words, 2, symmetrise="intersection") == {(0, 0)}
+    assert word_links(words, 2, symmetrise="union") == {(0, 0), (0, 1), (0, 2), (1, 1)}
+    assert word_links(words, 2, 0.7, "union") == {(0, 0), (0, 2)}
+
+
+def test_pharaoh_is_read_again() -> None:
+    links = frozenset({(10, 2), (2, 10), (0, 0)})
+    assert format_pharaoh(links) == "0-0 2-10 10-2"
+    assert parse_alignment_links(format_pharaoh(links), NOTATIONS["pharaoh"]) == (links, links)
+    assert format_pharaoh(frozenset()) == ""
 
 
 def test_aer_of_linked_words_by_hand() -> None:
@@ -126,6 +164,9 @@ def test_counts_against_sets() -> None:
             linked = {(s, t) for s, t in drawn if any(t == other for _, other in possible)}
             expected = len(drawn), len(linked), len(drawn & sure), len(drawn & possible)
             assert tuple(int(value[layer, head]) for value in found.values()) == expected
+            every, among = count_link_hits(frozenset(drawn), sure, possible)
+            assert (every.links, among.links, every.in_sure, every.in_possible) == expected
+            assert (every.sure, among.sure, among.in_sure, among.in_possible) == (len(sure), len(sure), *expected[2:])
 
 
 def test_the_gold_links_of_a_real_corpus() -> None:

@@ -97,6 +97,33 @@ def test_permutation_is_scipys(seed: int) -> None:
         assert mine == pytest.approx(theirs.pvalue)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_two_sided_permutation(seed: int) -> None:
+    """Exact for few values without ties, whose correlations are distributed symmetrically; drawn orders for more."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(2, 6))
+    expected = permutation_test(
+        (a,),
+        lambda x: abs(spearmanr(x, b).statistic),
+        permutation_type="pairings",
+        n_resamples=np.inf,
+        alternative="greater",
+    )
+    assert uncertainty.permute_spearman(a.tolist(), b.tolist()).two_sided == pytest.approx(expected.pvalue)
+    a = rng.normal(size=12)
+    b = a + 2 * rng.normal(size=12)
+    found = uncertainty.permute_spearman(a.tolist(), b.tolist())
+    assert found.two_sided == pytest.approx(spearmanr(a, b).pvalue, abs=0.02)
+    assert found == uncertainty.permute_spearman(a.tolist(), b.tolist())
+
+
+def test_two_sided_known_answers() -> None:
+    assert uncertainty.permute_spearman([1, 2, 3], [1, 2, 3]).two_sided == pytest.approx(2 / 6)  # and its reverse
+    assert uncertainty.permute_spearman([1, 2, 3, 4, 5], [5, 4, 3, 2, 1]).two_sided == pytest.approx(2 / 120)
+    assert math.isnan(uncertainty.permute_spearman([1, 2, 3], [4, 4, 4]).two_sided)
+    assert math.isnan(uncertainty.permute_spearman([1.0], [2.0]).two_sided)
+
+
 def test_permutation_needs_enough_layers() -> None:
     assert uncertainty.permute_spearman([1, 2, 3], [1, 2, 3]).decide() is None  # one of six orders
     assert uncertainty.permute_spearman([1, 2, 3, 4, 5], [1, 2, 3, 4, 5]).decide() is True

@@ -10,10 +10,12 @@ from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from scipy.stats import pearsonr, rankdata, spearmanr
@@ -463,6 +465,27 @@ def test_the_pairs_of_a_causal_model() -> None:
         expected = [result.heads["weights"][layer, head, key:, key] for head in range(4) for key in range(5)]
         np.testing.assert_array_equal(weights, np.concatenate(expected))
         np.testing.assert_array_equal(found["norms"][layer], result.value_norms[layer].flatten())
+
+
+def test_rounding_does_not_order_equal_values_of_a_causal_model() -> None:
+    """Texts that begin alike have the same ||f|| at their first token, computed in batches of different shapes."""
+    generator = np.random.default_rng(0)
+    heads, texts = 4, 40
+    norms = np.tile(np.array([1.0, 2.0, 2.5, 7.0]), (texts, 1))
+    noisy = norms * (1 + 1e-9 * generator.standard_normal(norms.shape))
+    weights = generator.random((texts, heads, 3))  # of three queries
+
+    def correlation(side: str, given: np.ndarray) -> float:
+        columns = {"norms": given, "queries": np.full((texts, heads), 3), "weights": weights.reshape(texts, -1)}
+        frame = pl.LazyFrame({"side": [side] * texts, "layer": [0] * texts, "kind": [0] * texts, **columns})
+        run: Any = SimpleNamespace(scan=lambda name: frame)
+        setting: Any = SimpleNamespace(side=side, readings=PAPER.readings())
+        return pair_ranks.exact_correlations(setting, run, [0])[0]["first"]
+
+    expected = spearmanr(weights.ravel(), np.repeat(norms.ravel(), 3)).statistic
+    assert correlation("encoder", norms) == pytest.approx(expected, abs=1e-12)
+    assert correlation("decoder", noisy) == pytest.approx(expected, abs=2e-5)  # weights are rounded too
+    assert abs(correlation("encoder", noisy) - expected) > 1e-4
 
 
 def test_a_causal_model(data: Path, tmp_path: Path) -> None:

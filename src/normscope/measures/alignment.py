@@ -2,7 +2,8 @@
 
 A decoder with the input [start, y_1, ..., y_m] reads y_t in row t and predicts it in row t - 1. Alignment with output
 ("AWO") takes y_t's links from the row that predicts it, alignment with input ("AWI") from the row that reads it.
-Subwords are merged into words; each target word is linked to the source word with the largest cell.
+Subwords are merged into words; each target word is linked to the source word with the largest cell. Beyond the paper,
+links can be chosen by a threshold on the shares of a target word's row, and made symmetric.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from normscope.errors import NormscopeError
 
 SETTINGS = ("AWO", "AWI")
+SYMMETRIES = ("intersection", "union")
 
 Links = frozenset[tuple[int, int]]  # (source word, target word), from 0
 
@@ -76,6 +78,42 @@ def argmax_alignment_links(words: Tensor, sources: int) -> Tensor:
     return torch.where(best < sources, best, -1)
 
 
+def word_links(words: Tensor, sources: int, threshold: float | None = None, symmetrise: str | None = None) -> Links:
+    """The links of a map (target words, source words and special tokens).
+
+    By default each target word has the link of `argmax_alignment_links`. With a threshold, it is linked to every source
+    word with at least this share of its row, special tokens included in the row's sum. `symmetrise` also links each
+    source word to the target word in which it has the largest share, and takes the "intersection" or the "union" of
+    both directions; with a threshold, only links with at least that share remain.
+    """
+    check_link_options(threshold, symmetrise)
+    shares = words / words.sum(-1, keepdim=True).clamp_min(torch.finfo(words.dtype).tiny)
+    enough = shares[:, :sources] >= (0 if threshold is None else threshold)
+    forward, backward = torch.zeros_like(enough), torch.zeros_like(enough)
+    best = argmax_alignment_links(words, sources)
+    forward[best >= 0, best[best >= 0]] = True
+    if len(words) and sources:
+        backward[shares[:, :sources].argmax(0), torch.arange(sources)] = True
+    if symmetrise is None:
+        chosen = enough if threshold is not None else forward
+    else:
+        chosen = enough & (forward & backward if symmetrise == "intersection" else forward | backward)
+    return frozenset((source, target) for target, source in chosen.nonzero().tolist())
+
+
+def check_link_options(threshold: float | None, symmetrise: str | None) -> None:
+    """Refuse options of `word_links` that have no meaning."""
+    if symmetrise is not None and symmetrise not in SYMMETRIES:
+        raise NormscopeError(f"symmetrise must be {' or '.join(SYMMETRIES)}, not {symmetrise!r}.")
+    if threshold is not None and not 0 < threshold <= 1:
+        raise NormscopeError(f"The threshold is a share of a row, above 0 and at most 1, not {threshold!r}.")
+
+
+def format_pharaoh(links: Links) -> str:
+    """Links in Pharaoh format, `0-0 1-2`: source word, target word, counted from 0, in order."""
+    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+
+
 @dataclass(frozen=True)
 class Hits:
     """Overlap of the links A of a corpus with its gold links: sure S and possible P, which contain S."""
@@ -99,6 +137,17 @@ class Hits:
     def recall(self) -> float:
         """|A and S| / |S|."""
         return self.in_sure / self.sure if self.sure else nan
+
+
+def count_link_hits(links: Links, sure: Links, possible: Links) -> tuple[Hits, Hits]:
+    """The hits of the links of one sentence, and those of its links to target words that have a gold link.
+
+    The second count leaves out target words that the annotators did not link, all of whose links are wrong.
+    """
+    known = {target for _, target in possible}
+    linked = sum(target in known for _, target in links)
+    in_sure, in_possible = len(links & sure), len(links & possible)
+    return Hits(len(links), len(sure), in_sure, in_possible), Hits(linked, len(sure), in_sure, in_possible)
 
 
 def count_gold_alignment_hits(best: Tensor, sources: int, sure: Links, possible: Links) -> dict[str, Tensor]:

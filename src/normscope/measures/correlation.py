@@ -13,8 +13,6 @@ loses.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import permutations
 from math import nan
 from typing import Any
 
@@ -25,8 +23,6 @@ from torch import Tensor
 
 from normscope.errors import NormscopeError
 
-EXACT = 8  # up to this many pairs, a permutation test tries all orders (8! = 40,320)
-DRAWN = 10_000  # random orders for longer lists
 AT_ONCE = 2**22  # pairs ranked at a time
 OCTAVES = 150  # below 1; single precision cannot tell values below 2^-150 from zero
 
@@ -70,26 +66,6 @@ def kendall_of_lists(a: Any, b: Any) -> float:
     first, second = ((values[:, None] - values).sign() for values in (x, y))
     pairs = first.square().sum() * second.square().sum()
     return float((first * second).sum() / pairs.sqrt()) if float(pairs) > 0 else nan
-
-
-def spearman_p_value(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided permutation test of Spearman's correlation, for lists as short as a model's layers.
-
-    The share of the orders of b whose |rho| with a is at least the observed one; NaN if either side is constant.
-    When orders are sampled, the observed one is counted as one of them.
-    """
-    x, y = (average_ranks(torch.tensor(list(values), dtype=torch.float64)) for values in (a, b))
-    size = len(x)
-    if size <= EXACT:
-        orders = torch.tensor(list(permutations(range(size))), dtype=torch.long)
-    else:
-        generator = torch.Generator().manual_seed(0)
-        orders = torch.rand(DRAWN, size, generator=generator).argsort(-1)
-    found = float(pearson(x, y))
-    if math.isnan(found):
-        return nan
-    as_strong = int((pearson(x, y[orders]).abs() >= abs(found) - 1e-12).sum())
-    return as_strong / len(orders) if size <= EXACT else (as_strong + 1) / (len(orders) + 1)
 
 
 def log_bins(values: Any, per_octave: int) -> NDArray[np.int16]:

@@ -46,6 +46,11 @@ class Estimate:
     below: float  # one-sided p-value against "not below zero"
     method: str  # "bootstrap over 872 sequences"
 
+    @property
+    def two_sided(self) -> float:
+        """The two-sided p-value: twice the smaller of the two, at most 1; NaN if the number is undefined."""
+        return nan if math.isnan(self.value) else min(1.0, 2 * min(self.above, self.below))
+
     def decide(self, alpha: float = ALPHA) -> bool | None:
         """True if the number is above zero, False if it is below, None if the data do not decide."""
         return decide_at_least(1, [self], alpha)

@@ -218,29 +218,20 @@ def report_command(
     models: Iterable[tuple[str, Any]],
     data: str | Path | None,
     out: str | Path,
-    *,
-    format: str | None = None,
-    reader: Mapping[str, Any] | None = None,
-    readings: Sequence[str] = (),
-    experiments: Sequence[str] | None = None,
-    frequencies: str | Path | None = None,
-    example: str | None = None,
-    limit: int | None = None,
-    batch_size: int = BATCH_SIZE,
-    beside: Sequence[str | Path] = (),
+    **given: Any,
 ) -> str:
-    """The command that makes a report, given the options that select its models."""
+    """The command that makes a report: the options that select its models, then those `given` to `reproduce` or
+    `compare_models`."""
+    batch_size = given.get("batch_size", BATCH_SIZE)
     options: list[tuple[str, Any]] = [
         *models,
-        ("--format", format),
-        *facts.reader_arguments(reader or {}),
-        *(("--experiment", entry) for entry in experiments or ()),
-        *(("--reading", entry) for entry in readings),
-        ("--frequencies", frequencies),
-        ("--example", example),
-        ("--limit", limit),
+        ("--format", given.get("format")),
+        *facts.reader_arguments(given.get("reader") or {}),
+        *(("--experiment", entry) for entry in given.get("experiments") or ()),
+        *(("--reading", entry) for entry in given.get("readings", ())),
+        *((f"--{name}", given.get(name)) for name in ("frequencies", "example", "limit")),
         ("--batch-size", None if batch_size == BATCH_SIZE else batch_size),
-        *(("--beside", entry) for entry in beside),
+        *(("--beside", entry) for entry in given.get("beside", ())),
         ("--out", out),
     ]
     return facts.shell_command(("paper", paper, *([str(data)] if data else [])), options)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from normscope.labels import number_ranges_label
 from normscope.measures.uncertainty import ALPHA, Estimate, decide_at_least
+from normscope.papers.common import paper_layers_text
 from normscope.reports.report import VERDICTS, Claim
 
 
@@ -56,7 +56,7 @@ def describe_estimate(one: Estimate, spec: str = ".3g", unit: str = "", name: st
     if math.isnan(one.value):
         return one.method
     if math.isnan(one.low):
-        p = min(1.0, 2 * min(one.above, one.below))
+        p = one.two_sided
         return f"p = {p:.2g} ({one.method})" if p < 1 or "over" in one.method else one.method
     value = f"{name} {one.value:{spec}}{unit}, " if name else ""
     return f"{value}95 % interval {one.low:{spec}} to {one.high:{spec}}{unit} ({one.method})"
@@ -66,7 +66,7 @@ def describe_layers(margins: Sequence[Estimate], layers: Sequence[int] | None = 
     """ "significant in layers 1-3, 5; reversed in layer 6; open in layer 4 (bootstrap over 872 sequences)" """
     above, reversed_, open_ = split_layers(margins, layers, alpha)
     parts = [
-        f"{what} in {_layers_text(some)}"
+        f"{what} in {paper_layers_text(some)}"
         for what, some in (("significant", above), ("reversed", reversed_), ("open", open_))
         if some
     ]
@@ -87,7 +87,3 @@ def split_layers(
 def majority(count: int) -> int:
     """The smallest number that is more than half."""
     return count // 2 + 1
-
-
-def _layers_text(layers: Sequence[int]) -> str:
-    return f"layer{'s' if len(layers) > 1 else ''} {number_ranges_label(layers)}"

@@ -15,7 +15,7 @@ from normscope.reports.joint_numbers import (
     models_by_corpus,
     short_name,
 )
-from normscope.reports.report import Cell, Claim, Report, ReportLink, Section, Table
+from normscope.reports.report import Cell, Claim, Report, ReportLink, Section, Table, count_claims
 
 # Groups of claims by their verdicts.
 HOLD = "hold in every report"
@@ -118,7 +118,7 @@ def match_claims(reports: Sequence[Report]) -> list[ClaimRow]:
 def count_verdicts(claims: Iterable[Claim | None]) -> str:
     """ "holds in 5 of 7, does not in 1, open in 1" """
     given = [claim for claim in claims if claim is not None]
-    holds, fails, open_ = (sum(claim.holds is state for claim in given) for state in (True, False, None))
+    holds, fails, open_ = count_claims(given)
     parts = [f"holds in {holds} of {len(given)}"]
     if fails:
         parts.append(f"does not in {fails}")

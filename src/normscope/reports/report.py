@@ -209,12 +209,18 @@ def _are_numbers(cells: Sequence[Cell]) -> bool:
     return bool(given) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in given)
 
 
+def count_claims(claims: Iterable[Claim]) -> tuple[int, int, int]:
+    """How many claims hold, do not hold, and are undecided."""
+    verdicts = [claim.holds for claim in claims]
+    return verdicts.count(True), verdicts.count(False), verdicts.count(None)
+
+
 def tally_claims(claims: Sequence[Claim]) -> str:
     """ "3 of 6 claims hold, 1 does not, 2 cannot be decided. Of 2 questions of our own, 1 is answered yes." """
     paper, own = ([claim for claim in claims if claim.own is mine] for mine in (False, True))
     sentences = []
     if paper:
-        holds, fails, open_ = (sum(claim.holds is state for claim in paper) for state in (True, False, None))
+        holds, fails, open_ = count_claims(paper)
         parts = [f"{holds} of {len(paper)} claims {'holds' if holds == 1 else 'hold'}"]
         if fails:
             parts.append(f"{fails} {'does' if fails == 1 else 'do'} not")
@@ -222,9 +228,9 @@ def tally_claims(claims: Sequence[Claim]) -> str:
             parts.append(f"{open_} cannot be decided")
         sentences.append(", ".join(parts) + ".")
     if own:
-        yes, no = (sum(claim.holds is state for claim in own) for state in (True, False))
+        yes, no, open_ = count_claims(own)
         count = f"{len(own)} question{'' if len(own) == 1 else 's'} of our own"
-        sentences.append(f"{count}: {yes} answered yes, {no} no, {len(own) - yes - no} open.")
+        sentences.append(f"{count}: {yes} answered yes, {no} no, {open_} open.")
     return " ".join(sentences)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normscope.corpus.measure_registry import Columns, Sample, corpus_measure_reachable_cells, register_measure
 from normscope.errors import NormscopeError
+from normscope.flow.resolve import TargetRequest
 from normscope.flow.result import Flow
 from normscope.flow.run import find_method, run_flow
 from normscope.labels import Label
@@ -69,7 +70,7 @@ def measure_flow_agreement(sample: Sample) -> Columns:
             find_method(sample.lens.loaded, method)
         except NormscopeError:
             continue
-        other = run_flow(sample.lens.loaded, sample.item, method, None, None, "ig", sample.lens.workspace)
+        other = run_flow(sample.lens.loaded, sample.item, method, TargetRequest(), "ig", sample.lens.workspace)
         methods.append(method)
         values.append(pearson(truth, average_ranks(other.maps[:, cells])))
     return {
@@ -89,7 +90,7 @@ def _exact_flow(sample: Sample) -> Flow | None:
     """The exact flow of a sample; None for the encoder of an encoder-decoder, which is a part of its decoder's."""
     if sample.analysis.info["side"] != sample.lens.loaded.stacks[-1].side:
         return None
-    return run_flow(sample.lens.loaded, sample.item, "exact", None, None, "ig", sample.lens.workspace)
+    return run_flow(sample.lens.loaded, sample.item, "exact", TargetRequest(), "ig", sample.lens.workspace)
 
 
 def _norm_shares(maps: Tensor) -> Tensor:

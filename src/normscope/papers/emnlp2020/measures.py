@@ -23,6 +23,7 @@ from normscope.corpus.measure_registry import (
     corpus_measure_reachable_cells,
     register_measure,
 )
+from normscope.corpus.word_ids import Words, gold_word_ids
 from normscope.engine.probing import probe_attention_inputs
 from normscope.errors import NormscopeError
 from normscope.measures import alignment
@@ -30,7 +31,6 @@ from normscope.measures.correlation import log_bins
 from normscope.measures.dispersion import moments
 from normscope.measures.tokens import token_category
 from normscope.papers.common import paper_table_columns
-from normscope.papers.emnlp2020.word_ids import Words, gold_word_ids
 
 # The categories of measures.tokens, plus "symbol" for punctuation marks other than comma and period, so that one
 # run serves both readings of "punctuation".

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from normscope.measures.correlation import spearman_p_value
-from normscope.measures.uncertainty import Estimate, Resampled, decide_at_least
+from normscope.measures.uncertainty import Estimate, Resampled, decide_at_least, permute_spearman
 from normscope.papers.common import (
     describe_common_masking,
     finite_numbers,
@@ -135,7 +134,7 @@ def mixing_depth_section(setting: Setting, runs: Runs) -> Section:
     other = OTHER_AVERAGE[setting.readings.layer_average]
     numbers = range(1, setting.depth + 1)
     rho = {name: rank_correlation(means, numbers) for name, means in found.items()}
-    p = {name: none_if_nan(spearman_p_value(means, numbers)) for name, means in found.items()}
+    p = {name: none_if_nan(permute_spearman(means, numbers).two_sided) for name, means in found.items()}
     columns = {"method": "", "first layer (%)": ".1f", "last layer (%)": ".1f"}
     table = Table.of(
         "depth-spearman",

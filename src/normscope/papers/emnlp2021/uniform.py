@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from normscope.analyzer import Analyzer
 from normscope.corpus.store import Run
-from normscope.measures.correlation import ordinal_codes, spearman_of_codes, spearman_p_value
-from normscope.measures.uncertainty import Estimate, Resampled, resample_statistic
+from normscope.measures.correlation import ordinal_codes, spearman_of_codes
+from normscope.measures.uncertainty import Estimate, Resampled, permute_spearman, resample_statistic
 from normscope.papers.common import (
     describe_common_masking,
     finite_numbers,
@@ -87,7 +87,7 @@ def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
     rows: list[tuple[Cell, ...]] = list(zip(range(1, depth + 1), *mixing.values(), *changed.values(), strict=True))
     rows.append(("all", None, None, *(found[ALL][kind] for kind in kinds)))
     correlations = {
-        (name, kind): (rank_correlation(a, b), none_if_nan(spearman_p_value(a, b)), linear_correlation(a, b))
+        (name, kind): (rank_correlation(a, b), none_if_nan(permute_spearman(a, b).two_sided), linear_correlation(a, b))
         for name, a in mixing.items()
         for kind, b in changed.items()
         if kind != "loss"

@@ -12,7 +12,7 @@ import torch
 
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
-from normscope.flow.targets import target_class_names
+from normscope.flow.target_names import target_class_names
 from normscope.inputs.item import Item, Tokens
 from normscope.papers.faithfulness.settings import Settings
 

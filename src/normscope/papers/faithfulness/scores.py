@@ -10,6 +10,7 @@ import torch
 from normscope.analyzer import Analyzer
 from normscope.errors import NormscopeError
 from normscope.flow.methods import METHODS
+from normscope.flow.resolve import TargetRequest
 from normscope.flow.run import find_method, run_flow
 from normscope.models.scopes import scope_names
 from normscope.papers.faithfulness.contexts import Context
@@ -55,7 +56,8 @@ def method_refusal(lens: Analyzer, method: str) -> str:
 def flow_token_scores(lens: Analyzer, context: Context, method: str, target: int) -> TokenScores:
     """The scores of a `flow` method for the target's logit."""
     try:
-        found = run_flow(lens.loaded, context.item, method, target, context.position, "ig", lens.workspace)
+        request = TargetRequest(target, context.position)
+        found = run_flow(lens.loaded, context.item, method, request, "ig", lens.workspace)
     except NormscopeError as error:
         return TokenScores(reason=str(error))
     places = {label.position: n for n, label in enumerate(found.columns)}

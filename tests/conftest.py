@@ -22,6 +22,14 @@ def the_same_numbers_every_time() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_description_is_kept() -> Iterator[None]:
+    """Derived descriptions are not written to the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NORMSCOPE_CACHE", "")
+        yield
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The outcomes of the attacks, from all processes that ran any."""
     reports = [one for kind in ("passed", "failed") for one in terminalreporter.stats.get(kind, ())]

@@ -19,10 +19,20 @@ ROOMS = (
     ("tracing",),
     ("decompose",),
     ("measures",),
-    ("labels", "frames", "result_base", "saving", "word_level", "analysis", "encoder_decoder_analysis"),
+    (
+        "labels",
+        "frames",
+        "result_base",
+        "saving",
+        "word_level",
+        "word_alignment",
+        "analysis",
+        "encoder_decoder_analysis",
+    ),
     ("engine",),
     ("flow",),
     ("derivation",),
+    ("explain",),
     ("analyzer", "model_loading", "checking"),
     ("corpus",),
     ("figure_style", "view"),
@@ -32,11 +42,13 @@ ROOMS = (
 )
 PLACE = {name: n for n, names in enumerate(ROOMS) for name in names}
 OPTIONAL = {
-    "PIL", "anywidget", "datasets", "fastapi", "matplotlib", "numpy", "pandas", "polars", "pyarrow", "ray", "scipy",
-    "soundfile", "starlette", "uvicorn", "xarray", "ipywidgets", "IPython", "traitlets", "pydantic",
+    "PIL", "anywidget", "datasets", "fastapi", "fsspec", "matplotlib", "numpy", "pandas", "polars", "pyarrow", "ray",
+    "scipy", "soundfile", "starlette", "uvicorn", "xarray", "ipywidgets", "IPython", "traitlets", "pydantic",
+    "zstandard",
 }  # fmt: skip
 # Results have plotting methods.
 DRAWN = {"normscope.analysis", "normscope.encoder_decoder_analysis", "normscope.result_base", "normscope.flow.result"}
+DRAWN |= {"normscope.explain.result"}
 ALLOWED = {
     # Two classes that refer to each other: either may be in a file.
     ("normscope.analysis", "normscope.encoder_decoder_analysis"): "Analysis.load",

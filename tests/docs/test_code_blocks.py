@@ -168,7 +168,7 @@ def execute(words: list[str]) -> None:
 def cluster() -> Iterator[None]:
     """A running Ray cluster."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         yield
     finally:

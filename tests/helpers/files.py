@@ -14,10 +14,19 @@ from tests.helpers.toys import WORDS
 
 def real_file(name: str) -> Path:
     """A file of the real data; skips the test if it is absent."""
+    return _real_path("data", name)
+
+
+def real_model(name: str) -> Path:
+    """The folder of a real model; skips the test if it is absent."""
+    return _real_path("models", name)
+
+
+def _real_path(kind: str, name: str) -> Path:
     folder = os.environ.get("NORMSCOPE_TEST_DATA")
     if not folder:
         pytest.skip("NORMSCOPE_TEST_DATA names no folder with real data")
-    path = Path(folder) / "data" / name
+    path = Path(folder) / kind / name
     if not path.exists():
         pytest.skip(f"{path} is absent")
     return path

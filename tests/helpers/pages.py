@@ -18,6 +18,7 @@ TRAINED = {  # hub models named on pages, and their replacements: the default mo
     "bert-base-uncased": None,
     "gpt2": "stories15M",
     "meta-llama/Llama-3.2-1B": "stories15M",
+    "Xenova/llama2.c-stories15M": "stories15M",
     "Helsinki-NLP/opus-mt-en-fr": "opus-mt-en-fr",
 }
 PARAGRAPHS = [

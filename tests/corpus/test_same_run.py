@@ -13,11 +13,14 @@ import polars as pl
 import pytest
 import torch
 import transformers
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import normscope
 from normscope import Analyzer, NormscopeError, corpus
 from normscope.corpus import measure_registry, run_manifest
 from normscope.corpus.fingerprints import function_fingerprint
+from normscope.papers.feed_forward.measures import measure_ff_norms
+from normscope.tracing import model_state
 from tests.helpers.corpus_runs import table_bytes, toy_corpus, toy_lines, toy_run
 from tests.helpers.toys import save_model
 
@@ -208,6 +211,15 @@ def compiled(source: str, name: str = "measure") -> Any:
     scope: dict[str, Any] = {"__name__": "made_up"}
     exec(source, scope)
     return scope[name]
+
+
+def test_a_fingerprint_of_code_does_not_see_the_state_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    measures = [measure_ff_norms, compiled("def measure(x): return x\n")]
+    before = [function_fingerprint(measure) for measure in measures]
+    monkeypatch.setitem(model_state._swapped, 1, ["eager", 1])
+    monkeypatch.setitem(model_state._stand_ins, "eager", "another")
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "another", len)
+    assert [function_fingerprint(measure) for measure in measures] == before
 
 
 def test_what_a_fingerprint_of_code_sees() -> None:

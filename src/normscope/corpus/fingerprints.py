@@ -137,7 +137,7 @@ def _function_parts(function: Any, seen: set[int]) -> Iterator[str]:
     for cell in function.__closure__ or ():
         yield from _value_parts(_cell_content(cell), function, seen)
     for name in sorted(_names_in_code(function.__code__)):
-        if name in function.__globals__:
+        if name in function.__globals__ and not _is_state(name, function):
             yield name
             yield from _value_parts(function.__globals__[name], function, seen)
 
@@ -162,6 +162,19 @@ def _value_parts(value: Any, reader: FunctionType, seen: set[int]) -> Iterator[s
                 yield from _value_parts(vars(value)[name], reader, seen)
     else:
         yield _plain_form(value)
+
+
+def _is_state(name: str, reader: FunctionType) -> bool:
+    """Whether a global value may change while a program runs, and numbers do not depend on it.
+
+    So it is with weak tables, registries of other packages, and tables of this package without the name of a constant.
+    """
+    value = reader.__globals__[name]
+    if not isinstance(value, Mapping | list | set):
+        return False
+    if type(value).__module__ not in ("builtins", "collections", "types"):
+        return not _is_own_module(type(value).__module__, reader)
+    return reader.__module__.startswith("normscope.") and not name.isupper()
 
 
 def _is_own_module(name: str | None, reader: FunctionType) -> bool:

@@ -1,6 +1,7 @@
 """Fixtures for every test, and the summary at the end of the output."""
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,12 @@ from tests.attacks.tally import report
 # The time to draw and run an example depends on the machine and its load.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+# A shell that starts a suite in the background makes it ignore Ctrl-C, which some tests send.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

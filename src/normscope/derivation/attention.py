@@ -108,6 +108,6 @@ def _packing(source: ColumnMatch, width: int, size: int) -> Any:
     usual = {
         "alone": (tuple(range(0, size, width)), size == count * width),
         "tail": (tuple(range(size - count * width, size, width)), size > count * width),
-        "interleaved": (tuple(range(2 * width, size, 3 * width)), size == 3 * count * width),
+        "interleaved": (tuple(range(size // count - width, size, size // count)), size % count == 0),
     }
     return next((name for name, (places, fits) in usual.items() if fits and starts == places), starts)

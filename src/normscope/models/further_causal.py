@@ -7,7 +7,7 @@ from dataclasses import replace
 from normscope.models.attributes import COMMON, DECODER, GPT, attribute_names
 from normscope.models.causal import GATED, GPT2, LLAMA, PHI3, SELF_ATTENTION, decoder_stacks, pre_ln_blocks
 from normscope.models.encoders import MODERNBERT
-from normscope.models.spec import Attention, Block, Branch, FeedForward, Norm, Refusal
+from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm, Refusal
 
 LLAMA_LIKE = replace(
     LLAMA,
@@ -317,12 +317,43 @@ MODERNBERT_DECODER = replace(
     ),
     note="as ModernBERT, causal, with a projection for each of query, key and value",
 )
+LATENT = Attention(
+    "self_attn",
+    "self_attn.kv_b_proj",
+    "self_attn.o_proj",
+    packing="interleaved",
+    latent="self_attn.kv_a_proj_with_mqa",
+    latent_norm=Norm("self_attn.kv_a_layernorm", "rms"),
+)
+SHARED_EXPERTS = FeedForward(
+    "mlp.shared_experts.gate_proj",
+    "mlp.shared_experts.act_fn",
+    "mlp.shared_experts.down_proj",
+    up="mlp.shared_experts.up_proj",
+)
+LATENT_DENSE, LATENT_ROUTED = (
+    pre_ln_blocks(LATENT, "input_layernorm", op, "post_attention_layernorm", "rms")
+    for op in (GATED, Experts("mlp.experts", "mlp.experts.act_fn", shared=SHARED_EXPERTS))
+)
+DEEPSEEK = replace(
+    LLAMA,
+    name="DeepSeek",
+    model_types=("deepseek_v2", "deepseek_v3"),
+    stacks=(replace(decoder_stacks("layers.*", LATENT_DENSE)[0], variants=(LATENT_ROUTED,)),),
+    attributes=LLAMA.attributes
+    | attribute_names("kv_lora_rank q_lora_rank qk_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim")
+    | attribute_names("first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts")
+    | attribute_names("norm_topk_prob num_experts_per_tok output_router_logits routed_scaling_factor topk_group")
+    | attribute_names("topk_method num_nextn_predict_layers rope_interleave"),
+    note="values in two steps with a norm between (multi-head latent attention), shared experts beside routed ones",
+)
 
 FAMILIES = (
     LLAMA_LIKE,
     GRANITE,
     ARCEE,
     APERTUS,
+    DEEPSEEK,
     GEMMA,
     GLM,
     GLM4,

@@ -154,7 +154,7 @@ def value_rows(x: Tensor, packing: Packing, heads: int, width: int) -> Tensor:
     """(..., heads, width): the value vectors in the output of a projection; a view unless `packing` lists columns."""
     columns = value_columns(packing, heads, width, x.shape[-1])
     if packing == "interleaved":
-        return x.view(*x.shape[:-1], heads, 3, width)[..., 2, :]
+        return x.view(*x.shape[:-1], heads, -1)[..., -width:]
     if isinstance(packing, tuple):
         return x[..., columns.to(x.device)].view(*x.shape[:-1], heads, width)
     return x[..., -heads * width :].reshape(*x.shape[:-1], heads, width)
@@ -165,7 +165,7 @@ def value_columns(packing: Packing, heads: int, width: int, size: int) -> Tensor
     usual = {
         "alone": (0, width, size == heads * width),
         "tail": (size - heads * width, width, size >= heads * width > 0),
-        "interleaved": (2 * width, 3 * width, size == 3 * heads * width),
+        "interleaved": (size // heads - width, size // heads, size % heads == 0 and size > heads * width),
     }
     if isinstance(packing, tuple):
         starts, fits = torch.tensor(packing), len(packing) == heads and max(packing) + width <= size

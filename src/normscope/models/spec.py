@@ -49,7 +49,7 @@ class Attention:
     """Multi-head attention: `module` calls transformers' attention interface, `value` and `output` are W_V and W_O.
 
     `packing` says which outputs of `value` are values: all ("alone"), the last ones ("tail": query, key, value), the
-    last third of each head ("interleaved"), or those that begin at the given column for each value head. If the
+    last ones of each head ("interleaved"), or those that begin at the given column for each value head. If the
     attention does not use the interface, `probabilities` names the dropout module that reads the probabilities, and the
     value vectors are the output of `value`; or it is "matmul", and both are read off the product of the two. `cross`:
     attends to encoder tokens. `sinks`: part of each row's weight goes to no token.

@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from normscope.models.attributes import COMMON, DECODER, GPT, attribute_names
 from normscope.models.causal import GATED, GPT2, LLAMA, PHI3, SELF_ATTENTION, decoder_stacks, pre_ln_blocks
 from normscope.models.encoders import MODERNBERT
-from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm, Refusal
+from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm, Refusal, Stack
+
+UNGATED = FeedForward("mlp.up_proj", "mlp.act_fn", "mlp.down_proj")
+
+
+def llama_layers(
+    feed_forward: FeedForward | Experts = GATED,
+    norm1: str = "input_layernorm",
+    norm2: str = "post_attention_layernorm",
+    *,
+    kind: Literal["layer", "rms"] = "rms",
+    offset: float = 0.0,
+    scale: str | None = None,
+    attention: Attention = SELF_ATTENTION,
+) -> tuple[Stack, ...]:
+    """LN ATTN RES LN FF RES; modules that are not given have Llama's names."""
+    branches = (
+        Branch(op, pre=Norm(norm, kind, offset), scale=scale)
+        for op, norm in ((attention, norm1), (feed_forward, norm2))
+    )
+    return decoder_stacks("layers.*", tuple(Block((branch,)) for branch in branches))
+
 
 LLAMA_LIKE = replace(
     LLAMA,
@@ -23,13 +45,7 @@ GRANITE = replace(
     LLAMA,
     name="Granite",
     model_types=("granite",),
-    stacks=decoder_stacks(
-        "layers.*",
-        (
-            Block((Branch(SELF_ATTENTION, pre=Norm("input_layernorm", "rms"), scale="residual_multiplier"),)),
-            Block((Branch(GATED, pre=Norm("post_attention_layernorm", "rms"), scale="residual_multiplier"),)),
-        ),
-    ),
+    stacks=llama_layers(scale="residual_multiplier"),
     attributes=LLAMA.attributes
     | attribute_names("embedding_multiplier logits_scaling residual_multiplier attention_multiplier"),
     note="as Llama; both branches are multiplied by a number",
@@ -38,45 +54,21 @@ ARCEE = replace(
     LLAMA,
     name="Arcee",
     model_types=("arcee",),
-    stacks=decoder_stacks(
-        "layers.*",
-        pre_ln_blocks(
-            SELF_ATTENTION,
-            "input_layernorm",
-            FeedForward("mlp.up_proj", "mlp.act_fn", "mlp.down_proj"),
-            "post_attention_layernorm",
-            "rms",
-        ),
-    ),
+    stacks=llama_layers(UNGATED),
     note="as Llama; feed-forward without gate, squared ReLU",
 )
 APERTUS = replace(
     ARCEE,
     name="Apertus",
     model_types=("apertus",),
-    stacks=decoder_stacks(
-        "layers.*",
-        pre_ln_blocks(
-            SELF_ATTENTION,
-            "attention_layernorm",
-            FeedForward("mlp.up_proj", "mlp.act_fn", "mlp.down_proj"),
-            "feedforward_layernorm",
-            "rms",
-        ),
-    ),
+    stacks=llama_layers(UNGATED, "attention_layernorm", "feedforward_layernorm"),
     note="as Arcee, with xIELU",
 )
 GEMMA = replace(
     LLAMA,
     name="Gemma",
     model_types=("gemma",),
-    stacks=decoder_stacks(
-        "layers.*",
-        (
-            Block((Branch(SELF_ATTENTION, pre=Norm("input_layernorm", "rms", 1.0)),)),
-            Block((Branch(GATED, pre=Norm("post_attention_layernorm", "rms", 1.0)),)),
-        ),
-    ),
+    stacks=llama_layers(offset=1.0),
     attributes=LLAMA.attributes | {"use_bidirectional_attention"},
     note="as Llama, norms (1 + gamma), GeGLU",
 )
@@ -85,9 +77,7 @@ GLM = replace(
     PHI3,
     name="GLM",
     model_types=("glm",),
-    stacks=decoder_stacks(
-        "layers.*", pre_ln_blocks(SELF_ATTENTION, "input_layernorm", PACKED, "post_attention_layernorm", "rms")
-    ),
+    stacks=llama_layers(PACKED),
     note="as Llama; one projection for gate and up",
 )
 GLM4 = replace(
@@ -131,9 +121,7 @@ OLMO = replace(
     LLAMA,
     name="OLMo",
     model_types=("olmo",),
-    stacks=decoder_stacks(
-        "layers.*", pre_ln_blocks(SELF_ATTENTION, "input_layernorm", GATED, "post_attention_layernorm", "layer")
-    ),
+    stacks=llama_layers(kind="layer"),
     refusals=(Refusal("clip_qkv", None, "the values are clamped"),),
     note="as Llama, with a LayerNorm without parameters",
 )
@@ -151,16 +139,7 @@ STARCODER2 = replace(
     OLMO,
     name="StarCoder2",
     model_types=("starcoder2",),
-    stacks=decoder_stacks(
-        "layers.*",
-        pre_ln_blocks(
-            SELF_ATTENTION,
-            "input_layernorm",
-            FeedForward("mlp.c_fc", "mlp.act", "mlp.c_proj"),
-            "post_attention_layernorm",
-            "layer",
-        ),
-    ),
+    stacks=llama_layers(FeedForward("mlp.c_fc", "mlp.act", "mlp.c_proj"), kind="layer"),
     attributes=LLAMA.attributes | attribute_names("norm_epsilon residual_dropout embedding_dropout use_bias"),
     refusals=(),
     note="pre-LN, rotary positions, biases everywhere",
@@ -169,20 +148,7 @@ NEMOTRON = replace(
     ARCEE,
     name="Nemotron",
     model_types=("nemotron",),
-    stacks=decoder_stacks(
-        "layers.*",
-        (
-            Block((Branch(SELF_ATTENTION, pre=Norm("input_layernorm", offset=1.0)),)),
-            Block(
-                (
-                    Branch(
-                        FeedForward("mlp.up_proj", "mlp.act_fn", "mlp.down_proj"),
-                        pre=Norm("post_attention_layernorm", offset=1.0),
-                    ),
-                )
-            ),
-        ),
-    ),
+    stacks=llama_layers(UNGATED, kind="layer", offset=1.0),
     attributes=LLAMA.attributes | {"norm_eps"},
     note="LayerNorm (1 + gamma), squared ReLU, rotary positions",
 )
@@ -255,15 +221,10 @@ PERSIMMON = replace(
     LLAMA,
     name="Persimmon",
     model_types=("persimmon",),
-    stacks=decoder_stacks(
-        "layers.*",
-        pre_ln_blocks(
-            Attention("self_attn", "self_attn.query_key_value", "self_attn.dense", packing="interleaved"),
-            "input_layernorm",
-            FeedForward("mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to_h"),
-            "post_attention_layernorm",
-            "layer",
-        ),
+    stacks=llama_layers(
+        FeedForward("mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to_h"),
+        kind="layer",
+        attention=Attention("self_attn", "self_attn.query_key_value", "self_attn.dense", packing="interleaved"),
     ),
     attributes=LLAMA.attributes | attribute_names("layer_norm_eps qk_layernorm hidden_dropout"),
     note="pre-LN, rotary positions, squared ReLU, biases everywhere",
@@ -331,15 +292,12 @@ SHARED_EXPERTS = FeedForward(
     "mlp.shared_experts.down_proj",
     up="mlp.shared_experts.up_proj",
 )
-LATENT_DENSE, LATENT_ROUTED = (
-    pre_ln_blocks(LATENT, "input_layernorm", op, "post_attention_layernorm", "rms")
-    for op in (GATED, Experts("mlp.experts", "mlp.experts.act_fn", shared=SHARED_EXPERTS))
-)
+LATENT_ROUTED = llama_layers(Experts("mlp.experts", "mlp.experts.act_fn", shared=SHARED_EXPERTS), attention=LATENT)
 DEEPSEEK = replace(
     LLAMA,
     name="DeepSeek",
     model_types=("deepseek_v2", "deepseek_v3"),
-    stacks=(replace(decoder_stacks("layers.*", LATENT_DENSE)[0], variants=(LATENT_ROUTED,)),),
+    stacks=(replace(llama_layers(attention=LATENT)[0], variants=(LATENT_ROUTED[0].blocks,)),),
     attributes=LLAMA.attributes
     | attribute_names("kv_lora_rank q_lora_rank qk_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim")
     | attribute_names("first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts")

@@ -6,9 +6,19 @@ from dataclasses import replace
 from typing import Literal
 
 from normscope.models.attributes import COMMON, DECODER, GPT, attribute_names
-from normscope.models.causal import GATED, GPT2, LLAMA, PHI3, SELF_ATTENTION, decoder_stacks, pre_ln_blocks
+from normscope.models.causal import (
+    GATED,
+    GPT2,
+    LLAMA,
+    OPT_ATTENTION,
+    OPT_FEED_FORWARD,
+    PHI3,
+    SELF_ATTENTION,
+    decoder_stacks,
+    pre_ln_blocks,
+)
 from normscope.models.encoders import MODERNBERT
-from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm, Refusal, Stack
+from normscope.models.spec import Attention, Block, Branch, Experts, Family, FeedForward, Norm, Refusal, Stack
 
 UNGATED = FeedForward("mlp.up_proj", "mlp.act_fn", "mlp.down_proj")
 
@@ -31,6 +41,18 @@ def llama_layers(
     return decoder_stacks("layers.*", tuple(Block((branch,)) for branch in branches))
 
 
+def llama_variant(name: str, types: str, note: str, stacks: tuple[Stack, ...], further: str = "") -> Family:
+    """A family with other layers than Llama's, and `further` attributes of its config."""
+    return replace(
+        LLAMA,
+        name=name,
+        model_types=tuple(types.split()),
+        stacks=stacks,
+        attributes=LLAMA.attributes | attribute_names(further),
+        note=note,
+    )
+
+
 LLAMA_LIKE = replace(
     LLAMA,
     name="Llama-like",
@@ -41,36 +63,26 @@ LLAMA_LIKE = replace(
     ),
     note="as Llama: SmolLM3, Ministral, Seed-OSS, ERNIE 4.5, Hunyuan (dense), Helium",
 )
-GRANITE = replace(
-    LLAMA,
-    name="Granite",
-    model_types=("granite",),
-    stacks=llama_layers(scale="residual_multiplier"),
-    attributes=LLAMA.attributes
-    | attribute_names("embedding_multiplier logits_scaling residual_multiplier attention_multiplier"),
-    note="as Llama; both branches are multiplied by a number",
+GRANITE = llama_variant(
+    "Granite",
+    "granite",
+    "as Llama; both branches are multiplied by a number",
+    llama_layers(scale="residual_multiplier"),
+    "embedding_multiplier logits_scaling residual_multiplier attention_multiplier",
 )
-ARCEE = replace(
-    LLAMA,
-    name="Arcee",
-    model_types=("arcee",),
-    stacks=llama_layers(UNGATED),
-    note="as Llama; feed-forward without gate, squared ReLU",
+ARCEE = llama_variant("Arcee", "arcee", "as Llama; feed-forward without gate, squared ReLU", llama_layers(UNGATED))
+APERTUS = llama_variant(
+    "Apertus",
+    "apertus",
+    "as Arcee, with xIELU",
+    llama_layers(UNGATED, "attention_layernorm", "feedforward_layernorm"),
 )
-APERTUS = replace(
-    ARCEE,
-    name="Apertus",
-    model_types=("apertus",),
-    stacks=llama_layers(UNGATED, "attention_layernorm", "feedforward_layernorm"),
-    note="as Arcee, with xIELU",
-)
-GEMMA = replace(
-    LLAMA,
-    name="Gemma",
-    model_types=("gemma",),
-    stacks=llama_layers(offset=1.0),
-    attributes=LLAMA.attributes | {"use_bidirectional_attention"},
-    note="as Llama, norms (1 + gamma), GeGLU",
+GEMMA = llama_variant(
+    "Gemma",
+    "gemma",
+    "as Llama, norms (1 + gamma), GeGLU",
+    llama_layers(offset=1.0),
+    "use_bidirectional_attention",
 )
 PACKED = FeedForward("mlp.gate_up_proj", "mlp.activation_fn", "mlp.down_proj", up="mlp.gate_up_proj")
 GLM = replace(
@@ -247,13 +259,7 @@ BIOGPT = replace(
     model_types=("biogpt",),
     stacks=decoder_stacks(
         "layers.*",
-        pre_ln_blocks(
-            Attention("self_attn", "self_attn.v_proj", "self_attn.out_proj"),
-            "self_attn_layer_norm",
-            FeedForward("fc1", "activation_fn", "fc2"),
-            "final_layer_norm",
-            "layer",
-        ),
+        pre_ln_blocks(OPT_ATTENTION, "self_attn_layer_norm", OPT_FEED_FORWARD, "final_layer_norm", "layer"),
     ),
     attributes=COMMON
     | DECODER

@@ -1,8 +1,9 @@
 """A reference without descriptions: any layer's own code, run on tensors that know which token they come from.
 
 The model runs once in float64, every call of a layer is recorded, and each is then replayed on `Traced` tensors, under
-the rules of `free_rules`: softmax, norm statistics, routing and gates on attention are held at what the forward pass
-made of them, an elementwise nonlinear function is split by integrated gradients from zero, and the rest is linear.
+the rules of `free_rules`: softmax, norm statistics, routing, gates on attention and all of a recurrence but its values
+are held at what the forward pass made of them, an elementwise nonlinear function is split by integrated gradients from
+zero, and the rest is linear.
 Nothing here knows how any layer is built, and nothing is shared with the library that it judges or with other oracles.
 """
 
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedModel
 
 from tests.helpers.free_parts import Broken, Held, Linear, Run, UntraceableError
+from tests.helpers.free_recurrences import held_recurrences
 from tests.helpers.free_rules import Traced, is_complete
 
 SOURCES = ("hidden_states", "encoder_hidden_states")  # arguments of a layer, whatever their order
@@ -58,6 +60,7 @@ def free_oracle(model: PreTrainedModel, encoding: Mapping[str, Tensor], **option
     """The calls of each list of layers, in order, by the list's path; `options` as for `decompose_call`."""
     model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")
+    model.config.use_cache = False  # into which recurrences write
     if any(hasattr(module, "experts") for module in model.modules()):
         model.set_experts_implementation("eager")  # the default, a grouped product, refuses float64
     calls: dict[str, list[LayerCall]] = {}
@@ -117,7 +120,7 @@ def decompose_call(call: LayerCall, **options: Any) -> FreeLayer:
 
     modules: dict[str, list[Shares]] = {}
     inputs: dict[str, list[Shares]] = {}
-    with sdpa_kernel([SDPBackend.MATH]), watched(call.layer, run, modules, inputs):
+    with sdpa_kernel([SDPBackend.MATH]), held_recurrences(call.layer), watched(call.layer, run, modules, inputs):
         output = first(call.layer(*tree_map(swap, call.args), **tree_map(swap, call.kwargs)))
     if not isinstance(output, Traced):
         raise UntraceableError("the layer's output does not depend on its input")
@@ -187,7 +190,7 @@ def shares(tensor: Traced, path: str = "the layer itself") -> Shares:
         raise UntraceableError(found.state.reason)
     if not isinstance(found.state, Linear):
         raise UntraceableError(f"the output is held: {path}")
-    if not is_complete(found, 1e-6 if tensor.run.single else 1e-12):
+    if not is_complete(found, tensor.run.rounding):
         raise UntraceableError(f"the parts do not sum to the model's own tensor: {path}")
     *parts, rest = found.state.pieces
     return Shares(torch.stack(parts), rest, tensor.value.double())

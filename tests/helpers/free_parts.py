@@ -31,6 +31,13 @@ class Run:
     single: bool = False  # something with parts was computed in float32
     choices: list[Tensor] = field(default_factory=list)  # indices that topk returned
 
+    recurrent: bool = False  # float32 errors have been summed over tokens
+
+    @property
+    def rounding(self) -> float:
+        """How far the parts may be from the model's own tensor, relative to the largest."""
+        return 1e-5 if self.recurrent else 1e-6 if self.single else 1e-12
+
     def place(self, func: Any) -> str:
         return f"{func} in {(self.path and self.path[-1]) or 'the layer itself'}"
 

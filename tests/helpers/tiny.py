@@ -131,7 +131,28 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {  # "family" or "family-variant"
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
-CONFIGS = BERT_CONFIGS | OTHER_CONFIGS
+DELTA_NET = GROUPED | {
+    "head_dim": 8,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+}
+SHARED_EXPERT = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 10,
+}
+HYBRID_CONFIGS: dict[str, dict[str, Any]] = {  # recurrences in some or all layers
+    "qwen3_next": DELTA_NET | SHARED_EXPERT | {"mlp_only_layers": [2]},
+    "qwen3_5_text": DELTA_NET,
+    "qwen3_5_moe_text": DELTA_NET | SHARED_EXPERT,
+}
+CONFIGS = BERT_CONFIGS | OTHER_CONFIGS | HYBRID_CONFIGS
 DISTILBERT_NAMES = {
     "hidden_size": "dim",
     "num_attention_heads": "n_heads",
@@ -142,7 +163,8 @@ DISTILBERT_NAMES = {
 
 BERT_FAMILIES = tuple(BERT_CONFIGS)
 OTHER_FAMILIES = tuple(OTHER_CONFIGS)
-FAMILIES = tuple(CONFIGS)
+FAMILIES = (*BERT_FAMILIES, *OTHER_FAMILIES)
+HYBRIDS = tuple(HYBRID_CONFIGS)
 ALTERNATING = ("gemma2", "gemma3_text", "gpt_oss")  # sliding and full attention in turn
 ENCODER_DECODER = ("t5", "t5-gated", "bart", "marian", "whisper")
 IMAGES = ("vit", "deit", "dinov2", "dinov2-swiglu", "dinov2_with_registers")

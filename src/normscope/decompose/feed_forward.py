@@ -17,6 +17,7 @@ from torch import Tensor
 
 from normscope.decompose import kernels
 from normscope.decompose.activations import Gate, apply_gated_unit, gated_constant, gated_unit
+from normscope.decompose.mixing import rows_with_weight
 from normscope.decompose.state import (
     Factored,
     GatedRows,
@@ -27,7 +28,6 @@ from normscope.decompose.state import (
     apply_norm,
     multiply_heads,
     row_norms,
-    rows_with_weight,
 )
 from normscope.tracing.records import FeedForwardRecord, NormRecord
 
@@ -359,10 +359,11 @@ def _term_factors(term: Term, item: int, columns: slice | Tensor, rows: slice | 
 
 
 def _ff_norm_bound(state: GatedRows, source: Term, added: list[Term], item: int) -> Tensor:
-    """An upper bound on the norm of any contribution with attention weight 1."""
+    """An upper bound on the norm of any contribution with attention weight 1, or the largest."""
     longest = row_norms(source.mixture.values[item]).amax()
     if source.mixture.gate is not None:
         longest = longest * source.mixture.gate[item].abs().amax()
+    longest = longest * source.mixture.largest
     through = [_ff_weight_bound(unit.out) * _ff_weight_bound(weight) for unit in state.units for weight in unit.weights]
     sizes = [_ff_weight_bound(source.view(source.mixture.matrix)) * torch.stack(through).sum()]
     sizes += [_ff_weight_bound(term.view(term.mixture.matrix)) for term in added]

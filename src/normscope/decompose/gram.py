@@ -16,16 +16,15 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from normscope.decompose.mixing import mix_values, rows_with_weight
 from normscope.decompose.state import (
     EXTRA_VECTORS,
     Factored,
     Mixture,
     Scratch,
     Term,
-    mix_values,
     probe_direction,
     row_norms,
-    rows_with_weight,
     set_own_cells,
 )
 
@@ -131,9 +130,10 @@ def stack_row_statistics(statistics: Sequence[RowStatistics]) -> Tensor:
 def mixing_ratio(others: Tensor, own: Tensor) -> Tensor:
     """``r_i = ||sum_{j!=i} c_ij|| / (||sum_{j!=i} c_ij|| + ||c_ii||)`` from the two norms.
 
-    It uses the norm of the sum, not the sum of norms. For a row without any contribution it is 0.
+    It uses the norm of the sum, not the sum of norms. For a row without any contribution it is 0. Of weights that may
+    be negative, `others` is the sum of sizes.
     """
-    return others / (others + own).clamp_min(torch.finfo(others.dtype).tiny)
+    return others / (others + own.abs()).clamp_min(torch.finfo(others.dtype).tiny)
 
 
 def completeness_error(statistics: RowStatistics) -> Tensor:
@@ -144,11 +144,18 @@ def completeness_error(statistics: RowStatistics) -> Tensor:
 
 def reduce_weights(scopes: Sequence[str], residual: Sequence[bool], mixture: Mixture) -> ScopeMaps:
     """ATTN-W is A, the mean of the weights over heads; ATTNRES-W, with the residual connection, is ``(A + I) / 2``
-    (Abnar & Zuidema 2020)."""
-    mean = mixture.weights.mean(2)
-    own, others = mixture.own_weights.mean(-1), mean.sum(1)
+    (Abnar & Zuidema 2020).
+
+    Weights of a recurrence may be negative: own is signed like the map, others the sum of sizes, and what is missing
+    the error of the values that they mix, see `tracing.build_recurrence`.
+    """
+    heads = mixture.weights.shape[2] if mixture.gate is None else mixture.gate.shape[2]  # of the first tap
+    mean = mixture.weights[:, :, :heads].mean(2)
+    own, others = mixture.own_weights[..., :heads].mean(-1), mean.sum(1)
     missing = own + others - 1
     missing = missing.clamp_min(0) if mixture.sinks else missing.abs_()
+    if mixture.weight_error is not None:
+        missing, others = mixture.weight_error * own.abs().clamp_min(1), mean.abs().sum(1)
     nothing, all_of_it = torch.zeros_like(own), torch.ones_like(own)
     plain = RowStatistics(own, others, missing, all_of_it, nothing, nothing)
     halved = RowStatistics(own / 2 + 0.5, others / 2, missing / 2, all_of_it, nothing, nothing)
@@ -235,7 +242,7 @@ def _gated_contribution_norms(terms: Sequence[Term]) -> list[tuple[Tensor, Tenso
     assert gate is not None
     items, columns, _, rows = weights.shape
     matrices = [term.view(mixture.matrix).flatten(0, 1) for term in terms]
-    longest = torch.linalg.vector_norm(values.flatten(2), dim=-1).amax() * gate.abs().amax()
+    longest = torch.linalg.vector_norm(values.flatten(2), dim=-1).amax() * gate.abs().amax() * mixture.largest
     bound = longest * torch.stack([torch.linalg.vector_norm(matrix) for matrix in matrices]).amax()
     factor = GATED_HEADROOM / bound.clamp_min(TINY_SQUARE)
     direction = probe_direction(matrices[0].shape[1], values.dtype, values.device)

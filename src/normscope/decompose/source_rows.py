@@ -19,6 +19,7 @@ from torch import Tensor
 from normscope.decompose.activations import Gate, gated_constant, gated_unit, projections_of
 from normscope.decompose.gram import RowStatistics, ScopeMaps, TermMap, reduce_weights, stack_row_statistics
 from normscope.decompose.layer import ItemSpan, LayerOptions, Reached, Vectors, walk_components
+from normscope.decompose.mixing import sum_taps
 from normscope.decompose.shapley.gate import Shapley
 from normscope.decompose.state import (
     Factored,
@@ -214,7 +215,7 @@ def _read_sources(
     found: set[int] = set()
     for cross, state in attended.items():
         weights = state.terms[0].mixture.weights[item][..., rows]
-        found |= set(columns.read_by(cross).index[weights.amax((1, 2)) > 0].tolist())
+        found |= set(columns.read_by(cross).index[(weights != 0).any(-1).any(-1)].tolist())
     return found - {-1}
 
 
@@ -248,7 +249,7 @@ def _mix_by_source(state: Factored, block: _Block) -> SourceRows:
         at = members[source]
         into.copy_(torch.bmm(weights[at].permute(1, 2, 0), values[at].transpose(0, 1)).transpose(0, 1))
     if term.mixture.gate is not None:
-        mixed *= term.mixture.gate[block.item][block.rows]
+        mixed = sum_taps(mixed, term.mixture.gate.shape[2]) * term.mixture.gate[block.item][block.rows]
     others = mixed.flatten(2) @ term.mixture.matrix.flatten(0, 1)
     if term.scale is not None:
         others.mul_(term.scale[block.item, block.rows, None])

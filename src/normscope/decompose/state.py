@@ -25,6 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from normscope.decompose.mixing import mix_values, spread_taps
 from normscope.tracing.recorded import gather_rows
 from normscope.tracing.records import AttentionRecord, NormRecord
 
@@ -95,7 +96,13 @@ class Mixture:
     )  # (H + 4, g, j, d): `head_vectors` of all columns, if small enough; `reduce_states` overwrites it
     cross: bool = False
     sinks: bool = False
-    gate: Tensor | None = None  # (g, R, H, d_h): held factor on the mixed values
+    gate: Tensor | None = None  # (g, R, H, d_h): held factor on the mixed values; with fewer heads, see `mixing`
+    weight_error: Tensor | None = None  # (g, R): of signed weights
+
+    @property
+    def largest(self) -> Tensor | float:
+        """An upper bound on the size of the weights."""
+        return 1.0 if self.weight_error is None else self.weights.abs().amax().clamp_min(1)
 
     def blocks(self, scratch: Scratch) -> Iterator[tuple[slice, Tensor]]:
         """Blocks of columns, with their `head_vectors`."""
@@ -206,10 +213,12 @@ def decompose_attention(
     bias (and the shift of a norm before the attention) is part of f, as in the papers: attention rows sum to one, so it
     is distributed over j. With "remainder" it is added to b_i.
     """
+    record = spread_taps(record)
     weights = record.weights.permute(0, 3, 1, 2)  # (g, j, H, R)
     items, columns, heads, rows = weights.shape
     width, gate, scale = record.matrix.shape[2], record.gate, record.row_scale
-    bias = (record.output.new_zeros(width) if record.bias is None else record.bias)[None, None]
+    bias = record.output.new_zeros(width) if record.bias is None else record.bias
+    bias = bias if bias.dim() == 3 else bias[None, None]
     values = record.values.transpose(1, 2)  # (g, j, heads of the values, d_h)
     if value_bias == "remainder" and record.value_bias is not None:
         values = values - record.value_bias
@@ -231,7 +240,10 @@ def decompose_attention(
         set_own_cells(weights.transpose(1, 2), positions, 0)
     few = gate is None and items * columns * (heads + EXTRA_VECTORS) * width <= VECTOR_LIMIT
     all_vectors = head_vectors(values, record.matrix, record.cross, scratch) if few else None
-    mixture = Mixture(weights, own_weights, values, record.matrix, all_vectors, record.cross, record.sinks, gate)
+    signed = record.weight_error
+    mixture = Mixture(
+        weights, own_weights, values, record.matrix, all_vectors, record.cross, record.sinks, gate, signed
+    )
 
     own = torch.empty_like(record.output)
     if record.cross:
@@ -245,12 +257,6 @@ def decompose_attention(
     if scale is not None:
         own = own * scale[..., None]
     return Factored((Term(mixture, scale),), own, torch.sub(record.output, own).sub_(bias), bias)
-
-
-def mix_values(weights: Tensor, values: Tensor, gate: Tensor | None) -> Tensor:
-    """(..., H d_h): values (..., H, d_h) times weights (..., H) and the gate (..., H, d_h), heads side by side."""
-    mixed = weights[..., None] * values
-    return (mixed if gate is None else mixed * gate).flatten(-2)
 
 
 def own_cells(cells: Tensor, positions: Tensor | None) -> Tensor:
@@ -376,12 +382,6 @@ def apply_norm(norm: NormRecord, x: Tensor) -> Tensor:
 def add_shift(norm: NormRecord, x: Tensor) -> Tensor:
     """Add the shift of a norm to the remainder, in place."""
     return x if norm.shift is None else x.add_(norm.shift)
-
-
-def rows_with_weight(weights: Tensor) -> slice:
-    """The range of rows of (tokens, H, R) with any weight. Causal and local attention exclude many."""
-    touched = weights.amax((0, 1)).nonzero()
-    return slice(int(touched[0]), int(touched[-1]) + 1) if len(touched) else slice(0, 0)
 
 
 def row_norms(x: Tensor) -> Tensor:

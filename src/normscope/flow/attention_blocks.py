@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normscope.decompose.state import mix_values
+from normscope.decompose.mixing import mix_values
 from normscope.flow.maps import FrozenAttention, FrozenBlock, FrozenMap, FrozenStack, forward_block
 
 ROW_BYTES = 32 * 2**20  # of vectors at a time

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.decompose.activations import Gate, gated_constant, gated_unit, projections_of
-from normscope.decompose.state import mix_values
+from normscope.decompose.mixing import mix_values
 from normscope.errors import NormscopeError
 from normscope.flow.freeze_check import find_freeze_mismatch
 from normscope.flow.maps import (
@@ -34,9 +34,10 @@ from normscope.flow.module_calls import LayerOutputs, ModuleCalls, encoder_tail_
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import layer_modules, linear_map, value_map
+from normscope.models.modules import layer_modules, linear_map
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Stack
+from normscope.models.values import value_map
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.call_values import value_shift_and_scale
 from normscope.tracing.recorded import (

@@ -17,12 +17,17 @@ from normscope.models.spec import (
     Experts,
     Family,
     FeedForward,
+    GatedNorm,
     Norm,
+    Recurrence,
     Refusal,
     Stack,
 )
 
-PARTS = (Attention, AttentionGate, Block, Branch, Experts, Family, FeedForward, Norm, Refusal, Stack)
+PARTS = (
+    *(Attention, AttentionGate, Block, Branch, Experts, Family, FeedForward, GatedNorm, Norm, Recurrence, Refusal),
+    Stack,
+)
 KINDS = {kind.__name__: kind for kind in PARTS}
 
 

@@ -18,7 +18,6 @@ from normscope.errors import NormscopeError, did_you_mean
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Block, Experts, FeedForward, Norm, Stack
 
-Packing = str | tuple[int, ...]  # of spec.Attention
 MATMUL = "matmul"  # as `probabilities` of an attention: the product of probabilities and values
 # Activations recognised by their class; `decompose.activations` has a closed form for each.
 NAMED_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
@@ -64,6 +63,8 @@ def watched_paths(steps: Sequence[Step], values: bool) -> set[str]:
                 found |= _unit_paths(part.shared) | ({part.shared_gate} if part.shared_gate else set())
         elif isinstance(part, Attention):
             found.add(part.output)
+            if part.recurrence is not None:
+                found |= {part.value, part.recurrence.norm.path}
             if part.probabilities not in (None, MATMUL):
                 found |= {str(part.probabilities), part.value}
             found |= {norm.path for norm in (part.latent_norm, part.value_norm, part.inner_norm) if norm is not None}
@@ -91,6 +92,12 @@ def paths_by_row(steps: Sequence[Step]) -> set[str]:
 def _unit_paths(part: FeedForward) -> set[str]:
     found = {part.into, part.out} | ({part.up} if part.up else set())
     return found if part.inner_norm is None else found | {part.inner_norm.path}
+
+
+def has_recurrence(stack: Stack) -> bool:
+    """Whether some layers of a stack mix tokens by a recurrence."""
+    branches = [b for blocks in (stack.blocks, *stack.variants) for block in blocks for b in block.branches]
+    return any(isinstance(b.op, Attention) and b.op.recurrence is not None for b in branches)
 
 
 def product_paths(steps: Sequence[Step]) -> list[str]:
@@ -137,59 +144,6 @@ def unpack_joint_activation(
         return packed(torch.stack([a, u], -1).flatten(-2) if interleaved else torch.cat([a, u], -1))
 
     return function
-
-
-def value_constant(module: nn.Module, packing: Packing, heads: int, width: int, shift: Tensor | None) -> Tensor | None:
-    """(heads, width): the part of a value vector that depends on no token, b_V plus W_V times the shift of the norm
-    before it."""
-    weight, bias = linear_map(module)
-    constant = bias
-    if shift is not None:
-        projected = weight @ shift.to(weight.dtype)
-        constant = projected if bias is None else projected + bias
-    return None if constant is None else value_rows(constant, packing, heads, width)
-
-
-def value_rows(x: Tensor, packing: Packing, heads: int, width: int) -> Tensor:
-    """(..., heads, width): the value vectors in the output of a projection; a view unless `packing` lists columns."""
-    columns = value_columns(packing, heads, width, x.shape[-1])
-    if packing == "interleaved":
-        return x.view(*x.shape[:-1], heads, -1)[..., -width:]
-    if isinstance(packing, tuple):
-        return x[..., columns.to(x.device)].view(*x.shape[:-1], heads, width)
-    return x[..., -heads * width :].reshape(*x.shape[:-1], heads, width)
-
-
-def value_columns(packing: Packing, heads: int, width: int, size: int) -> Tensor:
-    """(heads * width,): the outputs of a projection of `size` outputs that are values."""
-    usual = {
-        "alone": (0, width, size == heads * width),
-        "tail": (size - heads * width, width, size >= heads * width > 0),
-        "interleaved": (size // heads - width, size // heads, size % heads == 0 and size > heads * width),
-    }
-    if isinstance(packing, tuple):
-        starts, fits = torch.tensor(packing), len(packing) == heads and max(packing) + width <= size
-    else:
-        first, step, fits = usual[packing]
-        starts = first + step * torch.arange(heads)
-    if not fits:
-        raise NormscopeError(
-            f"The value projection has {size} outputs, which does not fit {heads} heads of width {width} with packing "
-            f"{packing!r}. The family is described incorrectly, or its values are computed in more than one step."
-        )
-    columns: Tensor = starts[:, None] + torch.arange(width)
-    return columns.flatten()
-
-
-def value_map(module: nn.Module, packing: Packing, heads: int, shared: int, width: int) -> tuple[Tensor, Tensor | None]:
-    """W_V (H, d, d_h) and b_V (H, d_h) for row vectors; each of the `shared` value heads is repeated H / shared
-    times."""
-    weight, bias = linear_map(module)
-
-    def each(x: Tensor) -> Tensor:
-        return value_rows(x, packing, shared, width).repeat_interleave(heads // shared, -2)
-
-    return each(weight.detach().t()).transpose(0, 1), None if bias is None else each(bias.detach())
 
 
 def linear_map(module: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -339,7 +293,8 @@ def parameter_paths(blocks: Sequence[Block]) -> set[str]:
     for op in (branch.op for branch in branches):
         if isinstance(op, Attention):
             gate = None if op.gate is None else op.gate.bias
-            named += [op.value_shift, op.value_scale, op.output_bias, op.sink_scores, gate]
+            named += [op.value_shift, op.value_scale, op.output_bias, op.sink_scores, gate, op.groups]
+            named.append(None if op.recurrence is None else op.recurrence.filter)
         elif isinstance(op, Experts):
             named.append(op.scale)
     return {path for path in named if isinstance(path, str)}

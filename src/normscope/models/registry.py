@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from normscope import plugins
 from normscope.errors import NormscopeError
-from normscope.models import causal, encoder_decoders, encoders, further_causal, vision
+from normscope.models import causal, encoder_decoders, encoders, further_causal, hybrids, vision
 from normscope.models.description import family_from_json
 from normscope.models.earlier import families_in
 from normscope.models.scopes import scope_names
@@ -24,6 +24,7 @@ FAMILIES = families_in(
         *encoders.FAMILIES,
         *causal.FAMILIES,
         *further_causal.FAMILIES,
+        *hybrids.FAMILIES,
         *encoder_decoders.FAMILIES,
         *vision.FAMILIES,
     ),

@@ -4,6 +4,9 @@ A post-LN layer has the scopes
 `ATTN-W ATTN-N ATTNRES-W ATTNRES-N ATTNRESLN-N ATTNRESLNFF-N ATTNRESLNFFRES-N ATTNRESLNFFRESLN-N`; a pre-LN layer has
 `ATTN-W LNATTN-N LNATTNRES-W LNATTNRES-N LNATTNRESLN-N ...`. Cross-attention alone is `XATTN-W` and `XATTN-N`.
 `-W` scopes consist of attention weights, `-N` scopes of norms of contribution vectors.
+
+A stack with recurrences (linear attention, state spaces) has `MIX` in the place of `ATTN`, in all of its layers. The
+weights `MIX-W` may be negative and need not sum to one, so that no `-W` scope includes the residual connection.
 """
 
 from __future__ import annotations
@@ -45,9 +48,9 @@ def layer_steps(blocks: tuple[Block, ...]) -> tuple[Step, ...]:
             path, branch_steps = _scope_branch_steps(branch, path, mixed=number > 0, parallel=parallel)
             steps += branch_steps
         path += "RES"
-        attends = any(isinstance(branch.op, Attention) for branch in block.branches)
-        crosses = any(isinstance(branch.op, Attention) and branch.op.cross for branch in block.branches)
-        weights = f"{path}-W" if attends and not crosses and not parallel else None
+        words = [branch.op.word for branch in block.branches if isinstance(branch.op, Attention)]
+        attends = bool(words)
+        weights = f"{path}-W" if words == ["ATTN"] and not parallel else None
         alias = "attention-residual" if attends else "ff-residual"
         steps.append(
             Step("sum", None, f"{path}-N", weights, alias, reader=_scope_sum_reader(blocks, number), skip=block.skip)
@@ -78,10 +81,9 @@ def _scope_branch_steps(branch: Branch, path: str, *, mixed: bool, parallel: boo
         path += "" if second else "LN"
         steps.append(Step("pre", branch.pre, f"{path}-N" if mixed and not parallel else None))
     if isinstance(op, Attention):
-        path += "XATTN" if op.cross else "ATTN"
+        path += op.word
         name = "XATTN-N" if op.cross else f"{path}-N"
-        weights = "XATTN-W" if op.cross else "ATTN-W"
-        steps.append(Step("op", op, name, weights, "cross-attention" if op.cross else "attention"))
+        steps.append(Step("op", op, name, f"{op.word}-W", "cross-attention" if op.cross else "attention"))
     else:
         path += "FF"
         steps.append(Step("op", op, None if second else f"{path}-N", alias=None if second else "ff"))

@@ -34,22 +34,53 @@ class AttentionGate:
     held at what the forward pass made of it.
 
     `starts` are the columns of the projection at `path` at which the factors of each head begin: as many as the head is
-    wide, or a single one for the whole head if `by_head`. `bias` is a parameter with one number for each head.
+    wide, or a single one for the whole head if `by_head`. With "interleaved" they are every other head's width, after
+    as many other columns. `bias` is a parameter with one number for each head.
     """
 
     path: str
     function: Literal["sigmoid", "softplus", "tanh"]
-    starts: tuple[int, ...]
+    starts: tuple[int, ...] | Literal["interleaved"]
     by_head: bool = False
     bias: str | None = None
+
+
+@dataclass(frozen=True)
+class GatedNorm:
+    """``gain * m / s(m) * g(z)`` of the mixed values m and a gate z, the two arguments of the module at `path`; with
+    `gate_first`, ``gain * m * g(z) / s(m * g(z))``. Statistic and gate are held.
+
+    s is the root mean square over the last dimension of m as the module reads it. g is `function`.
+    """
+
+    path: str
+    function: Literal["silu", "sigmoid"] = "silu"
+    gate_first: bool = False
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A recurrence that mixes values as attention does, with weights that it makes of queries, keys, decays and gates.
+
+    `function` is the name of the function in the modelling file that computes it. Before it, the values pass the
+    depthwise convolution over tokens at `filter`, of whose channels they are the first or the last, and a SiLU; after
+    it the gated norm `norm`.
+    """
+
+    function: Literal["torch_chunk_gated_delta_rule", "mamba2_chunk_scan"]
+    filter: str
+    channels: Literal["first", "last"]
+    norm: GatedNorm
 
 
 @dataclass(frozen=True)
 class Attention:
     """Multi-head attention: `module` calls transformers' attention interface, `value` and `output` are W_V and W_O.
 
-    `packing` says which outputs of `value` are values: all ("alone"), the last ones ("tail": query, key, value), the
-    last ones of each head ("interleaved"), or those that begin at the given column for each value head. If the
+    `packing` says which outputs of `value` are values: all ("alone"), the last ones ("tail": query, key, value), those
+    after as many others ("second"), the last ones of each head ("interleaved"), or those that begin at the given column
+    for each value head. `groups` is the path of a number of groups into which `value` packs heads: queries and keys,
+    then the values of some heads, then as many columns of a gate. If the
     attention does not use the interface, `probabilities` names the dropout module that reads the probabilities, and the
     value vectors are the output of `value`; or it is "matmul", and both are read off the product of the two. `cross`:
     attends to encoder tokens. `sinks`: part of each row's weight goes to no token.
@@ -62,12 +93,15 @@ class Attention:
     heads side by side, `inner_norm`. `output_bias` is a parameter that is added to the output. `sink_scores` is a
     parameter with one score for each head that no key has: mixed values are multiplied by the share of the softmax that
     it leaves, ``sigmoid(logsumexp(scores) - sink)``.
+
+    With a `recurrence`, tokens are mixed by that instead of by attention. In a stack of which some layers do so, the
+    attention of the others is `hybrid`: scopes are named alike in all of them.
     """
 
     module: str
     value: str
     output: str
-    packing: Literal["alone", "tail", "interleaved"] | tuple[int, ...] = "alone"
+    packing: Literal["alone", "tail", "second", "interleaved"] | tuple[int, ...] = "alone"
     probabilities: str | None = None
     cross: bool = False
     sinks: bool = False
@@ -80,6 +114,16 @@ class Attention:
     inner_norm: Norm | None = None
     output_bias: str | None = None
     sink_scores: str | None = None
+    groups: str | None = None
+    recurrence: Recurrence | None = None
+    hybrid: bool = False
+
+    @property
+    def word(self) -> str:
+        """What scope names call it. The weights of MIX may be negative and need not sum to one."""
+        if self.cross:
+            return "XATTN"
+        return "MIX" if self.hybrid or self.recurrence is not None else "ATTN"
 
     @property
     def entry(self) -> str:

@@ -20,12 +20,12 @@ from normscope.models.modules import (
     norm_epsilon,
     norm_inverse,
     norm_map,
-    value_constant,
-    value_rows,
 )
 from normscope.models.scopes import Step
 from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
+from normscope.models.values import value_constant, value_rows
 from normscope.tracing.build_experts import experts_record, projection_half
+from normscope.tracing.build_recurrence import recurrence_record
 from normscope.tracing.call_values import (
     check_values,
     finished_constant,
@@ -50,6 +50,7 @@ from normscope.tracing.records import (
     ScaleRecord,
     Unit,
 )
+from normscope.tracing.recurrence_calls import RecurrenceCall
 from normscope.tracing.sinks import attend_with_sinks
 
 
@@ -114,6 +115,7 @@ class LayerCall:
     attention: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # id(module) -> probabilities, values
     products: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # the same by path, seen as products
     attention_rows: dict[int, tuple[AttentionRows, Tensor, Tensor]] = field(default_factory=dict)  # with values, output
+    recurrences: list[tuple[str, RecurrenceCall]] = field(default_factory=list)  # function -> its call
     kept_rows: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # path -> input, output at `positions`
     recorded: bool = False
 
@@ -258,6 +260,8 @@ class LayerCall:
 
 def _attention_record(call: LayerCall, part: Attention, before: Norm | None, shift: Tensor | None) -> AttentionRecord:
     """`before` is the norm whose output the attention reads, and `shift` its beta."""
+    if part.recurrence is not None:
+        return recurrence_record(call, part, shift)
     weight, bias = linear_map(layer_submodule(call.layer, part.output))
     rows, mixed, every_row = None, None, call.request.positions is None
     found = None if part.probabilities else call.attention_rows.get(id(layer_attribute(call.layer, part.module)))

@@ -17,9 +17,9 @@ from normscope.models.modules import (
     layer_submodule,
     linear_map,
     linear_paths,
-    value_rows,
 )
 from normscope.models.spec import Attention, AttentionGate, Norm
+from normscope.models.values import packing_at, value_rows
 from normscope.tracing.recorded import closeness_rows, coarser, is_close, is_close_to_product
 from normscope.tracing.records import AttentionRecord, NormRecord, ProofRecord, Record
 
@@ -31,6 +31,7 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "softplus": torch.nn.functional.softplus,
     "tanh": torch.tanh,
+    "silu": torch.nn.functional.silu,
 }
 
 
@@ -130,11 +131,13 @@ def _by_head(raw: Tensor, like: Tensor) -> list[Tensor]:
 
 def gate_factors(call: LayerCall, gate: AttentionGate, heads: int, width: int) -> Tensor:
     """(b, i, H, d_h)"""
-    if len(gate.starts) != heads:
-        raise NormscopeError(f"The gate {gate.path} has factors for {len(gate.starts)} heads, not {heads}.")
+    interleaved = tuple(range(width, 2 * heads * width, 2 * width))
+    starts = interleaved if gate.starts == "interleaved" else gate.starts
+    if len(starts) != heads:
+        raise NormscopeError(f"The gate {gate.path} has factors for {len(starts)} heads, not {heads}.")
     made = call.row_output(gate.path)
     own = torch.arange(1 if gate.by_head else width, device=made.device)
-    columns = torch.tensor(gate.starts, device=made.device)[:, None] + own
+    columns = torch.tensor(starts, device=made.device)[:, None] + own
     factors = made[..., columns]
     if gate.bias is not None:
         factors = factors + call.cast(layer_attribute(call.layer, gate.bias))[:, None]
@@ -179,7 +182,8 @@ def proof_record(call: LayerCall, parts: Sequence[Record]) -> ProofRecord:
         read[part.value] = call.cast(call.input_of(part.value, part.cross))
         output = call.cast(call.output_of(part.value, part.cross))
         _refuse_mixed_values(call, layer_submodule(call.layer, part.value), part.value, output)
-        rows = value_rows(output, part.packing, record.values.shape[1], record.values.shape[3])
+        heads, width = record.values.shape[1], record.values.shape[3]
+        rows = value_rows(output, packing_at(call.layer, part, heads, width), heads, width)
         values[part.value] = call.cast(finished_values(call, part, rows.transpose(1, 2)))
     return ProofRecord(read, call.plain, values, call.cast(call.encoder))
 

@@ -16,10 +16,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.tracing.records import AttentionRecord, AttentionRows, LayerRecord, NormRecord, Projection, Unit
+from normscope.tracing.records import (
+    AttentionRecord,
+    AttentionRows,
+    FilterRecord,
+    LayerRecord,
+    NormRecord,
+    Projection,
+    Unit,
+)
 
-BY_ROW = {"output", "inverse", "hidden", "routing", "gate", "row_scale"}  # whose second dimension is the row
-BATCHED = BY_ROW | {"weights", "values"}  # fields with an item dimension
+BY_ROW = {
+    "output",
+    "inverse",
+    "hidden",
+    "routing",
+    "gate",
+    "row_scale",
+    "weight_error",
+}  # whose second dimension is the row
+BATCHED = BY_ROW | {"weights", "values", "slope", "constant"}  # fields with an item dimension
 ELEMENT = {torch.float32: 1e-5, torch.float64: 1e-9}  # for elementwise functions, sums and means
 PRODUCT = {torch.float32: 2e-6, torch.float64: 1e-12}  # relative to ||x|| ||w||, the size of a scalar product
 PIECE = 2**22  # elements compared at a time
@@ -81,11 +97,33 @@ def _map_record(record: Any, names: set[str], change: Callable[[Tensor], Tensor]
         value = getattr(record, field.name)
         if isinstance(value, Tensor) and field.name in names:
             changed[field.name] = change(value)
-        elif isinstance(value, Projection):
+        elif isinstance(value, Projection | FilterRecord):
             changed[field.name] = _map_record(value, names, change)
         elif isinstance(value, tuple):
             changed[field.name] = tuple(_map_record(one, names, change) for one in value)
     return replace(record, **changed)
+
+
+def convolve(taps: Tensor, values: Tensor) -> Tensor:
+    """(b, H, j, d_h): ``sum_t taps_t * values_(j-t)`` of taps (K, H, d_h) and values (b, H, j, d_h)."""
+    found = taps[0][:, None] * values
+    for t in range(1, min(len(taps), values.shape[2])):
+        found[:, :, t:] += taps[t][:, None] * values[:, :, :-t]
+    return found
+
+
+def correlate(taps: Tensor, values: Tensor) -> Tensor:
+    """(b, H, j, d_h): ``sum_t taps_t * values_(j+t)``, the transpose of `convolve`."""
+    return convolve(taps, values.flip(2)).flip(2)
+
+
+def mixed_values(record: AttentionRecord) -> Tensor:
+    """(b, heads of the values, j, d_h): the vectors that the weights mix."""
+    made = record.filter
+    if made is None:
+        return record.values
+    found = made.slope * convolve(made.taps, record.values)
+    return found if made.constant is None else found + made.constant
 
 
 def fold_norm(norm: NormRecord, matrix: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

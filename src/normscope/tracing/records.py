@@ -38,14 +38,26 @@ class AttentionRows:
 
 
 @dataclass(frozen=True)
+class FilterRecord:
+    """A causal convolution over tokens and an activation g, ``slope_j * sum_t taps_t * values_(j-t) + constant_j``."""
+
+    taps: Tensor  # (K, H, d_h): the tap t multiplies the values of the token t places before
+    slope: Tensor  # (b, H, j, d_h): g(c) / c of what the convolution returned
+    constant: Tensor | None  # (b, H, j, d_h): the slope times biases, which depend on no token
+
+
+@dataclass(frozen=True)
 class AttentionRecord:
-    """``output_i = row_scale_i sum_j sum_h weights_hij (gate_hi * values_hj) matrix_h + bias``."""
+    """``output_i = row_scale_i sum_j sum_h weights_hij (gate_hi * values_hj) matrix_h + bias``.
+
+    With a `filter`, the weights are those of the values that it makes of `values`.
+    """
 
     weights: Tensor  # (b, H, i, j) probabilities, stored as (b, j, H, i); the decomposition may overwrite them
     values: Tensor  # (b, H, j, d_h), including the value bias; fewer heads if several share one
     value_bias: Tensor | None  # (heads of the values, d_h): the part that depends on no token, b_V and W_V beta
     matrix: Tensor  # (H, d_h, d): W_O, the rows of each head
-    bias: Tensor | None  # (d,): b_O
+    bias: Tensor | None  # (d,) or (b, i, d): b_O
     output: Tensor  # (b, i, d) as computed by the model
     cross: bool = False  # j indexes encoder tokens
     sinks: bool = False  # part of each row's weight goes to no token
@@ -56,6 +68,8 @@ class AttentionRecord:
     row_scale: Tensor | None = None  # (b, i): its 1 / s_i, which multiplies what `matrix` makes of the values
     rows: AttentionRows | None = None  # recomputes the weights, which then have no rows
     mixed: Tensor | None = None  # (b, i, H d_h): what W_O reads, if `rows` is given
+    filter: FilterRecord | None = None
+    weight_error: Tensor | None = None  # (b, i): of weights that need not sum to one, see `build_recurrence`
 
 
 @dataclass(frozen=True)

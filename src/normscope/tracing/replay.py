@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normscope.models.scopes import Step
 from normscope.models.spec import Attention, FeedForward
-from normscope.tracing.recorded import gated_hidden, replay_with_bias
+from normscope.tracing.recorded import gated_hidden, mixed_values, replay_with_bias
 from normscope.tracing.records import (
     AttentionRecord,
     FeedForwardRecord,
@@ -90,8 +90,8 @@ def _replay_norm(part: NormRecord, x: Tensor) -> Tensor:
 
 def _replay_mixed_values(part: AttentionRecord) -> Tensor:
     """(b, i, H d_h): the values mixed by the weights, times the gate."""
-    shared = part.weights.shape[1] // part.values.shape[1]
-    values = part.values if shared == 1 else part.values.repeat_interleave(shared, dim=1)
+    shared, values = part.weights.shape[1] // part.values.shape[1], mixed_values(part)
+    values = values if shared == 1 else values.repeat_interleave(shared, dim=1)
     mixed = torch.matmul(part.weights, values).transpose(1, 2)
     return (mixed if part.gate is None else mixed * part.gate).flatten(2)
 

@@ -23,6 +23,7 @@ from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import (
     has_foreign_hooks,
+    has_recurrence,
     is_plain_linear,
     last_path,
     layer_blocks,
@@ -47,6 +48,7 @@ from normscope.tracing.model_state import (
 )
 from normscope.tracing.products import attention_hooks, copy_tensors, product_watch
 from normscope.tracing.recorded import gather_rows
+from normscope.tracing.recurrence_calls import read_recurrence, recurrence_stand_ins
 
 SCORES = 2**20  # attention scores computed at a time
 
@@ -93,7 +95,12 @@ def watched_pass(
         in_blocks = uses_known_attention(base) and all(request.in_blocks for request in requests)
         recorder = Recorder(dtype, () if to_the_end or has_foreign_hooks(base) else requests, in_blocks)
         output, products = None, any(product_paths(request.steps) for request in requests)
-        with attention_stand_in(base, recorder) as handles, product_watch(recorder) if products else nullcontext():
+        recurrent = any(has_recurrence(request.stack) for request in requests)
+        with (
+            attention_stand_in(base, recorder) as handles,
+            recurrence_stand_ins(base, recurrent),
+            product_watch(recorder) if products else nullcontext(),
+        ):
             for request in requests:
                 for layer in layer_modules(base, request.stack):
                     recorder.attach(layer, request, handles)
@@ -252,7 +259,7 @@ class Recorder:
             record = call.record(y)
             self.recorded.setdefault(call.request.stack.side, set()).add(call.index)
             call.recorded = True
-            for kept in (call.seen, call.attention, call.attention_rows, call.products):
+            for kept in (call.seen, call.attention, call.attention_rows, call.products, call.recurrences):
                 kept.clear()
             call.request.on_layer(record)
             self.in_model = True
@@ -261,6 +268,12 @@ class Recorder:
         self.records_left -= 1
         if self.records_left == 0:
             raise _StopPassError
+
+    def keep_recurrence(self, name: str, given: Mapping[str, Any], made: Any) -> None:
+        """Keep what the function of a recurrence was given and returned."""
+        call = self.call_to_record()
+        if call is not None:
+            call.recurrences.append((name, read_recurrence(name, given, made, self.dtype)))
 
     def attend(
         self,

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from normscope.decompose.activations import projections_of
 from normscope.decompose.gram import ScopeMaps, TermMap
+from normscope.decompose.mixing import mix_values
 from normscope.decompose.shapley.gate import NO_EXPERTS, Shapley, shapley_gate_at_zero
-from normscope.decompose.state import Factored, add_shift, apply_norm, mix_values, row_norms
+from normscope.decompose.state import Factored, add_shift, apply_norm, row_norms
 from normscope.errors import NormscopeError
 from normscope.tracing.records import FeedForwardRecord, NormRecord, Unit
 

@@ -1,0 +1,80 @@
+"""Mixing of values by weights, one weight for each head and token.
+
+A recurrence mixes values that a causal convolution has already mixed. With taps w_t and slopes s,
+
+    ``sum_k A^h_ik s^h_k * (sum_t w^h_t * u^h_(k-t)) = sum_j sum_t A^h_i(j+t) (s^h_(j+t) * w^h_t * u^h_j)``,
+
+which has the form of attention with a head for each pair (t, h). The pairs of one h share gate and output matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from normscope.tracing.recorded import correlate
+from normscope.tracing.records import AttentionRecord, FilterRecord
+
+
+def mix_values(weights: Tensor, values: Tensor, gate: Tensor | None) -> Tensor:
+    """(..., H d_h): values (..., K H, d_h) times weights (..., K H) and the gate (..., H, d_h), heads side by side, and
+    summed over taps; without a gate there is one tap."""
+    heads = weights.shape[-1] if gate is None else gate.shape[-2]
+    mixed = weights[..., :heads, None] * values[..., :heads, :]
+    for start in range(heads, weights.shape[-1], heads):
+        some = slice(start, start + heads)
+        mixed = mixed.add_(weights[..., some, None] * values[..., some, :])
+    return (mixed if gate is None else mixed * gate).flatten(-2)
+
+
+def sum_taps(mixed: Tensor, heads: int) -> Tensor:
+    """(..., H, d_h): the sum over taps of (..., K H, d_h)."""
+    return mixed if mixed.shape[-2] == heads else mixed.unflatten(-2, (-1, heads)).sum(-3)
+
+
+def rows_with_weight(weights: Tensor) -> slice:
+    """The range of rows of (tokens, H, R) with any weight. Causal and local attention exclude many."""
+    touched = torch.maximum(weights.amax((0, 1)), -weights.amin((0, 1))).nonzero()
+    return slice(int(touched[0]), int(touched[-1]) + 1) if len(touched) else slice(0, 0)
+
+
+def spread_taps(record: AttentionRecord) -> AttentionRecord:
+    """The same without a filter: a head for each tap and head, and the constant of the filter in the bias (b, R, d)."""
+    made = record.filter
+    if made is None:
+        return record
+    taps, heads = made.taps.shape[:2]
+    items, _, rows, columns = record.weights.shape
+    stored = record.weights.permute(0, 3, 1, 2)  # (b, j, H, R)
+    weights = stored.new_zeros(items, columns, taps * heads, rows)
+    for t in range(min(taps, columns)):
+        weights[:, : columns - t, t * heads : (t + 1) * heads] = stored[:, t:]
+    gate = record.gate
+    if gate is None:
+        gate = record.values.new_ones(1, 1, heads, record.values.shape[3]).expand(items, rows, -1, -1)
+    return replace(
+        record,
+        weights=weights.permute(0, 2, 3, 1),
+        values=torch.cat([_tap_values(made, t, record.values) for t in range(taps)], dim=1),
+        bias=_bias_by_row(record, made, gate),
+        gate=gate,
+        filter=None,
+    )
+
+
+def _tap_values(made: FilterRecord, t: int, values: Tensor) -> Tensor:
+    """(b, H, j, d_h): ``s_(j+t) * w_t * u_j``."""
+    shift = torch.zeros_like(made.taps)
+    shift[t] = 1
+    return correlate(shift, made.slope) * made.taps[t][:, None] * values
+
+
+def _bias_by_row(record: AttentionRecord, made: FilterRecord, gate: Tensor) -> Tensor | None:
+    """The bias, with ``sum_k A_ik constant_k`` after gate and output matrix."""
+    if made.constant is None:
+        return record.bias
+    mixed = torch.matmul(record.weights, made.constant).transpose(1, 2) * gate
+    through = mixed.flatten(2) @ record.matrix.flatten(0, 1)
+    return through if record.bias is None else through + record.bias

@@ -45,26 +45,31 @@ def spread_taps(record: AttentionRecord) -> AttentionRecord:
     made = record.filter
     if made is None:
         return record
-    taps, heads = made.taps.shape[:2]
-    items, _, rows, columns = record.weights.shape
-    stored = record.weights.permute(0, 3, 1, 2)  # (b, j, H, R)
-    weights = stored.new_zeros(items, columns, taps * heads, rows)
-    for t in range(min(taps, columns)):
-        weights[:, : columns - t, t * heads : (t + 1) * heads] = stored[:, t:]
+    taps, heads, width = made.taps.shape
+    items, _, rows, _ = record.weights.shape
     gate = record.gate
     if gate is None:
-        gate = record.values.new_ones(1, 1, heads, record.values.shape[3]).expand(items, rows, -1, -1)
+        gate = record.values.new_ones(1, 1, heads, width).expand(items, rows, -1, -1)
     return replace(
         record,
-        weights=weights.permute(0, 2, 3, 1),
-        values=torch.cat([_tap_values(made, t, record.values) for t in range(taps)], dim=1),
+        weights=spread_weights(record.weights.permute(0, 3, 1, 2), taps).permute(0, 2, 3, 1),
+        values=torch.cat([tap_values(made, t, record.values) for t in range(taps)], dim=1),
         bias=_bias_by_row(record, made, gate),
         gate=gate,
         filter=None,
     )
 
 
-def _tap_values(made: FilterRecord, t: int, values: Tensor) -> Tensor:
+def spread_weights(stored: Tensor, taps: int) -> Tensor:
+    """(b, j, K H, R): the weights ``A_i(j+t)`` of each tap, from those (b, j, H, R) without taps."""
+    items, columns, heads, rows = stored.shape
+    weights = stored.new_zeros(items, columns, taps * heads, rows)
+    for t in range(min(taps, columns)):
+        weights[:, : columns - t, t * heads : (t + 1) * heads] = stored[:, t:]
+    return weights
+
+
+def tap_values(made: FilterRecord, t: int, values: Tensor) -> Tensor:
     """(b, H, j, d_h): ``s_(j+t) * w_t * u_j``."""
     shift = torch.zeros_like(made.taps)
     shift[t] = 1

@@ -25,8 +25,9 @@ class AttentionBlock:
     """The attention of one block. The feed-forward of a parallel layer is left out of `y`."""
 
     attention: FrozenAttention
+    weights: Tensor  # (H, i, j); with a filter, a head for each tap and head
     values: Tensor  # (H, j, d_h): v^h_j
-    vectors: Tensor  # (j, H, d): f^h_j, without the gate
+    vectors: Tensor  # (j, H, d): f^h_j, without the gate; of no heads if there is a gate
     x: Tensor  # (n, d): what the residual connection keeps of the input of the block
     branch_tail: tuple[FrozenMap, ...]
     after: FrozenMap | None
@@ -34,9 +35,9 @@ class AttentionBlock:
 
     def contributions(self) -> Iterator[tuple[slice, Tensor]]:
         """Some rows at a time: (rows, j, d) T_ij; for cross-attention, without the residual connection."""
-        tokens, _, width = self.vectors.shape
+        tokens, width = self.values.shape[1], self.attention.matrix.shape[2]
         for rows in attention_block_row_slices(len(self.x), self.x.element_size() * tokens * width):
-            weights = self.attention.weights.all[:, rows].permute(2, 1, 0)  # (j, rows, H)
+            weights = self.weights[:, rows].permute(2, 1, 0)  # (j, rows, H)
             if self.attention.gate is None:
                 T = torch.bmm(weights, self.vectors).transpose(0, 1)
             else:
@@ -52,9 +53,10 @@ class AttentionBlock:
     def along(self, g: Tensor) -> Tensor:
         """(j,): what all outputs receive from each token along the directions g (n, d) in the attention's output."""
         if self.attention.gate is None:
-            return torch.einsum("hij,id,jhd->j", self.attention.weights.all, g, self.vectors)
+            return torch.einsum("hij,id,jhd->j", self.weights, g, self.vectors)
         back = torch.einsum("id,hkd->hik", g, self.attention.matrix) * self.attention.gate
-        return torch.einsum("hij,hik,hjk->j", self.attention.weights.all, back, self.values)
+        by_tap = (x.unflatten(0, (-1, len(back))) for x in (self.weights, self.values))
+        return torch.einsum("thij,thjk,hik->j", *by_tap, back)
 
     def residual(self) -> Tensor:
         """(n, d): the contribution of the residual connection alone."""
@@ -81,12 +83,16 @@ def _attention_block_branches(block: FrozenBlock, x: Tensor, encoder: Tensor | N
         before = FrozenBlock((chain[:number],), None, residual=False)
         read = encoder if attention.cross else attention_block_output(before, x, None)
         assert read is not None
-        values = attention.values(read[:, None])
+        values, weights = attention.projected(read[:, None]), attention.weights.all
         if attention.bias is not None:
             values = values + attention.bias[:, None]
-        vectors = torch.bmm(values, attention.matrix).transpose(0, 1).contiguous()
+        if attention.filter is not None:
+            weights, values = attention.filter.spread(weights, values)
+        vectors = values.new_empty(len(read), 0, read.shape[1])
+        if attention.gate is None:
+            vectors = torch.bmm(values, attention.matrix).transpose(0, 1).contiguous()
         y = attention_block_output(FrozenBlock((chain,), block.after, skip=block.skip), x, encoder)
-        yield AttentionBlock(attention, values, vectors, block.kept(x), chain[number + 1 :], block.after, y)
+        yield AttentionBlock(attention, weights, values, vectors, block.kept(x), chain[number + 1 :], block.after, y)
 
 
 def attention_block_output(block: FrozenBlock, x: Tensor, encoder: Tensor | None) -> Tensor:

@@ -125,8 +125,8 @@ def _decompx_split_values(
             if one.cross
             else _decompx_split_chain([part.for_rows(rows) for part in before], read[rows], split)
         )
-        made[:, rows] = one.values(x)
-    return made
+        made[:, rows] = one.projected(x)
+    return made if one.filter is None else one.filter.forward(made)
 
 
 def _decompx_split_block(block: FrozenBlock, rows: slice, x: Tensor, values: dict[int, Tensor], split: Split) -> Tensor:

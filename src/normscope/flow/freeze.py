@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from normscope.decompose.activations import Gate, gated_constant, gated_unit, projections_of
 from normscope.decompose.mixing import mix_values
 from normscope.errors import NormscopeError
+from normscope.flow.filters import freeze_filter
 from normscope.flow.freeze_check import find_freeze_mismatch
 from normscope.flow.maps import (
     FrozenAttention,
@@ -37,7 +38,7 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules, linear_map
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Stack
-from normscope.models.values import value_map
+from normscope.models.values import packing_at, value_map
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.call_values import value_shift_and_scale
 from normscope.tracing.recorded import (
@@ -315,7 +316,15 @@ def freeze_attention(part: AttentionRecord, value: Tensor, bias: Tensor | None) 
     if part.value_norm is not None:
         repeated = part.value_norm.inverse[0].repeat_interleave(len(value) // shared, 0)
         read_scale = repeated if read_scale is None else read_scale * repeated
-    return FrozenAttention(weights, value, bias, part.matrix, constant, part.cross, shared, gate, read_scale)
+    if part.filter is not None and part.filter.constant is not None:
+        made = torch.zeros_like(part.output[0])
+        for rows, some in weights.blocks():
+            mixed = torch.bmm(some, part.filter.constant[0, :, : some.shape[2]])
+            mixed = mixed if gate is None else mixed * gate[:, rows]
+            made[rows] = mixed.transpose(0, 1).flatten(1) @ part.matrix.flatten(0, 1)
+        constant = made if constant is None else made + constant
+    filtered = freeze_filter(part)
+    return FrozenAttention(weights, value, bias, part.matrix, constant, part.cross, shared, gate, read_scale, filtered)
 
 
 def frozen_value_maps(loaded: LoadedModel, layer: nn.Module, record: LayerRecord) -> list[tuple[Tensor, Tensor | None]]:
@@ -324,7 +333,10 @@ def frozen_value_maps(loaded: LoadedModel, layer: nn.Module, record: LayerRecord
     for step, part in zip(record.steps, record.parts, strict=True):
         if isinstance(step.part, Attention) and isinstance(part, AttentionRecord):
             heads, shared, width = part.weights.shape[1], part.values.shape[1], part.values.shape[3]
-            weight, bias = value_map(layer.get_submodule(step.part.value), step.part.packing, heads, shared, width)
+            packing = packing_at(layer, step.part, shared, width)
+            weight, bias = value_map(layer.get_submodule(step.part.value), packing, heads, shared, width)
+            if part.filter is not None:
+                bias = None  # part of the filter's constant
             if part.latent is not None and step.part.latent is not None:
                 weight, bias = latent_value_map(layer.get_submodule(step.part.latent), part.latent, weight, bias)
             weight, bias = _finish_value_map(layer, step.part, part, weight, bias)

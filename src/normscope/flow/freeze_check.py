@@ -27,6 +27,7 @@ from normscope.tracing.recorded import (
     closeness_misfit,
     gated_hidden,
     is_close_to_product,
+    mixed_values,
     replay_with_bias,
     row_blocks,
     unit_rows,
@@ -36,6 +37,7 @@ from normscope.tracing.records import AttentionRecord, LayerRecord
 PROBED = {torch.float32: 1e-5, torch.float64: 1e-9}  # of ||x|| ||w|| along a direction, where errors add up or cancel
 FEED_FORWARD_ROWS = 512  # of a feed-forward compared at a time
 COMPLETE_ROWS = 512  # in about so many rows, all of a short text, the output is compared completely
+RECURRENT = 1e-5  # of ||x|| ||w|| if x is the output of a recurrence
 MIXED = {torch.float32: 1e-5, torch.float64: 1e-7}  # of ||x|| ||w|| if x is rounded too, or integrated numerically
 
 
@@ -138,7 +140,7 @@ def _freeze_attention_mismatch(
             "them, or they are made in more than one step"
         )
     if part.mixed is None:
-        mixed = torch.bmm(part.weights[0], part.values[0].repeat_interleave(step, 0)).transpose(0, 1).flatten(1)
+        mixed = torch.bmm(part.weights[0], mixed_values(part)[0].repeat_interleave(step, 0)).transpose(0, 1).flatten(1)
     else:
         mixed = part.mixed[0]
     if part.gate is not None:
@@ -146,7 +148,9 @@ def _freeze_attention_mismatch(
     if part.row_scale is not None:
         mixed = mixed * part.row_scale[0][:, None]
     matrix = part.matrix.reshape(heads * small, -1)
-    fits = is_close_to_product(mixed[rows], matrix, part.bias, part.output[0][rows], MIXED[dtype])
+    # A recurrence and its gated norm are computed in float32.
+    tolerance = MIXED[dtype] if part.filter is None else RECURRENT
+    fits = is_close_to_product(mixed[rows], matrix, part.bias, part.output[0][rows], tolerance)
     return "" if fits else f"{spec.output} does not output its linear map of the attended values"
 
 

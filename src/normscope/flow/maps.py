@@ -19,6 +19,7 @@ from torch import Tensor
 from normscope.decompose.activations import Gate, gated_unit, projections_of
 from normscope.decompose.state import GatedUnit
 from normscope.errors import NormscopeError
+from normscope.flow.filters import FrozenFilter
 from normscope.tracing.recorded import FrozenWeights, row_blocks, unit_rows
 from normscope.tracing.records import Unit
 
@@ -59,6 +60,7 @@ class FrozenAttention:
     shared: int = 1  # number of value heads; with grouped queries, fewer than H
     gate: Tensor | None = None  # (H, i, d_h)
     read_scale: Tensor | None = None  # (H or 1, j): 1 / s_j of norms on the way to the values
+    filter: FrozenFilter | None = None  # of the values
 
     def forward(self, X: Tensor, encoder: Tensor | None) -> Tensor:
         read = encoder if self.cross else X
@@ -66,7 +68,12 @@ class FrozenAttention:
         return self.mix(self.values(read))
 
     def values(self, X: Tensor) -> Tensor:
-        """(H, j, sources * d_h): the values of (j, sources, d), without their bias. One product for all heads."""
+        """(H, j, sources * d_h): the values that are mixed of (j, sources, d), without their bias."""
+        made = self.projected(X)
+        return made if self.filter is None else self.filter.forward(made)
+
+    def projected(self, X: Tensor) -> Tensor:
+        """The values of some tokens before the filter. One product for all heads."""
         heads, width, small = self.value.shape
         flat = self.value.transpose(0, 1).reshape(width, heads * small)
         made = (X.reshape(-1, width) @ flat).view(*X.shape[:2], heads, small)
@@ -101,6 +108,7 @@ class FrozenAttention:
             grouped = per_head.permute(2, 1, 0, 3).flatten(2).reshape(shared, -1, len(every) * small)
             columns = weights.shape[2]
             back[:, :columns].baddbmm_(weights.reshape(shared, -1, columns).transpose(1, 2), grouped)
+        back = back if self.filter is None else self.filter.adjoint(back)
         if self.read_scale is not None:
             back = back * self.read_scale[..., None]
         by_target = back.unflatten(2, (-1, small)).permute(2, 1, 0, 3).flatten(2)  # (targets, j, shared * d_h)

@@ -21,7 +21,7 @@ from normscope.measures.first_token import normalise_rows
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_blocks, layer_modules
 from normscope.models.spec import Attention
-from normscope.models.values import value_columns
+from normscope.models.values import packing_at, value_columns
 from normscope.tracing.call_values import value_shift_and_scale
 from normscope.tracing.hooks import only_in_this_thread
 from normscope.tracing.model_state import model_lock
@@ -76,10 +76,11 @@ def _run_with_value_zeroing(
     """The layer's output with the values of token j, their bias included, set to zero."""
 
     heads, width = sizes
+    packing = packing_at(layer, part, heads, width)
     projected: list[Tensor] = []  # (b, n, heads * d_h)
 
     def columns(made: Tensor) -> Tensor:
-        return value_columns(part.packing, heads, width, made.shape[-1]).to(made.device)
+        return value_columns(packing, heads, width, made.shape[-1]).to(made.device)
 
     def zero(module: nn.Module, given: Any, made: Tensor) -> Tensor:
         added, _ = value_shift_and_scale(layer, part, made.new_empty(heads, 1, width))

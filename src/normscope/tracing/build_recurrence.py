@@ -19,6 +19,7 @@ from normscope.models.values import packing_at, value_constant, value_rows
 from normscope.tracing.call_values import GATES
 from normscope.tracing.recorded import ELEMENT, closeness_misfit, closeness_rows, coarser, convolve, gather_rows
 from normscope.tracing.records import AttentionRecord, AttentionRows, FilterRecord, Rows
+from normscope.tracing.recurrences import CHUNK
 
 if TYPE_CHECKING:
     from normscope.tracing.build import LayerCall
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 
 def recurrence_record(call: LayerCall, part: Attention, shift: Tensor | None) -> AttentionRecord:
-    """`shift` is the beta of the norm before the values, which depends on no token."""
+    """`shift` is the beta of the norm before the values."""
     assert part.recurrence is not None
+    if shift is not None:
+        raise NormscopeError(f"The values of {part.module} are read after a norm with a shift, which is not supported.")
     if len(call.recurrences) != 1:
         raise NormscopeError(
             f"{part.module} called {part.recurrence.function} {len(call.recurrences)} times, not once. Its layer is "
@@ -37,7 +40,7 @@ def recurrence_record(call: LayerCall, part: Attention, shift: Tensor | None) ->
     if name != part.recurrence.function:
         raise NormscopeError(f"{part.module} called {name}, not {part.recurrence.function}. Correct the family.")
     heads, width = made.values.shape[1], made.values.shape[3]
-    values, filtered = _values_and_filter(call, part, made, shift)
+    values, filtered = _values_and_filter(call, part, made)
     rows = checked_rows(made)
     weights, error = _weights(call, made, rows)
     weight, bias = linear_map(layer_submodule(call.layer, part.output))
@@ -57,16 +60,14 @@ def recurrence_record(call: LayerCall, part: Attention, shift: Tensor | None) ->
     )
 
 
-def _values_and_filter(
-    call: LayerCall, part: Attention, made: RecurrenceCall, shift: Tensor | None
-) -> tuple[Tensor, FilterRecord]:
+def _values_and_filter(call: LayerCall, part: Attention, made: RecurrenceCall) -> tuple[Tensor, FilterRecord]:
     """The values (b, H, j, d_h) before the convolution, without their bias, and the convolution, with that bias."""
     assert part.recurrence is not None
     _, heads, length, width = made.values.shape
     projection = layer_submodule(call.layer, part.value)
     packing = packing_at(call.layer, part, heads, width)
     values = value_rows(call.cast(call.output_of(part.value)), packing, heads, width).transpose(1, 2)
-    constant = call.cast(value_constant(projection, packing, heads, width, shift))
+    constant = call.cast(value_constant(projection, packing, heads, width, None))
     taps, bias = _filter_parameters(call, part.recurrence, heads, width)
     hidden, size = convolve(taps, values), convolve(taps.abs(), values.abs())
     if bias is not None:
@@ -122,8 +123,7 @@ def checked_rows(made: RecurrenceCall) -> AttentionRows:
         torch.maximum(misfit, off, out=misfit)  # NaN stays
         return weights
 
-    ones = torch.ones_like(made.values[..., :1])
-    return AttentionRows(made.inputs.shape, compute, made.values.device, sums=ones[..., 0], misfit=misfit)
+    return AttentionRows(made.inputs.shape, compute, made.values.device, misfit=misfit, together=CHUNK)
 
 
 WEIGHT_ERROR = 1e-4  # relative to the sizes of what is summed; transformers computes recurrences in float32

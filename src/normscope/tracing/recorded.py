@@ -181,7 +181,7 @@ class FrozenWeights:
         them. Raises an error at the end if they are not those of the forward pass."""
         _, heads, length, columns = self.rows.shape
         first, last, _ = within.indices(length)
-        for block in row_blocks(last - first, CACHED_SCORES // (heads * columns)):
+        for block in row_blocks(last - first, max(self.rows.together, CACHED_SCORES // (heads * columns))):
             rows = slice(first + block.start, first + block.stop)
             yield rows, self.all[:, rows] if "all" in self.__dict__ else self._some(rows)
         if self.rows.misfit is not None:

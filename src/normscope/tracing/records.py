@@ -27,6 +27,7 @@ class AttentionRows:
     device: torch.device
     sums: Tensor | None = None  # (b, H, i): the sum of each row; None: one
     misfit: Tensor | None = None  # the largest difference found so far, relative to rounding; None: exact
+    together: int = 1  # rows that are cheaper to compute together
 
     def refuse_misfit(self) -> None:
         """Raise an error if the rows computed so far are not those that the attention function used."""

@@ -101,7 +101,9 @@ def check(lens: Analyzer, progress: Callable[[int, int], None] | None = None) ->
             for scope in alone.scopes:
                 row = rows.setdefault((side, scope), CheckRow(scope, side, *_error_limits(lens)))
                 row.padded = max(row.padded, _largest_difference(others[side][scope], alone[scope]))
-                if scope.endswith("-W"):
+                if scope == "MIX-W":  # rows need not sum to one: the error of the values that they mix
+                    row.sums = max(row.sums, _largest_error(alone.completeness[scope]))
+                elif scope.endswith("-W"):
                     row.sums = max(row.sums, _weight_sum_error(alone[scope], stack))
                 else:
                     _check_all_vectors(alone, scope, row)
@@ -174,7 +176,7 @@ def _check_all_vectors(result: Analysis, scope: str, row: CheckRow) -> None:
 
 def _largest_difference(a: Tensor, b: Tensor) -> float:
     """The largest difference, relative to the largest cell of its row."""
-    return _largest_error((a - b).abs() / b.amax(-1, keepdim=True))
+    return _largest_error((a - b).abs() / b.abs().amax(-1, keepdim=True))
 
 
 def _largest_error(errors: Tensor) -> float:

@@ -133,6 +133,7 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {  # "family" or "family-variant"
 }
 DELTA_NET = GROUPED | {
     "head_dim": 8,
+    "max_position_embeddings": 100,
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_key_head_dim": 6,

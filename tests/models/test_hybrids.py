@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from normscope import Analysis, Analyzer
+from normscope import Analysis, Analyzer, NormscopeError
+from normscope.inputs.encode import encode
+from normscope.measures.first_token import first_token_share
+from normscope.models.modules import layer_blocks
+from normscope.models.spec import Attention
+from normscope.tracing.uniform_attention import run_uniform_attention
 from tests.helpers.free_oracle import FreeLayer, Shares, free_oracle
+from tests.helpers.free_recurrences import RECURRENCES
 from tests.helpers.tiny import HYBRIDS, inputs, tiny
 
 OUTPUTS = ("linear_attn.out_proj", "self_attn.o_proj", "mixer.out_proj", "mamba.out_proj")
@@ -74,3 +88,154 @@ def test_every_scope(name: str) -> None:
             if scope.endswith("-N"):
                 largest = cells.amax(-1, keepdim=True)
                 assert min(float(((one - cells).abs() / largest).max()) for one in seen) < TOLERANCE, (scope, n)
+
+
+@contextmanager
+def watched_recurrences(model: PreTrainedModel) -> Iterator[list[Callable[[Tensor], Tensor]]]:
+    """The recurrences that the model runs, as functions of the values, in order."""
+    found: list[Callable[[Tensor], Tensor]] = []
+    files = {sys.modules[type(module).__module__] for module in model.modules()}
+
+    def watch(function: Any, recurrence: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = inspect.signature(function).bind(*args, **kwargs)
+            bound.apply_defaults()
+            found.append(recurrence(dict(bound.arguments)))
+            return function(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as patches:
+        for name, (_, recurrence) in RECURRENCES.items():
+            for file in files:
+                if hasattr(file, name):
+                    patches.enter_context(patch.object(file, name, watch(getattr(file, name), recurrence)))
+        yield found
+
+
+@pytest.mark.parametrize("length", [2, 70])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_weights_by_probing(name: str, length: int) -> None:
+    """MIX-W is the mean over heads of what the recurrence makes of a value that only one token has."""
+    lens = lens_of(name)
+    encoding = inputs(name, lens.model, length)
+    with watched_recurrences(lens.model) as recurrences, torch.no_grad():
+        lens.model(**encoding)
+    result = lens.analyze(encoding, scopes=["weights", "attention"])
+    eye = torch.eye(length, dtype=torch.float64)[None, :, None]
+    for n, layer in enumerate(n for n, one in enumerate(layer_kinds(name)) if one == "MIX"):
+        heads = lens.loaded.calls.heads["decoder"][layer]
+        weights = recurrences[n](eye.expand(1, length, heads, length)).mean(2)[0]
+        torch.testing.assert_close(result["MIX-W"][layer], weights, rtol=1e-6, atol=1e-6)
+        assert length == 2 or float(result["MIX-W"][layer].min()) < 0
+        own = weights.diagonal()
+        others = weights.abs().sum(-1) - own.abs()
+        torch.testing.assert_close(
+            result.mixing_ratio("MIX-W")[layer], others / (others + own.abs()), rtol=1e-5, atol=1e-5
+        )
+        share = weights[:, 0].abs() / weights.abs().sum(-1)
+        torch.testing.assert_close(first_token_share(result["MIX-W"])[layer], share, rtol=1e-5, atol=1e-5)
+    assert max(float(one.max()) for one in result.completeness.values()) < 2e-5
+
+
+def layer_kinds(name: str) -> list[str]:
+    """MIX for the layers with a recurrence, ATTN for the others."""
+    blocks = [layer_blocks(layer, lens_of(name).family.stacks[0]) for layer in lens_of(name).model.layers]
+    ops = [next(b.op for b in one[0].branches if isinstance(b.op, Attention)) for one in blocks]
+    return ["ATTN" if op.recurrence is None else "MIX" for op in ops]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_padded_on_either_side(name: str) -> None:
+    lens = lens_of(name)
+    long, short = (inputs(name, lens.model, n, seed=n)["input_ids"][0] for n in (9, 5))
+    alone = [lens.analyze({"input_ids": one}) for one in (long, short)]
+    for left in (False, True):
+        pad = torch.zeros(4, dtype=torch.long)
+        ids = torch.stack([long, torch.cat([pad, short] if left else [short, pad])])
+        mask = torch.stack([torch.ones(9, dtype=torch.long), (ids[1] > 0).long()])
+        for result, expected in zip(lens.stream({"input_ids": ids, "attention_mask": mask}), alone, strict=True):
+            for scope in expected.scopes:
+                size = expected[scope].abs().amax(-1, keepdim=True)
+                assert float(((result[scope] - expected[scope]).abs() / size).max()) < 1e-5, (scope, left)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_rows_and_vectors(name: str) -> None:
+    """Some rows of some layers, and the vectors whose norms the maps are."""
+    lens = lens_of(name)
+    encoding = inputs(name, lens.model, 9)
+    whole, some = lens.analyze(encoding), lens.analyze(encoding, rows=[1, 7])
+    for scope in whole.scopes:
+        torch.testing.assert_close(some[scope], whole[scope][:, [1, 7]], rtol=1e-5, atol=1e-7)
+    for scope in ("attention", "layer"):
+        for layer in whole.layers:
+            found = whole.parts(scope, layer)
+            torch.testing.assert_close(found.contributions.norm(dim=-1), whole[scope][layer], rtol=1e-6, atol=1e-9)
+            total = found.contributions.sum(1) + found.bias
+            torch.testing.assert_close(total, found.actual, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_value_bias_in_the_remainder(name: str) -> None:
+    """The bias of a convolution belongs to no token in either case."""
+    lens = lens_of(name)
+    encoding = inputs(name, lens.model, 7)
+    token, remainder = (lens.analyze(encoding, value_bias=one, scopes=["layer"]) for one in ("token", "remainder"))
+    for n, kind in enumerate(layer_kinds(name)):
+        if kind == "MIX":
+            torch.testing.assert_close(token["layer"][n], remainder["layer"][n])
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_float32(name: str) -> None:
+    model = tiny(name, dtype=torch.float32)
+    result = Analyzer(model).analyze(inputs(name, model, 70))
+    expected = lens_of(name).analyze(inputs(name, lens_of(name).model, 70))
+    assert max(float(one.max()) for one in result.completeness.values()) < 1e-4
+    for scope in expected.scopes:
+        size = expected[scope].abs().amax(-1, keepdim=True)
+        assert float(((result[scope] - expected[scope]).abs() / size).max()) < 1e-3
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_by_source(name: str) -> None:
+    """Every token a source of its own: another way through the same layers."""
+    lens = lens_of(name)
+    encoding = inputs(name, lens.model, 7)
+    by_source, tokens = lens.analyze(encoding, sources="token"), lens.analyze(encoding)
+    for scope in tokens.scopes:
+        torch.testing.assert_close(by_source[scope], tokens[scope], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_the_model_is_left_as_it_was(name: str) -> None:
+    lens = lens_of(name)
+    files = {sys.modules[type(module).__module__] for module in lens.model.modules()}
+    before = {(file, one): getattr(file, one, None) for file in files for one in RECURRENCES}
+    lens.analyze(inputs(name, lens.model, 5))
+    with pytest.raises(NormscopeError):
+        lens.analyze({"input_ids": torch.tensor([[10**6]])})
+    assert {(file, one): getattr(file, one, None) for file, one in before} == before
+
+
+def test_what_is_refused() -> None:
+    lens = lens_of("qwen3_5_text")
+    encoding = inputs("qwen3_5_text", lens.model, 5)
+    with pytest.raises(NormscopeError, match="multiplies the mixed values by a gate"):
+        lens.analyze(encoding, heads=True)
+    with pytest.raises(NormscopeError, match="may be negative and their rows do not sum to one"):
+        lens.flow(encoding, method="rollout")
+    with pytest.raises(NormscopeError, match="may be negative and their rows do not sum to one"):
+        lens.flow(encoding, method="rollout:weights")
+    with pytest.raises(NormscopeError, match="by a recurrence"):
+        run_uniform_attention(lens.loaded, encode(lens.loaded, encoding), [0])
+
+
+def test_a_changed_recurrence_is_found() -> None:
+    """A hook that changes the values between projection and recurrence."""
+    model = copy.deepcopy(lens_of("qwen3_5_text").model)
+    model.layers[0].linear_attn.in_proj_qkv.register_forward_hook(lambda module, args, out: out * 1.01)
+    model.layers[0].linear_attn.norm.register_forward_hook(lambda module, args, out: out * 1.01)
+    with pytest.raises(NormscopeError, match=r"linear_attn\.(out_proj|in_proj_qkv)"):
+        Analyzer(model).analyze(inputs("qwen3_5_text", model, 5))

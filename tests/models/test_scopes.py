@@ -150,6 +150,7 @@ def test_aliases(kind: str) -> None:
     assert scope_aliases(LAYERS[kind][0]) == expected
 
 
+HYBRID = ("MIX-W", "LNMIX-N", "LNMIXRES-N", "LNMIXRESLN-N", "LNMIXRESLNFF-N", "LNMIXRESLNFFRES-N")
 KINDS = {  # of the built-in families' stacks
     **dict.fromkeys(
         ["BERT", "RoBERTa", "XLM-RoBERTa", "CamemBERT", "ELECTRA", "DistilBERT", "ALBERT", "MPNet", "DeBERTa-v2"],
@@ -166,6 +167,7 @@ KINDS = {  # of the built-in families' stacks
     **dict.fromkeys(["GPT-NeoX", "GPT-J", "Phi", "Cohere"], (PARALLEL,)),
     **dict.fromkeys(["Gemma-2", "Gemma-3 (text)", "GLM-4"], (SANDWICH,)),
     "OLMo 2": (AFTER,),
+    **dict.fromkeys(["Qwen3-Next", "Qwen3.5 (text)", "Qwen3.5-MoE (text)"], (HYBRID,)),
     **dict.fromkeys(["BART", "Marian"], (SCOPES, POST_CROSS)),
     **dict.fromkeys(["Whisper", "T5", "T5 (gated)", "mBART"], (PRE, PRE_CROSS)),
 }

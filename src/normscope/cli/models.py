@@ -107,7 +107,7 @@ def _family_entry(family: Family) -> dict[str, Any]:
         "stacks": [
             {
                 "side": stack.side,
-                "order": " ".join(re.findall("X?ATTN|RES|LN|FF", scope_names(stack.blocks)[-1])),
+                "order": " ".join(re.findall("X?ATTN|MIX|RES|LN|FF", scope_names(stack.blocks)[-1])),
                 "scopes": list(scope_names(stack.blocks)),
                 "aliases": scope_aliases(stack.blocks),
             }

@@ -47,7 +47,8 @@ class BatchResults:
         self.by_source = sources is not None
         self.kinds = 2 if encoder else 1  # of columns: own, encoder's
         layers, heads = len(request.layers), len(request.options.heads)
-        self.attention = next(str(step.norms) for step in request.steps if step.alias == "attention")
+        first = next(step for step in request.steps if step.alias == "attention")
+        self.weights, self.attention = str(first.weights), str(first.norms)
         self.scopes = request.scopes
         # Scopes that are reduced together are adjacent: weights (cross-attention last), then norms in layer order.
         order = sorted(request.scopes, key=lambda scope: (not scope.endswith("-W"), scope == "XATTN-W"))
@@ -60,7 +61,8 @@ class BatchResults:
         scopes = len(order)
         self.maps = space(scopes, layers, rows, length + encoder)
         self.statistics = space(6, scopes, layers, rows)
-        kinds = ("ATTN-W", self.attention, "XATTN-W", "XATTN-N") if encoder else ("ATTN-W", self.attention)
+        own = self.weights, self.attention
+        kinds = (*own, "XATTN-W", "XATTN-N") if encoder else own
         self.heads = {kind: space(layers, heads, rows, length + encoder) for kind in kinds if heads}
         self.value_norms = space(layers, heads, length + encoder) if heads else None
 
@@ -97,7 +99,7 @@ class BatchResults:
             assert self.value_norms is not None
             cross = found_heads.cross
             columns = slice(self.length, None) if cross else slice(0, self.length)
-            by_weight, by_norm = ("XATTN-W", "XATTN-N") if cross else ("ATTN-W", self.attention)
+            by_weight, by_norm = ("XATTN-W", "XATTN-N") if cross else (self.weights, self.attention)
             if self.kinds > 1:
                 self.heads[by_weight][items, layer] = self.heads[by_norm][items, layer] = 0
             weights = self.heads[by_weight][items, layer][..., columns]

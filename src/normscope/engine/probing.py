@@ -18,7 +18,7 @@ from normscope.errors import NormscopeError
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import linear_map
+from normscope.models.modules import has_recurrence, linear_map
 from normscope.models.scopes import layer_steps, resolve_scopes, scope_aliases
 from normscope.models.spec import Attention, Norm, Stack
 from normscope.models.values import value_map
@@ -122,6 +122,10 @@ def probe_attention_maps(loaded: LoadedModel, layer: int) -> tuple[Tensor, Tenso
     Values shared by several heads are repeated for each head; a missing bias is zero. In float64.
     """
     stack = loaded.stacks[0]
+    if has_recurrence(stack):
+        raise NormscopeError(
+            "The values of some layers of this model pass a convolution over tokens, so W_V is not a matrix."
+        )
     part = next(
         step.part for step in layer_steps(stack.blocks) if isinstance(step.part, Attention) and not step.part.cross
     )

@@ -21,6 +21,7 @@ from normscope.decompose.shapley.gate import NO_EXPERTS, Shapley, parse_shapley_
 from normscope.decompose.state import EXTRA_VECTORS, VECTOR_LIMIT
 from normscope.errors import NormscopeError
 from normscope.models.loaded import LoadedModel
+from normscope.models.modules import has_recurrence
 from normscope.models.scopes import Step, layer_steps, resolve_scopes, scope_names
 from normscope.models.spec import Attention, Experts, FeedForward, Stack
 from normscope.tracing.model_state import is_proved
@@ -59,7 +60,7 @@ class Request:
 
 def _attention_is_gated(stack: Stack) -> bool:
     ops = [b.op for blocks in (stack.blocks, *stack.variants) for block in blocks for b in block.branches]
-    return any(isinstance(op, Attention) and (op.gate is not None or op.inner_norm is not None) for op in ops)
+    return any(isinstance(op, Attention) and (op.gate or op.inner_norm or op.recurrence) for op in ops)
 
 
 def requests_for(loaded: LoadedModel, options: Options) -> list[Request]:
@@ -143,6 +144,7 @@ class LayerShape:
     width: int
     heads: int
     hidden: int
+    taps: int = 0  # of the convolution before a recurrence, each with weights of its own
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,12 @@ def layer_shape(layer: nn.Module, config: Any, heads: int) -> LayerShape:
     if not isinstance(width, int):  # the config of a larger model, which holds that of the text model
         width = next((module.in_features for module in layer.modules() if isinstance(module, nn.Linear)), max(widths))
     return LayerShape(width=width, heads=heads, hidden=max(widths))
+
+
+def filter_taps(layers: Iterable[nn.Module], stack: Stack) -> int:
+    """The most taps of a convolution before a recurrence; 0 without recurrences."""
+    kernels = [m.kernel_size[0] for layer in layers for m in layer.modules() if isinstance(m, nn.Conv1d)]
+    return max(kernels, default=0) if has_recurrence(stack) else 0
 
 
 def map_bytes(lengths: Sequence[int], request: Request, dtype: torch.dtype, sources: int | None = None) -> int:
@@ -192,7 +200,7 @@ def estimate_cost(
     # Attention weights of the whole batch and a few scores; then, for each group of items, the vectors f (before and
     # after a norm) and a few maps.
     group = min(items, max(1, GROUP_TOKENS // n))
-    attention = size * (items * shape.heads * n * n + 4 * SCORES)
+    attention = size * (items * shape.heads * (1 + shape.taps) * n * n + 4 * SCORES)
     vectors = (
         2
         * size

@@ -27,6 +27,7 @@ from normscope.engine.request import (
     Request,
     default_budget,
     estimate_cost,
+    filter_taps,
     layer_shape,
     refuse_over_budget,
     steps_until,
@@ -71,7 +72,9 @@ def batch_cost(loaded: LoadedModel, items: Sequence[Item], requests: Sequence[Re
     for request in requests:
         stack = request.stack
         heads = loaded.head_counts[loaded.stacks.index(stack)]
-        shape = layer_shape(layer_modules(loaded.base, stack)[0], loaded.base.config, heads)
+        layers = layer_modules(loaded.base, stack)
+        shape = layer_shape(layers[0], loaded.base.config, heads)
+        shape = replace(shape, taps=filter_taps(layers, stack))
         lengths = [len(item.sides[stack.side].names) for item in items]
         sources = max((len(item.sources.names) + 1 for item in items if item.sources is not None), default=None)
         costs.append(estimate_cost(lengths, request, shape, loaded.dtype, sources))

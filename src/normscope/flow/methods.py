@@ -13,6 +13,7 @@ from normscope.flow.interface import Method
 from normscope.flow.rollout import run_raw_rollout, run_rollout
 from normscope.flow.value_zeroing import run_value_zeroing
 from normscope.models.loaded import LoadedModel
+from normscope.models.modules import has_recurrence
 from normscope.models.scopes import resolve_scopes, scope_aliases, scope_names
 
 
@@ -40,6 +41,9 @@ def _method_refuses_post_norm(loaded: LoadedModel, option: str = "") -> str:
 
 
 def _method_refuses_rollout(loaded: LoadedModel, option: str) -> str:
+    for stack in loaded.stacks if has_recurrence(loaded.stacks[-1]) else ():
+        if scope_aliases(stack.blocks).get(option or "weights", option.upper()) == "MIX-W":
+            return "the weights of recurrences may be negative and their rows do not sum to one; use rollout:layer"
     return _method_refuses_scope(loaded, option) if option else _method_refuses_two_sided(loaded)
 
 

@@ -114,11 +114,11 @@ def _stand_in(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def compute(*args: Any, **kwargs: Any) -> Any:
         made = function(*args, **kwargs)
-        recorder: Any = getattr(active_trace, "recorder", None)
-        if recorder is not None:
+        keep = getattr(getattr(active_trace, "recorder", None), "keep_recurrence", None)
+        if keep is not None:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            recorder.keep_recurrence(name, bound.arguments, made)
+            keep(name, bound.arguments, made)
         return made
 
     return compute

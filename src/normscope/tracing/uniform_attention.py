@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normscope.errors import NormscopeError
 from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import MATMUL, layer_attribute, layer_modules
+from normscope.models.modules import MATMUL, has_recurrence, layer_attribute, layer_modules
 from normscope.models.scopes import layer_steps
 from normscope.models.spec import Attention, Stack
 from normscope.tracing.model_state import active_trace, attention_stand_in, model_lock
@@ -27,6 +28,8 @@ def run_uniform_attention(loaded: LoadedModel, item: Item, layers: Sequence[int]
     forward pass)."""
     loaded.refuse_prompt("Uniform attention")
     stack = loaded.stacks[0]
+    if has_recurrence(stack):
+        raise NormscopeError("Uniform attention is not defined for a model whose layers mix tokens by a recurrence.")
     model = loaded.model if logits else loaded.base
     with model_lock(loaded.base), torch.no_grad(), _attend_uniformly(loaded, stack, frozenset(layers)):
         output = model(**forward_inputs(loaded, [item]))

@@ -19,7 +19,14 @@ COMPONENT_LABELS = {
     "residual": "+RES",
     "scale": "×",
 }
-COMPONENT_KINDS = {"ATTN": "attention", "XATTN": "cross-attention", "FF": "ff", "LN": "norm", "RES": "residual"}
+COMPONENT_KINDS = {
+    "ATTN": "attention",
+    "MIX": "attention",
+    "XATTN": "cross-attention",
+    "FF": "ff",
+    "LN": "norm",
+    "RES": "residual",
+}
 
 
 def layer_components(analysis: Analysis) -> list[dict[str, Any]]:
@@ -77,9 +84,9 @@ def _components_from_scope_names(analysis: Analysis) -> Iterable[Component]:
     path = ""
     names = analysis.scopes
     longest = max([*names, *analysis.aliases.values()], key=len)
-    for part in re.findall("X?ATTN|RES|LN|FF", longest):
+    for part in re.findall("X?ATTN|MIX|RES|LN|FF", longest):
         path += part
         if path.endswith(("RESLNATTN", "RESLNXATTN", "RESLNFF", "RESATTN", "RESXATTN", "RESFF")):
             block += 1
-        weights = "XATTN-W" if part == "XATTN" else "ATTN-W" if part == "ATTN" else f"{path}-W"
+        weights = f"{part}-W" if part in ("XATTN", "ATTN", "MIX") else f"{path}-W"
         yield COMPONENT_KINDS[part], block, 0, "XATTN-N" if part == "XATTN" else f"{path}-N", weights

@@ -84,7 +84,7 @@ def _table_scope_name(scope: str) -> str:
     path, _, kind = scope.rpartition("-")
     parts: list[str] = []
     while path:
-        part = next((p for p in ("XATTN", "ATTN", "RES", "LN", "FF") if path.startswith(p)), path)
+        part = next((p for p in ("XATTN", "ATTN", "MIX", "RES", "LN", "FF") if path.startswith(p)), path)
         parts.append(part)
         path = path[len(part) :]
     return "\n".join([*parts, f"-{kind}"])

@@ -57,8 +57,9 @@ def test_one_layer_is_the_layer_scope(name: str) -> None:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    name: {"layer_types": ["linear_attention"]} for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-}
+    name: {"layer_types": ["linear_attention"]}
+    for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")
+} | {"bamba": {"attn_layer_indices": []}}
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -84,11 +85,13 @@ def test_adjoint_is_the_transpose(name: str) -> None:
     assert attentions == len(frozen.stacks[0].layers)
 
 
+MIXERS = ("linear_attn", "mamba", "mixer")
 SPLIT = ("in_proj_qkv", [*range(24, 56)])  # 2 queries and 2 keys of 6, then 4 values of 8
 VALUES: dict[str, tuple[str, list[int]]] = {  # where the values of a recurrence are
     "qwen3_next": ("in_proj_qkvz", [*range(12, 28), *range(56, 72)]),  # 2 groups: query and key, 2 values, 2 gates
     "qwen3_5_text": SPLIT,
     "qwen3_5_moe_text": SPLIT,
+    **{name: ("in_proj", [*range(48, 96)]) for name in ("mamba2", "bamba", "granitemoehybrid")},  # gate, values, ...
 }
 
 
@@ -101,7 +104,7 @@ def test_value_zeroing(name: str) -> None:
     (item,) = encode(lens.loaded, encoding)
     found = value_zeroing_maps(lens.loaded, item, freeze_model(lens.loaded, item))
     for n, layer in enumerate(lens.model.layers):
-        recurrent = next((part for path, part in layer.named_children() if path in ("linear_attn", "mamba")), None)
+        recurrent = next((part for path, part in layer.named_children() if path in MIXERS), None)
         path, columns = VALUES[name] if recurrent is not None else ("v_proj", slice(None))
         value = (layer.self_attn if recurrent is None else recurrent).get_submodule(path)
         assert relative(found[n], zeroing_map(lens, encoding, n, value, columns)) <= 1e-6

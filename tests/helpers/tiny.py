@@ -148,10 +148,42 @@ SHARED_EXPERT = {
     "moe_intermediate_size": 12,
     "shared_expert_intermediate_size": 10,
 }
+MAMBA_HYBRID = GROUPED | {
+    "max_position_embeddings": 100,
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 5,
+    "mamba_proj_bias": True,
+}
 HYBRID_CONFIGS: dict[str, dict[str, Any]] = {  # recurrences in some or all layers
     "qwen3_next": DELTA_NET | SHARED_EXPERT | {"mlp_only_layers": [2]},
     "qwen3_5_text": DELTA_NET,
     "qwen3_5_moe_text": DELTA_NET | SHARED_EXPERT,
+    "mamba2": {
+        "vocab_size": 50,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_heads": 6,
+        "head_dim": 8,
+        "n_groups": 2,
+        "state_size": 5,
+        "residual_in_fp32": False,  # rounds a float64 stream
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "bamba": MAMBA_HYBRID | {"attn_layer_indices": [1]},
+    "granitemoehybrid": MAMBA_HYBRID
+    | EXPERTS
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "max_position_embeddings": 100,
+        "residual_multiplier": 0.5,
+        "shared_intermediate_size": 10,
+    },
 }
 CONFIGS = BERT_CONFIGS | OTHER_CONFIGS | HYBRID_CONFIGS
 DISTILBERT_NAMES = {

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normscope.models.attributes import attribute_names
-from normscope.models.causal import GATED, LLAMA, ROUTED
+from normscope.models.attributes import COMMON, attribute_names
+from normscope.models.causal import GATED, LLAMA, ROUTED, SELF_ATTENTION, decoder_stacks
 from normscope.models.further_causal import llama_layers
 from normscope.models.spec import (
     Attention,
     AttentionGate,
+    Block,
+    Branch,
     Experts,
     FeedForward,
     GatedNorm,
+    Norm,
     Recurrence,
     Stack,
 )
@@ -96,4 +99,96 @@ QWEN3_5_MOE = replace(
     note="as Qwen3.5, with a mixture of experts and a shared one",
 )
 
-FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE)
+
+STATE_SPACE = Recurrence("mamba2_chunk_scan", "mamba.conv1d", "first", GatedNorm("mamba.norm", gate_first=True))
+MAMBA = Attention("mamba", "mamba.in_proj", "mamba.out_proj", packing="second", recurrence=STATE_SPACE)
+PLAIN_ATTENTION = replace(SELF_ATTENTION, hybrid=True)
+MAMBA2 = replace(
+    LLAMA,
+    name="Mamba-2",
+    model_types=("mamba2",),
+    stacks=decoder_stacks(
+        "layers.*",
+        (
+            Block(
+                (
+                    Branch(
+                        Attention(
+                            "mixer",
+                            "mixer.in_proj",
+                            "mixer.out_proj",
+                            packing="second",
+                            recurrence=replace(
+                                STATE_SPACE,
+                                filter="mixer.conv1d",
+                                norm=replace(STATE_SPACE.norm, path="mixer.norm"),
+                            ),
+                        ),
+                        pre=Norm("norm", "rms"),
+                    ),
+                )
+            ),
+        ),
+    ),
+    positions=None,
+    attributes=COMMON
+    | attribute_names(
+        "num_heads head_dim hidden_size state_size num_hidden_layers layer_norm_epsilon expand conv_kernel n_groups "
+        "use_bias use_conv_bias hidden_act residual_in_fp32 time_step_rank time_step_min time_step_max "
+        "time_step_floor time_step_limit rescale_prenorm_residual rms_norm chunk_size layer_types"
+    ),
+    note="no attention and no feed-forward: every layer is a state space with a short convolution and a gated norm",
+)
+STATE_SPACES = attribute_names(
+    "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv mamba_expand mamba_chunk_size "
+    "mamba_conv_bias mamba_proj_bias time_step_limit"
+)
+BAMBA = replace(
+    LLAMA,
+    name="Bamba",
+    model_types=("bamba",),
+    stacks=hybrid_layers(
+        *(
+            llama_layers(
+                FeedForward(
+                    "feed_forward.gate_proj", "feed_forward.act_fn", "feed_forward.down_proj", up="feed_forward.up_proj"
+                ),
+                norm2="pre_ff_layernorm",
+                attention=attention,
+            )
+            for attention in (MAMBA, PLAIN_ATTENTION)
+        )
+    ),
+    attributes=LLAMA.attributes
+    | STATE_SPACES
+    | attribute_names("attn_layer_indices num_logits_to_keep z_loss_coefficient"),
+    note="Mamba-2 in most layers, attention in the others",
+)
+GRANITE_DENSE = FeedForward(
+    "shared_mlp.input_linear", "shared_mlp.activation", "shared_mlp.output_linear", up="shared_mlp.input_linear"
+)
+GRANITE_HYBRID = replace(
+    LLAMA,
+    name="Granite-4 hybrid",
+    model_types=("granitemoehybrid",),
+    stacks=hybrid_layers(
+        *(
+            llama_layers(feed_forward, scale="residual_multiplier", attention=attention)
+            for attention in (MAMBA, PLAIN_ATTENTION)
+            for feed_forward in (
+                Experts("block_sparse_moe.experts", "block_sparse_moe.experts.act_fn", shared=GRANITE_DENSE),
+                GRANITE_DENSE,
+            )
+        )
+    ),
+    attributes=LLAMA.attributes
+    | ROUTED
+    | STATE_SPACES
+    | attribute_names(
+        "embedding_multiplier logits_scaling residual_multiplier attention_multiplier shared_intermediate_size "
+        "position_embedding_type"
+    ),
+    note="Mamba-2 in most layers, attention in the others; a mixture of experts with a shared one, or that one alone",
+)
+
+FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, MAMBA2, BAMBA, GRANITE_HYBRID)

@@ -63,7 +63,7 @@ def _read_state_space(given: Mapping[str, Any], made: Tensor, dtype: torch.dtype
     values, output = (one.to(dtype).transpose(1, 2) for one in (given["hidden_states"], made))
     shared = values.shape[1] // given["B"].shape[2]
     key, query = (given[name].to(dtype).repeat_interleave(shared, 2).transpose(1, 2) for name in ("B", "C"))
-    skip = None if given.get("D") is None else given["D"].to(dtype)
+    skip = None if given.get("D") is None else given["D"].detach().to(dtype)
     decay, write = ((step * rate).transpose(1, 2), step.transpose(1, 2))
     return RecurrenceCall(RecurrenceInputs(query, key, decay, write, skip, delta=False), values, output)
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from normscope import Analyzer
-from normscope.models import causal, encoder_decoders, encoders, further_causal, vision
+from normscope.models import causal, encoder_decoders, encoders, further_causal, hybrids, vision
 from normscope.models.registry import REFUSED, family_of
 from normscope.models.scopes import scope_aliases, scope_names
 from normscope.models.spec import Attention, Block, Experts, Family, FeedForward, Norm
@@ -25,6 +25,7 @@ VERSION = "Made with transformers "  # start of the line with the version
 GROUPS = {
     "Text encoders": encoders.FAMILIES,
     "Causal language models": (*causal.FAMILIES, *further_causal.FAMILIES),
+    "Linear attention and state spaces": hybrids.FAMILIES,
     "Encoder-decoders": encoder_decoders.FAMILIES,
     "Vision": vision.FAMILIES,
 }
@@ -56,7 +57,8 @@ A family is a set of model types with the same kind of layers. The tables list
   model with random weights, rounded up to a power of ten. If both errors are similar, transformers computes a part of
   the layer (softmax or norms) in float32 for every dtype; the decomposition itself is exact.
 
-Components: ATTN is self-attention, XATTN cross-attention, FF the feed-forward network, LN a norm of any kind, SCALE a
+Components: ATTN is self-attention, MIX self-attention in some layers and a recurrence (linear attention, a state space)
+in the others, or in all, XATTN cross-attention, FF the feed-forward network, LN a norm of any kind, SCALE a
 learned factor for each dimension (LayerScale), RES the residual connection. `[ATTN | FF]` are parallel: both read the
 input of the block, and their outputs are added. A model with a task head counts as its base model.
 If your model's family is not listed, [add it](guides/your-own-family.md).
@@ -98,7 +100,7 @@ def page() -> str:
 def _models() -> dict[str, str]:
     """Family name -> the name of a tiny model of it."""
     found: dict[str, str] = {}
-    for name in tiny.FAMILIES:
+    for name in (*tiny.FAMILIES, *tiny.HYBRIDS):
         found.setdefault(family_of(tiny.tiny(name)).name, name)
     for family in (family for some in GROUPS.values() for family in some):
         found.setdefault(family.name, family.model_types[0])
@@ -141,7 +143,7 @@ def _family(family: Family, name: str) -> tuple[str, ...]:
 
 def _error(name: str, dtype: torch.dtype) -> float:
     """The largest completeness error of one short input to the tiny model."""
-    if name in tiny.FAMILIES:
+    if name in (*tiny.FAMILIES, *tiny.HYBRIDS):
         model = tiny.tiny(name, dtype=dtype)
         given = tiny.inputs(name, model)
     else:
@@ -183,7 +185,7 @@ def _order(blocks: Sequence[Block]) -> str:
     for block in blocks:
         branches = []
         for branch in block.branches:
-            name = "FF" if not isinstance(branch.op, Attention) else "XATTN" if branch.op.cross else "ATTN"
+            name = branch.op.word if isinstance(branch.op, Attention) else "FF"
             parts = [branch.pre and "LN", name, branch.post and "LN", branch.scale and "SCALE"]
             branches.append(" ".join(part for part in parts if part))
         words.append(branches[0] if len(branches) == 1 else f"[{' | '.join(branches)}]")

@@ -31,9 +31,16 @@ FAMILIES = families_in(
 )
 _registered: list[Family] = []
 # Model types that are known not to be supported, and why.
+BY_CHANNEL = (
+    "its recurrence has a decay of its own for every channel, so that tokens are mixed with as many weights as a layer "
+    "has channels, not heads"
+)
+SPLIT_LAYERS = "its layers have different components in different orders, so that they have no scopes in common"
 REFUSED = {
-    "mamba": "it has no attention",
-    "rwkv": "it has no attention",
+    **dict.fromkeys(("mamba", "falcon_mamba", "jamba", "recurrent_gemma", "rwkv"), BY_CHANNEL),
+    **dict.fromkeys(("nemotron_h", "olmo_hybrid"), SPLIT_LAYERS),
+    "falcon_h1": "a layer mixes tokens by attention and by a recurrence at once, with scopes for one of them only",
+    "minimax": "its residual connections begin after the norms",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from normscope.decompose.gram import (
     reduce_weights,
     stack_row_statistics,
 )
+from normscope.decompose.mixing import without_filter
 from normscope.decompose.shapley.gate import Shapley
 from normscope.decompose.shapley.rows import (
     ShapleyRows,
@@ -109,6 +110,9 @@ def measure_layer(
 ) -> tuple[list[ScopeMaps], list[HeadFactors]]:
     """Maps and head-level maps of some scopes of a layer. `positions` (g, R) are the rows' own columns; None: all."""
     last = max(n for n, step in enumerate(steps) if step.norms in scopes or step.weights in scopes)
+    if not any(step.norms in scopes for step in steps):
+        parts = (without_filter(one) if isinstance(one, AttentionRecord) else one for one in layer.parts)
+        layer = replace(layer, parts=tuple(parts))
     reached = _walk_tokens(layer, steps[: last + 1], positions, options, scratch)
     mixtures = [_attention_mixture(at) for at in reached if isinstance(at.step.part, Attention)]
     heads = [_measure_heads(mixture, options.heads) for mixture in mixtures if options.heads]

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from normscope.tracing.recorded import correlate
+from normscope.tracing.recorded import correlate, mixed_values
 from normscope.tracing.records import AttentionRecord, FilterRecord
 
 
@@ -58,6 +58,11 @@ def spread_taps(record: AttentionRecord) -> AttentionRecord:
         gate=gate,
         filter=None,
     )
+
+
+def without_filter(record: AttentionRecord) -> AttentionRecord:
+    """The same as a record of the values that are mixed, for scopes of weights, which need no taps."""
+    return record if record.filter is None else replace(record, values=mixed_values(record), filter=None)
 
 
 def spread_weights(stored: Tensor, taps: int) -> Tensor:

@@ -51,7 +51,7 @@ def test_one_layer_is_the_layer_scope(name: str) -> None:
     scope = lens.analyze(encoding, value_bias="remainder", scopes=["layer"])
     found = lens.flow(encoding)
     torch.testing.assert_close(found.maps, scope["layer"], rtol=1e-6, atol=1e-9)
-    ((layer,),) = free_oracle(lens.model, encoding, own_biases=False).values()
+    ((layer,),) = free_oracle(lens.model, encoding, own_biases=False, linear_gates=name == "lfm2").values()
     norms = layer.output.parts[:, 0].transpose(0, 1).norm(dim=-1)
     torch.testing.assert_close(found.maps[0], norms, rtol=1e-5, atol=1e-9)
 
@@ -59,7 +59,7 @@ def test_one_layer_is_the_layer_scope(name: str) -> None:
 KINDS: dict[str, dict[str, Any]] = {
     name: {"layer_types": ["linear_attention"]}
     for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")
-} | {"bamba": {"attn_layer_indices": []}}
+} | {"bamba": {"attn_layer_indices": []}, "lfm2": {"layer_types": ["conv"]}}
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -85,12 +85,13 @@ def test_adjoint_is_the_transpose(name: str) -> None:
     assert attentions == len(frozen.stacks[0].layers)
 
 
-MIXERS = ("linear_attn", "mamba", "mixer")
+MIXERS = ("linear_attn", "mamba", "mixer", "conv")
 SPLIT = ("in_proj_qkv", [*range(24, 56)])  # 2 queries and 2 keys of 6, then 4 values of 8
 VALUES: dict[str, tuple[str, list[int]]] = {  # where the values of a recurrence are
     "qwen3_next": ("in_proj_qkvz", [*range(12, 28), *range(56, 72)]),  # 2 groups: query and key, 2 values, 2 gates
     "qwen3_5_text": SPLIT,
     "qwen3_5_moe_text": SPLIT,
+    "lfm2": ("in_proj", [*range(48, 72)]),
     **{name: ("in_proj", [*range(48, 96)]) for name in ("mamba2", "bamba", "granitemoehybrid")},  # gate, values, ...
 }
 

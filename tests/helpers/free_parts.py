@@ -31,6 +31,7 @@ class Run:
     single: bool = False  # something with parts was computed in float32
     choices: list[Tensor] = field(default_factory=list)  # indices that topk returned
 
+    linear_gates: bool = False  # a product of two linear tensors may be a gate, see `free_rules.gate_of_own_tokens`
     recurrent: bool = False  # float32 errors have been summed over tokens
 
     @property
@@ -57,6 +58,11 @@ class Linear:
     @property
     def total(self) -> Tensor:
         return torch.stack(self.pieces).sum(0)
+
+    @property
+    def is_own(self) -> bool:
+        """Every place has parts of at most one token."""
+        return bool((torch.stack([part != 0 for part in self.pieces[:-1]]).sum(0) <= 1).all())
 
     @property
     def constant(self) -> bool:

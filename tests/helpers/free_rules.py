@@ -347,11 +347,29 @@ class Call:
             ):
                 args = [gate.value, other] if n == 0 else [other, gate.value]
                 return Call(self.run, self.pure(), self.name, args, self.kwargs, self.out).product()
+        if self.name == "mul" and self.run.linear_gates and all(isinstance(arg.state, Linear) for arg in factors):
+            gated = self.gate_of_own_tokens()
+            if gated is not None:
+                return gated
         roots = [arg.state.root for arg in factors if isinstance(arg.state, Linear)]
         square = len(roots) == 2 and roots[0] is roots[1]
         if (any(gates) or square) and factors[0].shape == factors[1].shape:
             return self.compose()
         return self.broken("two traced tensors are multiplied by")
+
+    def gate_of_own_tokens(self) -> State | list[State] | None:
+        """B * x, where every place of B has parts of one token only. If that is so of x too, and neither has a rest,
+        the product belongs to that token; if x has been mixed, B is held."""
+        first, second = (linear(arg) for arg in self.args[:2])
+        own = [one for one in (first, second) if one.is_own]
+        if len(own) == 2 and not bool(first.pieces[-1].any()) and not bool(second.pieces[-1].any()):
+            pairs = zip(first.pieces, second.pieces, strict=True)
+            return Linear([a * b for a, b in pairs], max(first.depth, second.depth))
+        if len(own) != 1 or not self.run.hold_gates:
+            return None
+        gate = 0 if own[0] is first else 1
+        args = [self.args[0].value, self.args[1]] if gate == 0 else [self.args[0], self.args[1].value]
+        return Call(self.run, self.pure(), self.name, args, self.kwargs, self.out).product()
 
     def layer_norm(self) -> State | list[State]:
         """gamma * (c - mean c) / s for every piece c, with the s of the forward pass; beta goes to the rest."""

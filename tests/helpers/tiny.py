@@ -174,6 +174,14 @@ HYBRID_CONFIGS: dict[str, dict[str, Any]] = {  # recurrences in some or all laye
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
+    "lfm2": {key: value for key, value in GROUPED.items() if key != "layer_norm_eps"}
+    | {
+        "max_position_embeddings": 100,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_L_cache": 3,
+        "block_auto_adjust_ff_dim": False,
+    },
     "bamba": MAMBA_HYBRID | {"attn_layer_indices": [1]},
     "granitemoehybrid": MAMBA_HYBRID
     | EXPERTS

@@ -26,7 +26,8 @@ from tests.helpers.free_oracle import FreeLayer, Shares, free_oracle
 from tests.helpers.free_recurrences import RECURRENCES
 from tests.helpers.tiny import HYBRIDS, inputs, tiny
 
-OUTPUTS = ("linear_attn.out_proj", "self_attn.o_proj", "mixer.out_proj", "mamba.out_proj")
+MIXERS = ("linear_attn", "self_attn", "mixer", "mamba", "conv")
+OUTPUTS = tuple(f"{mixer}.{name}" for mixer in MIXERS for name in ("out_proj", "o_proj"))
 TOLERANCE = 1e-6  # transformers computes recurrences and norms in float32
 
 
@@ -38,7 +39,7 @@ def lens_of(name: str) -> Analyzer:
 @cache
 def case(name: str, length: int = 7) -> tuple[Analysis, list[FreeLayer]]:
     encoding = inputs(name, lens_of(name).model, length)
-    (layers,) = free_oracle(lens_of(name).model, encoding).values()
+    (layers,) = free_oracle(lens_of(name).model, encoding, linear_gates=name == "lfm2").values()
     result = lens_of(name).analyze(encoding)
     assert isinstance(result, Analysis)
     return result, layers
@@ -128,10 +129,16 @@ def test_weights_by_probing(name: str, length: int) -> None:
     with watched_recurrences(lens.model) as recurrences, torch.no_grad():
         lens.model(**encoding)
     result = lens.analyze(encoding, scopes=["weights", "attention"])
-    eye = torch.eye(length, dtype=torch.float64)[None, :, None]
+    eye = torch.eye(length, dtype=torch.float64)[None, :, None]  # (1, n, 1, n)
     for n, layer in enumerate(n for n, one in enumerate(layer_kinds(name)) if one == "MIX"):
         heads = lens.loaded.calls.heads["decoder"][layer]
-        weights = recurrences[n](eye.expand(1, length, heads, length)).mean(2)[0]
+        if name == "lfm2":
+            with torch.no_grad():
+                weights = (
+                    lens.model.layers[layer].conv.conv(eye[0].expand(length, 24, length))[..., :length].mean(1).t()
+                )
+        else:
+            weights = recurrences[n](eye.expand(1, length, heads, length)).mean(2)[0]
         torch.testing.assert_close(result["MIX-W"][layer], weights, rtol=1e-6, atol=1e-6)
         assert length == 2 or float(result["MIX-W"][layer].min()) < 0
         own = weights.diagonal()

@@ -149,9 +149,11 @@ def reduce_weights(scopes: Sequence[str], residual: Sequence[bool], mixture: Mix
     Weights of a recurrence may be negative: own is signed like the map, others the sum of sizes, and what is missing
     the error of the values that they mix, see `tracing.build_recurrence`.
     """
-    heads = mixture.weights.shape[2] if mixture.gate is None else mixture.gate.shape[2]  # of the first tap
-    mean = mixture.weights[:, :, :heads].mean(2)
-    own, others = mixture.own_weights[..., :heads].mean(-1), mean.sum(1)
+    mean, own, shares = mixture.weights.mean(2), mixture.own_weights.mean(-1), mixture.shares
+    if shares is not None:
+        mean = torch.einsum("gjhr,h->gjr", mixture.weights, shares)
+        own = mixture.own_weights @ shares
+    others = mean.sum(1)
     missing = own + others - 1
     missing = missing.clamp_min(0) if mixture.sinks else missing.abs_()
     if mixture.weight_error is not None:

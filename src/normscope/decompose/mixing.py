@@ -50,8 +50,13 @@ def spread_taps(record: AttentionRecord) -> AttentionRecord:
     gate = record.gate
     if gate is None:
         gate = record.values.new_ones(1, 1, heads, width).expand(items, rows, -1, -1)
+    shares = made.shares
+    if shares is None:
+        shares = made.taps.new_zeros(taps * heads)
+        shares[:heads] = 1 / heads
     return replace(
         record,
+        shares=shares,
         weights=spread_weights(record.weights.permute(0, 3, 1, 2), taps).permute(0, 2, 3, 1),
         values=torch.cat([tap_values(made, t, record.values) for t in range(taps)], dim=1),
         bias=_bias_by_row(record, made, gate),
@@ -62,7 +67,9 @@ def spread_taps(record: AttentionRecord) -> AttentionRecord:
 
 def without_filter(record: AttentionRecord) -> AttentionRecord:
     """The same as a record of the values that are mixed, for scopes of weights, which need no taps."""
-    return record if record.filter is None else replace(record, values=mixed_values(record), filter=None)
+    if record.filter is None or record.filter.shares is not None:
+        return record
+    return replace(record, values=mixed_values(record), filter=None)
 
 
 def spread_weights(stored: Tensor, taps: int) -> Tensor:
@@ -75,10 +82,11 @@ def spread_weights(stored: Tensor, taps: int) -> Tensor:
 
 
 def tap_values(made: FilterRecord, t: int, values: Tensor) -> Tensor:
-    """(b, H, j, d_h): ``s_(j+t) * w_t * u_j``."""
+    """(b, H, j, d_h): ``s_(j+t) * w_t * u_j``, with the gate on u if there is one."""
     shift = torch.zeros_like(made.taps)
     shift[t] = 1
-    return correlate(shift, made.slope) * made.taps[t][:, None] * values
+    found = correlate(shift, made.slope) * made.taps[t][:, None] * values
+    return found if made.entry is None else found * made.entry
 
 
 def _bias_by_row(record: AttentionRecord, made: FilterRecord, gate: Tensor) -> Tensor | None:

@@ -98,6 +98,7 @@ class Mixture:
     sinks: bool = False
     gate: Tensor | None = None  # (g, R, H, d_h): held factor on the mixed values; with fewer heads, see `mixing`
     weight_error: Tensor | None = None  # (g, R): of signed weights
+    shares: Tensor | None = None  # (H,): with which the heads enter maps of weights; None: their mean
 
     @property
     def largest(self) -> Tensor | float:
@@ -240,10 +241,8 @@ def decompose_attention(
         set_own_cells(weights.transpose(1, 2), positions, 0)
     few = gate is None and items * columns * (heads + EXTRA_VECTORS) * width <= VECTOR_LIMIT
     all_vectors = head_vectors(values, record.matrix, record.cross, scratch) if few else None
-    signed = record.weight_error
-    mixture = Mixture(
-        weights, own_weights, values, record.matrix, all_vectors, record.cross, record.sinks, gate, signed
-    )
+    known = (record.cross, record.sinks, gate, record.weight_error, record.shares)
+    mixture = Mixture(weights, own_weights, values, record.matrix, all_vectors, *known)
 
     own = torch.empty_like(record.output)
     if record.cross:

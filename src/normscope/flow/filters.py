@@ -14,23 +14,27 @@ from normscope.tracing.records import AttentionRecord, FilterRecord
 
 @dataclass(frozen=True)
 class FrozenFilter:
-    """``slope_j * sum_t taps_t * v_(j-t)`` of values (H, j, sources * d_h)."""
+    """``slope_j * sum_t taps_t * entry_(j-t) * v_(j-t)`` of values (H, j, sources * d_h)."""
 
     taps: Tensor  # (K, H, d_h)
     slope: Tensor  # (1, H, j, d_h)
+    entry: Tensor | None  # (1, H, j, d_h)
 
     def forward(self, values: Tensor) -> Tensor:
-        return _from_sources(self.slope * convolve(self.taps, self._by_source(values)))
+        return _from_sources(self.slope * convolve(self.taps, self._entered(self._by_source(values))))
 
     def adjoint(self, back: Tensor) -> Tensor:
         """(H, j, targets * d_h): directions in the values before it, from those after it."""
-        return _from_sources(correlate(self.taps, self.slope * self._by_source(back)))
+        return _from_sources(self._entered(correlate(self.taps, self.slope * self._by_source(back))))
+
+    def _entered(self, x: Tensor) -> Tensor:
+        return x if self.entry is None else x * self.entry
 
     def spread(self, weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (H, i, j) and values (H, j, d_h) as those (K H, i, j), (K H, j, d_h) of a head for each tap and head;
         see `decompose.mixing`."""
         spread = spread_weights(weights.permute(2, 0, 1)[None], len(self.taps))[0].permute(1, 2, 0)
-        made = FilterRecord(self.taps, self.slope, None)
+        made = FilterRecord(self.taps, self.slope, None, self.entry)
         return spread, torch.cat([tap_values(made, t, values[None])[0] for t in range(len(self.taps))])
 
     def _by_source(self, x: Tensor) -> Tensor:
@@ -45,4 +49,4 @@ def _from_sources(x: Tensor) -> Tensor:
 
 def freeze_filter(part: AttentionRecord) -> FrozenFilter | None:
     """The filter of an attention, for one item; its constant is part of the attention's."""
-    return None if part.filter is None else FrozenFilter(part.filter.taps, part.filter.slope)
+    return None if part.filter is None else FrozenFilter(part.filter.taps, part.filter.slope, part.filter.entry)

@@ -21,12 +21,13 @@ from normscope.models.spec import (
     Norm,
     Recurrence,
     Refusal,
+    ShortConvolution,
     Stack,
 )
 
 PARTS = (
     *(Attention, AttentionGate, Block, Branch, Experts, Family, FeedForward, GatedNorm, Norm, Recurrence, Refusal),
-    Stack,
+    *(ShortConvolution, Stack),
 )
 KINDS = {kind.__name__: kind for kind in PARTS}
 

@@ -17,6 +17,7 @@ from normscope.models.spec import (
     GatedNorm,
     Norm,
     Recurrence,
+    ShortConvolution,
     Stack,
 )
 
@@ -191,4 +192,32 @@ GRANITE_HYBRID = replace(
     note="Mamba-2 in most layers, attention in the others; a mixture of experts with a shared one, or that one alone",
 )
 
-FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, MAMBA2, BAMBA, GRANITE_HYBRID)
+LFM2 = replace(
+    LLAMA,
+    name="LFM2",
+    model_types=("lfm2",),
+    stacks=hybrid_layers(
+        *(
+            llama_layers(
+                FeedForward("feed_forward.w1", "ACT2FN.silu", "feed_forward.w2", up="feed_forward.w3"),
+                "operator_norm",
+                "ffn_norm",
+                attention=attention,
+            )
+            for attention in (
+                Attention(
+                    "conv", "conv.in_proj", "conv.out_proj", packing="tail", recurrence=ShortConvolution("conv.conv")
+                ),
+                Attention("self_attn", "self_attn.v_proj", "self_attn.out_proj", hybrid=True),
+            )
+        )
+    ),
+    attributes=LLAMA.attributes
+    | attribute_names(
+        "norm_eps conv_bias conv_L_cache block_multiple_of block_ffn_dim_multiplier block_auto_adjust_ff_dim "
+        "full_attn_idxs"
+    ),
+    note="short convolutions with two gates in most layers, attention in the others",
+)
+
+FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, MAMBA2, BAMBA, GRANITE_HYBRID, LFM2)

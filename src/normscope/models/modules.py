@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from normscope.errors import NormscopeError, did_you_mean
 from normscope.models.scopes import Step, layer_steps
-from normscope.models.spec import Attention, Block, Experts, FeedForward, Norm, Stack
+from normscope.models.spec import Attention, Block, Experts, FeedForward, Norm, Recurrence, Stack
 
 MATMUL = "matmul"  # as `probabilities` of an attention: the product of probabilities and values
 # Activations recognised by their class; `decompose.activations` has a closed form for each.
@@ -64,7 +64,9 @@ def watched_paths(steps: Sequence[Step], values: bool) -> set[str]:
         elif isinstance(part, Attention):
             found.add(part.output)
             if part.recurrence is not None:
-                found |= {part.value, part.recurrence.norm.path}
+                found |= {part.value}
+            if isinstance(part.recurrence, Recurrence):
+                found |= {part.recurrence.norm.path}
             if part.probabilities not in (None, MATMUL):
                 found |= {str(part.probabilities), part.value}
             found |= {norm.path for norm in (part.latent_norm, part.value_norm, part.inner_norm) if norm is not None}

@@ -74,6 +74,14 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
+class ShortConvolution:
+    """Token mixing by a short causal convolution: ``C * filter(B * x)``, where the value projection returns B, C and x
+    side by side, and the gates B and C are held. `filter` is the path of the depthwise convolution over tokens."""
+
+    filter: str
+
+
+@dataclass(frozen=True)
 class Attention:
     """Multi-head attention: `module` calls transformers' attention interface, `value` and `output` are W_V and W_O.
 
@@ -115,7 +123,7 @@ class Attention:
     output_bias: str | None = None
     sink_scores: str | None = None
     groups: str | None = None
-    recurrence: Recurrence | None = None
+    recurrence: Recurrence | ShortConvolution | None = None
     hybrid: bool = False
 
     @property

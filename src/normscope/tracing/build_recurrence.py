@@ -3,6 +3,7 @@ makes these, and the gated norm of what is mixed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +15,18 @@ from normscope.models.modules import (
     linear_map,
     norm_epsilon,
 )
-from normscope.models.spec import Attention, GatedNorm, Recurrence
+from normscope.models.spec import Attention, GatedNorm, Recurrence, ShortConvolution
 from normscope.models.values import packing_at, value_constant, value_rows
 from normscope.tracing.call_values import GATES
-from normscope.tracing.recorded import ELEMENT, closeness_misfit, closeness_rows, coarser, convolve, gather_rows
+from normscope.tracing.recorded import (
+    ELEMENT,
+    closeness_misfit,
+    closeness_rows,
+    coarser,
+    convolve,
+    gather_rows,
+    mixed_values,
+)
 from normscope.tracing.records import AttentionRecord, AttentionRows, FilterRecord, Rows
 from normscope.tracing.recurrences import CHUNK
 
@@ -28,9 +37,11 @@ if TYPE_CHECKING:
 
 def recurrence_record(call: LayerCall, part: Attention, shift: Tensor | None) -> AttentionRecord:
     """`shift` is the beta of the norm before the values."""
-    assert part.recurrence is not None
     if shift is not None:
         raise NormscopeError(f"The values of {part.module} are read after a norm with a shift, which is not supported.")
+    if isinstance(part.recurrence, ShortConvolution):
+        return _convolution_record(call, part, part.recurrence)
+    assert part.recurrence is not None
     if len(call.recurrences) != 1:
         raise NormscopeError(
             f"{part.module} called {part.recurrence.function} {len(call.recurrences)} times, not once. Its layer is "
@@ -62,13 +73,14 @@ def recurrence_record(call: LayerCall, part: Attention, shift: Tensor | None) ->
 
 def _values_and_filter(call: LayerCall, part: Attention, made: RecurrenceCall) -> tuple[Tensor, FilterRecord]:
     """The values (b, H, j, d_h) before the convolution, without their bias, and the convolution, with that bias."""
-    assert part.recurrence is not None
+    assert isinstance(part.recurrence, Recurrence)
     _, heads, length, width = made.values.shape
     projection = layer_submodule(call.layer, part.value)
     packing = packing_at(call.layer, part, heads, width)
     values = value_rows(call.cast(call.output_of(part.value)), packing, heads, width).transpose(1, 2)
     constant = call.cast(value_constant(projection, packing, heads, width, None))
-    taps, bias = _filter_parameters(call, part.recurrence, heads, width)
+    first = part.recurrence.channels == "first"
+    taps, bias = _filter_parameters(call, part.recurrence.filter, heads, width, first)
     hidden, size = convolve(taps, values), convolve(taps.abs(), values.abs())
     if bias is not None:
         hidden, size = hidden + bias[:, None], size + bias.abs()[:, None]
@@ -89,14 +101,49 @@ def _values_and_filter(call: LayerCall, part: Attention, made: RecurrenceCall) -
     return values, FilterRecord(taps, slope, None if rest is None else slope * rest)
 
 
-def _filter_parameters(call: LayerCall, part: Recurrence, heads: int, width: int) -> tuple[Tensor, Tensor | None]:
-    """Taps (K, H, d_h), the first for a token's own value, and the bias (H, d_h) of the channels that are values."""
-    module: Any = layer_submodule(call.layer, part.filter)
+def _filter_parameters(call: LayerCall, path: str, heads: int, width: int, first: bool) -> tuple[Tensor, Tensor | None]:
+    """Taps (K, H, d_h), the first for a token's own value, and the bias (H, d_h) of the channels that are values, the
+    first or the last."""
+    module: Any = layer_submodule(call.layer, path)
     kernel, bias = call.cast(module.weight).flatten(1), call.cast(module.bias)
-    first = 0 if part.channels == "first" else len(kernel) - heads * width
-    some = slice(first, first + heads * width)
+    start = 0 if first else len(kernel) - heads * width
+    some = slice(start, start + heads * width)
     taps = kernel[some].flip(1).t().reshape(-1, heads, width)
     return taps, None if bias is None else bias[some].view(heads, width)
+
+
+def _convolution_record(call: LayerCall, part: Attention, convolution: ShortConvolution) -> AttentionRecord:
+    """One head, whose weights are those of the taps: a value that only its own token has, at each tap's distance."""
+    entry, gate, values = (x[:, None] for x in call.cast(call.output_of(part.value)).chunk(3, dim=-1))  # (b, 1, n, d)
+    items, _, length, width = values.shape
+    positions = call.request.positions
+    matrix, output_bias = linear_map(layer_submodule(call.layer, part.output))
+    projection = layer_submodule(call.layer, part.value)
+    constant = call.cast(value_constant(projection, part.packing, 1, width, None))
+    taps, bias = _filter_parameters(call, convolution.filter, 1, width, first=True)
+    rest = None if bias is None else bias[:, None].expand_as(values)
+    if constant is not None:
+        values, through = values - constant[:, None], convolve(taps, entry * constant[:, None])
+        rest = through if rest is None else rest + through
+    made = FilterRecord(taps, torch.ones_like(values), rest, entry, taps.mean(-1).flatten())
+    kept = call.space.take(False, (items, 1, length, length), values.device).zero_()
+    weights = kept.permute(0, 2, 3, 1)
+    weights.diagonal(dim1=2, dim2=3).fill_(1)
+    if positions is not None:
+        weights = gather_rows(weights.transpose(1, 2), positions).transpose(1, 2)
+    record = AttentionRecord(
+        weights=weights,
+        values=values,
+        value_bias=None,
+        matrix=call.cast(matrix).t()[None],
+        bias=call.cast(output_bias),
+        output=call.row_output(part.output),
+        gate=gather_rows(gate.transpose(1, 2), positions),
+        filter=made,
+    )
+    found, read = gather_rows(gate[:, 0] * mixed_values(record)[:, 0], positions), call.row_input(part.output)
+    size = torch.linalg.vector_norm(read, dim=-1).clamp_min(torch.finfo(read.dtype).tiny)
+    return replace(record, weight_error=torch.linalg.vector_norm(found - read, dim=-1) / size)
 
 
 def _gated_norm_factors(call: LayerCall, part: GatedNorm, heads: int, width: int) -> Tensor:

@@ -35,7 +35,7 @@ BY_ROW = {
     "row_scale",
     "weight_error",
 }  # whose second dimension is the row
-BATCHED = BY_ROW | {"weights", "values", "slope", "constant"}  # fields with an item dimension
+BATCHED = BY_ROW | {"weights", "values", "slope", "constant", "entry"}  # fields with an item dimension
 ELEMENT = {torch.float32: 1e-5, torch.float64: 1e-9}  # for elementwise functions, sums and means
 PRODUCT = {torch.float32: 2e-6, torch.float64: 1e-12}  # relative to ||x|| ||w||, the size of a scalar product
 PIECE = 2**22  # elements compared at a time
@@ -122,7 +122,8 @@ def mixed_values(record: AttentionRecord) -> Tensor:
     made = record.filter
     if made is None:
         return record.values
-    found = made.slope * convolve(made.taps, record.values)
+    values = record.values if made.entry is None else made.entry * record.values
+    found = made.slope * convolve(made.taps, values)
     return found if made.constant is None else found + made.constant
 
 

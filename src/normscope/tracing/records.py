@@ -40,11 +40,13 @@ class AttentionRows:
 
 @dataclass(frozen=True)
 class FilterRecord:
-    """A causal convolution over tokens and an activation g, ``slope_j * sum_t taps_t * values_(j-t) + constant_j``."""
+    """A causal convolution over tokens, ``slope_j * sum_t taps_t * entry_(j-t) * values_(j-t) + constant_j``."""
 
     taps: Tensor  # (K, H, d_h): the tap t multiplies the values of the token t places before
-    slope: Tensor  # (b, H, j, d_h): g(c) / c of what the convolution returned
+    slope: Tensor  # (b, H, j, d_h): g(c) / c of an activation g of what the convolution returned, or ones
     constant: Tensor | None  # (b, H, j, d_h): the slope times biases, which depend on no token
+    entry: Tensor | None = None  # (b, H, j, d_h): a gate on the values, held
+    shares: Tensor | None = None  # (K H,): with which each tap and head enters maps of weights; None: the mean of tap 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class AttentionRecord:
     rows: AttentionRows | None = None  # recomputes the weights, which then have no rows
     mixed: Tensor | None = None  # (b, i, H d_h): what W_O reads, if `rows` is given
     filter: FilterRecord | None = None
+    shares: Tensor | None = None  # (H,): with which the heads enter maps of weights; None: their mean
     weight_error: Tensor | None = None  # (b, i): of weights that need not sum to one, see `build_recurrence`
 
 

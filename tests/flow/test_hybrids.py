@@ -51,7 +51,7 @@ def test_one_layer_is_the_layer_scope(name: str) -> None:
     scope = lens.analyze(encoding, value_bias="remainder", scopes=["layer"])
     found = lens.flow(encoding)
     torch.testing.assert_close(found.maps, scope["layer"], rtol=1e-6, atol=1e-9)
-    ((layer,),) = free_oracle(lens.model, encoding, own_biases=False, linear_gates=name == "lfm2").values()
+    ((layer,),) = free_oracle(lens.model, encoding, own_biases=False, linear_gates=name.startswith("lfm2")).values()
     norms = layer.output.parts[:, 0].transpose(0, 1).norm(dim=-1)
     torch.testing.assert_close(found.maps[0], norms, rtol=1e-5, atol=1e-9)
 
@@ -59,7 +59,11 @@ def test_one_layer_is_the_layer_scope(name: str) -> None:
 KINDS: dict[str, dict[str, Any]] = {
     name: {"layer_types": ["linear_attention"]}
     for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")
-} | {"bamba": {"attn_layer_indices": []}, "lfm2": {"layer_types": ["conv"]}}
+} | {
+    "bamba": {"attn_layer_indices": []},
+    "lfm2": {"layer_types": ["conv"]},
+    "lfm2_moe": {"layer_types": ["conv"], "num_dense_layers": 0},
+}
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -91,7 +95,7 @@ VALUES: dict[str, tuple[str, list[int]]] = {  # where the values of a recurrence
     "qwen3_next": ("in_proj_qkvz", [*range(12, 28), *range(56, 72)]),  # 2 groups: query and key, 2 values, 2 gates
     "qwen3_5_text": SPLIT,
     "qwen3_5_moe_text": SPLIT,
-    "lfm2": ("in_proj", [*range(48, 72)]),
+    **{name: ("in_proj", [*range(48, 72)]) for name in ("lfm2", "lfm2_moe")},  # B, C and values
     **{name: ("in_proj", [*range(48, 96)]) for name in ("mamba2", "bamba", "granitemoehybrid")},  # gate, values, ...
 }
 

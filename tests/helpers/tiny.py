@@ -157,6 +157,12 @@ MAMBA_HYBRID = GROUPED | {
     "mamba_d_state": 5,
     "mamba_proj_bias": True,
 }
+SHORT_CONVOLUTIONS = GROUPED | {
+    "max_position_embeddings": 100,
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "conv_L_cache": 3,
+}
 HYBRID_CONFIGS: dict[str, dict[str, Any]] = {  # recurrences in some or all layers
     "qwen3_next": DELTA_NET | SHARED_EXPERT | {"mlp_only_layers": [2]},
     "qwen3_5_text": DELTA_NET,
@@ -174,14 +180,9 @@ HYBRID_CONFIGS: dict[str, dict[str, Any]] = {  # recurrences in some or all laye
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
-    "lfm2": {key: value for key, value in GROUPED.items() if key != "layer_norm_eps"}
-    | {
-        "max_position_embeddings": 100,
-        "num_hidden_layers": 3,
-        "layer_types": ["conv", "full_attention", "conv"],
-        "conv_L_cache": 3,
-        "block_auto_adjust_ff_dim": False,
-    },
+    "lfm2": SHORT_CONVOLUTIONS | {"block_auto_adjust_ff_dim": False},
+    "lfm2_moe": SHORT_CONVOLUTIONS
+    | {"num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
     "bamba": MAMBA_HYBRID | {"attn_layer_indices": [1]},
     "granitemoehybrid": MAMBA_HYBRID
     | EXPERTS

@@ -39,7 +39,7 @@ def lens_of(name: str) -> Analyzer:
 @cache
 def case(name: str, length: int = 7) -> tuple[Analysis, list[FreeLayer]]:
     encoding = inputs(name, lens_of(name).model, length)
-    (layers,) = free_oracle(lens_of(name).model, encoding, linear_gates=name == "lfm2").values()
+    (layers,) = free_oracle(lens_of(name).model, encoding, linear_gates=name.startswith("lfm2")).values()
     result = lens_of(name).analyze(encoding)
     assert isinstance(result, Analysis)
     return result, layers
@@ -132,7 +132,7 @@ def test_weights_by_probing(name: str, length: int) -> None:
     eye = torch.eye(length, dtype=torch.float64)[None, :, None]  # (1, n, 1, n)
     for n, layer in enumerate(n for n, one in enumerate(layer_kinds(name)) if one == "MIX"):
         heads = lens.loaded.calls.heads["decoder"][layer]
-        if name == "lfm2":
+        if name.startswith("lfm2"):
             with torch.no_grad():
                 weights = (
                     lens.model.layers[layer].conv.conv(eye[0].expand(length, 24, length))[..., :length].mean(1).t()
@@ -252,3 +252,14 @@ def test_a_changed_recurrence_is_found() -> None:
     model.layers[0].linear_attn.norm.register_forward_hook(lambda module, args, out: out * 1.01)
     with pytest.raises(NormscopeError, match=r"linear_attn\.(out_proj|in_proj_qkv)"):
         Analyzer(model).analyze(inputs("qwen3_5_text", model, 5))
+
+
+def test_biases_of_a_short_convolution() -> None:
+    """Biases of B, C, x, the convolution and the output: values keep those of the gates, the rest is the remainder."""
+    lens = Analyzer(tiny("lfm2", conv_bias=True))
+    encoding = inputs("lfm2", lens.model, 9)
+    result = lens.analyze(encoding)
+    assert max(float(one.max()) for one in result.completeness.values()) < 1e-6
+    assert float(result.remainder("attention")[[0, 2]].min()) > 0
+    found = lens.flow(encoding)
+    assert float(found.completeness.max()) < 1e-6

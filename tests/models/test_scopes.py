@@ -168,7 +168,8 @@ KINDS = {  # of the built-in families' stacks
     **dict.fromkeys(["Gemma-2", "Gemma-3 (text)", "GLM-4"], (SANDWICH,)),
     "OLMo 2": (AFTER,),
     **dict.fromkeys(
-        ["Qwen3-Next", "Qwen3.5 (text)", "Qwen3.5-MoE (text)", "Bamba", "Granite-4 hybrid", "LFM2"], (HYBRID,)
+        ["Qwen3-Next", "Qwen3.5 (text)", "Qwen3.5-MoE (text)", "Bamba", "Granite-4 hybrid", "LFM2", "LFM2-MoE"],
+        (HYBRID,),
     ),
     "Mamba-2": (HYBRID[:3],),
     **dict.fromkeys(["BART", "Marian"], (SCOPES, POST_CROSS)),

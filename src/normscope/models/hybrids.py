@@ -192,24 +192,19 @@ GRANITE_HYBRID = replace(
     note="Mamba-2 in most layers, attention in the others; a mixture of experts with a shared one, or that one alone",
 )
 
+SHORT_CONVOLUTION = Attention(
+    "conv", "conv.in_proj", "conv.out_proj", packing="tail", recurrence=ShortConvolution("conv.conv")
+)
+LFM2_ATTENTION = Attention("self_attn", "self_attn.v_proj", "self_attn.out_proj", hybrid=True)
+LFM2_DENSE = FeedForward("feed_forward.w1", "ACT2FN.silu", "feed_forward.w2", up="feed_forward.w3")
 LFM2 = replace(
     LLAMA,
     name="LFM2",
     model_types=("lfm2",),
     stacks=hybrid_layers(
         *(
-            llama_layers(
-                FeedForward("feed_forward.w1", "ACT2FN.silu", "feed_forward.w2", up="feed_forward.w3"),
-                "operator_norm",
-                "ffn_norm",
-                attention=attention,
-            )
-            for attention in (
-                Attention(
-                    "conv", "conv.in_proj", "conv.out_proj", packing="tail", recurrence=ShortConvolution("conv.conv")
-                ),
-                Attention("self_attn", "self_attn.v_proj", "self_attn.out_proj", hybrid=True),
-            )
+            llama_layers(LFM2_DENSE, "operator_norm", "ffn_norm", attention=attention)
+            for attention in (SHORT_CONVOLUTION, LFM2_ATTENTION)
         )
     ),
     attributes=LLAMA.attributes
@@ -219,5 +214,22 @@ LFM2 = replace(
     ),
     note="short convolutions with two gates in most layers, attention in the others",
 )
+LFM2_MOE = replace(
+    LFM2,
+    name="LFM2-MoE",
+    model_types=("lfm2_moe",),
+    stacks=hybrid_layers(
+        *(
+            llama_layers(feed_forward, "operator_norm", "ffn_norm", attention=attention)
+            for attention in (SHORT_CONVOLUTION, LFM2_ATTENTION)
+            for feed_forward in (Experts("feed_forward.experts", "feed_forward.experts.act_fn"), LFM2_DENSE)
+        )
+    ),
+    attributes=LFM2.attributes
+    | ROUTED
+    | EXPERT_SIZES
+    | attribute_names("num_dense_layers use_expert_bias routed_scaling_factor"),
+    note="as LFM2, with a mixture of experts in all but the first layers",
+)
 
-FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, MAMBA2, BAMBA, GRANITE_HYBRID, LFM2)
+FAMILIES = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, MAMBA2, BAMBA, GRANITE_HYBRID, LFM2, LFM2_MOE)

@@ -39,7 +39,7 @@ def media_image_items(given: Any, loaded: LoadedModel) -> list[Item]:
                 "This Analyzer has no image processor. Pass an encoding, which is a dict with pixel_values, or create "
                 "the Analyzer with AutoImageProcessor.from_pretrained(...) to analyse images."
             )
-        image = _as_media_image(given)
+        image = as_media_image(given)
         try:
             pixels = processor(images=image, return_tensors="pt")["pixel_values"]
         except (ValueError, TypeError) as error:
@@ -185,7 +185,7 @@ def open_media_image(path: str | os.PathLike[str]) -> Any:
         raise NormscopeError(f"{path} cannot be read as an image: {str(error).rstrip('.')}.") from error
 
 
-def _as_media_image(given: Any) -> Any:
+def as_media_image(given: Any) -> Any:
     """Convert a path, PIL image or array to an image that a processor accepts."""
     if isinstance(given, str | os.PathLike):
         if not Path(given).is_file():

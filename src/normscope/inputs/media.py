@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from normscope.errors import NormscopeError
 from normscope.inputs.item import IGNORED_KEYS, Item, Tokens
+from normscope.models.base import media_key
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules
 
@@ -44,6 +45,11 @@ def media_image_items(given: Any, loaded: LoadedModel) -> list[Item]:
             pixels = processor(images=image, return_tensors="pt")["pixel_values"]
         except (ValueError, TypeError) as error:
             raise NormscopeError(f"The image processor rejected the image: {error}") from error
+    if pixels.dim() != 4:
+        raise NormscopeError(
+            "The image processor cuts the image into tiles, but the model reads whole images. Use an image processor "
+            "without tiles, or pass pixel_values."
+        )
     channels, height, width = pixels.shape[1:]
     expected = getattr(config, "num_channels", channels)
     if channels != expected:
@@ -111,7 +117,7 @@ def count_first_layer_tokens(loaded: LoadedModel, inputs: Mapping[str, Tensor]) 
 
 def media_wave_items(given: Any, loaded: LoadedModel) -> list[Item]:
     """Convert an encoding with the input of a speech encoder (a waveform, or frames x mel bins) to items."""
-    key: str = loaded.base.main_input_name
+    key = media_key(loaded.base)
     if not isinstance(given, Mapping):
         raise NormscopeError(
             f"{loaded.family.name} is a speech model: pass a dict with {key} from its feature extractor, not "

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from normscope.errors import NormscopeError
 from normscope.models import loading
+from normscope.models.base import base_of
 from normscope.models.modules import has_layers, input_embeddings, vocabulary_size
 from normscope.models.registry import find_family
 from normscope.models.soft_prompts import SoftPrompt, active_soft_prompt
@@ -104,7 +105,7 @@ def load_model(
     if family is None:
         family = describe(loading.unwrap_adapters(given))
     inside: PreTrainedModel = loading.unwrap_adapters(given)
-    base: Any = inside.base_model
+    base: Any = base_of(inside)
     stacks = _present_stacks(base, family.stacks)
     limits = _read_limits(family, base, stacks[0].side)
     loaded = LoadedModel(

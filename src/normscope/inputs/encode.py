@@ -116,12 +116,7 @@ def _encode_pair(loaded: LoadedModel, given: Any, truncation: bool, generate: in
     if isinstance(target, Mapping) and target.get("input_ids") is None:
         raise NormscopeError("The encoding has a decoder_attention_mask but no decoder_input_ids.")
     if loaded.family.input == "audio":
-        if not isinstance(source, Mapping):
-            raise NormscopeError(
-                f"{loaded.family.name} is a speech model: pass a dict with input_features from its feature extractor, "
-                f"not {type(source).__name__}."
-            )
-        sources = media.media_sound_items(source, loaded.base.config)
+        sources = media.media_sound_items(source, loaded)
     else:
         _refuse_image(source)
         sources = encode_text(source, loaded.tokenizer, loaded.limits, truncation)

@@ -7,10 +7,10 @@ from typing import Any
 
 
 def base_of(model: Any) -> Any:
-    """The model without its head: `base_model`, unless that is only a part of it which does not read the inputs."""
-    inside, key = model.base_model, str(getattr(model, "main_input_name", ""))
-    reads = key in inspect.signature(inside.forward).parameters
-    return inside if reads or key not in inspect.signature(model.forward).parameters else model
+    """The model without its head: `base_model`, unless that is only its layers, which read hidden states."""
+    inside = model.base_model
+    first = next(iter(inspect.signature(inside.forward).parameters), "")
+    return model if first == "hidden_states" else inside
 
 
 def media_key(base: Any) -> str:

@@ -174,8 +174,11 @@ def _input_kind(config: Any, model: Any = None) -> str:
 
 def _load_tokenizer(name: str, kind: str, options: dict[str, Any]) -> Any:
     if kind == "sound":
-        return None
-    if kind == "pictures":
+        try:
+            return transformers.AutoFeatureExtractor.from_pretrained(name, **options)
+        except (ImportError, OSError, ValueError):  # encodings need none
+            return None
+    if kind in ("pictures", "audio"):
         try:
             return transformers.AutoProcessor.from_pretrained(name, **options)
         except (ImportError, OSError, ValueError):  # it needs other packages, or files; texts need the tokenizer alone

@@ -16,6 +16,7 @@ from normscope.errors import NormscopeError, did_you_mean
 from normscope.frames import to_xarray
 from normscope.labels import Label, count_label
 from normscope.measures import first_token
+from normscope.measures.picture_sink import PictureSink, picture_sinks
 from normscope.result_base import NO_MODEL, HeadMaps, Measured, Recompute, ResultBase
 from normscope.saving import load_saved_analysis, save_analysis
 from normscope.word_level import word_level_analysis
@@ -260,13 +261,15 @@ class Analysis(ResultBase):
     ) -> Axes | AxesGrid:
         """Draw one map, or small multiples if no layer or no scope is given.
 
-        For a vision model, draw one row on the grid of patches; default: [CLS] in the last scope and layer.
+        For a vision model, draw one row on the grid of patches; default: [CLS] in the last scope and layer. With
+        `token` or `image`, draw the row of one output of a text with pictures over them.
 
         Args:
             scope: The scope to draw; default: all.
             layer: The model's layer index; default: all layers.
-            token: For a vision model, the output to draw: its label ("3,7") or row index.
-            image: For a vision model, the image to draw over: a path, a PIL image or an array.
+            token: The output whose row is drawn on the picture: its label ("3,7", or a token of the text) or row
+                index.
+            image: The picture to draw over: a path, a PIL image or an array; of several, a list.
             ax: Axes to draw a single map into; default: those of a new figure.
             cmap: A matplotlib colormap or its name; default: cividis.
             normalize: Divide each row by its sum, so that cells are shares.
@@ -282,15 +285,41 @@ class Analysis(ResultBase):
         """
         from normscope.view.figure.maps import plot
         from normscope.view.figure.patches import plot_patches
+        from normscope.view.figure.pictures import plot_on_pictures
         from normscope.view.figure.style import Look
         from normscope.view.images import image_patch_grid
 
         look = Look(cmap, normalize, annotate)
         if image_patch_grid(self) is not None:
             return plot_patches(self, scope, layer, token=token, image=image, ax=ax, look=look)
+        if "pictures" in self.info and (token is not None or image is not None):
+            return plot_on_pictures(self, scope, layer, token=token, image=image, ax=ax, look=look)
         if token is not None or image is not None:
             raise NormscopeError("token and image are for vision models only: this analysis is not of an image.")
         return plot(self, scope, layer, ax=ax, look=look)
+
+    def picture_sink(self, scope: str, picture: str | None = None) -> PictureSink:
+        """The patch that receives most of what the outputs take from a picture, its share, and the maps without it.
+
+        Args:
+            scope: The scope, by weight such as "weights", or by norm such as "attention".
+            picture: The name of the picture, such as "image 2"; default: the first.
+
+        Returns:
+            For each layer the patch and its share of the picture in every row, and the picture's columns of the maps
+            without it, as shares.
+
+        Raises:
+            NormscopeError: If the input has no such picture, or the columns are sources.
+        """
+        pictures = {one["name"]: set(one["positions"]) for one in self.info.get("pictures", ())}
+        if self.by_source or not pictures:
+            raise NormscopeError("This analysis has no pictures whose tokens are columns.")
+        if picture is not None and picture not in pictures:
+            raise NormscopeError(f"There is no picture {picture!r}. Known: {', '.join(pictures)}.")
+        places = pictures[next(iter(pictures)) if picture is None else picture]
+        own = [n for n, label in enumerate(self.columns) if label.position in places]
+        return picture_sinks(self[scope][..., own], [self.columns[n].token for n in own])
 
     def to_xarray(self) -> xarray.Dataset:
         """The maps as an xarray Dataset.

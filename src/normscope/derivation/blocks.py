@@ -177,14 +177,16 @@ def _product(endings: Sequence[Sequence[Ending]]) -> Iterator[tuple[Ending, ...]
 
 
 def _endings(log: LayerLog, norms: Sequence[NormCall], one: Operation) -> Iterator[Ending]:
-    """An operation's output as it is, after a norm, or multiplied by a parameter, in this order."""
+    """An operation's output as it is, after a norm, or multiplied by a parameter, in this order. The product with a
+    parameter of the layer itself need not be seen: the residual sum is."""
     after = [(None, one.output), *((n.norm, n.output) for n in norms if same(n.input, one.output))]
     for post, vector in after:
         yield Ending(post, None, vector)
         for path, parameter in log.layer.named_parameters():
             if parameter.shape == vector.shape[-1:]:
                 scaled = vector * parameter.detach()
-                if any(same(scaled, call.output) for call in log.calls if rows(call.output).shape == vector.shape):
+                outputs = (call.output for call in log.calls if rows(call.output).shape == vector.shape)
+                if "." not in path or any(same(scaled, one) for one in outputs):
                     yield Ending(post, path, scaled)
                 own = isinstance(one.op, Attention) and path.startswith(f"{one.op.module}.") and path.count(".") == 1
                 if own and post is None:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from normscope.errors import NormscopeError
 from normscope.files import write_atomically
 from normscope.models import spec
+from normscope.models.base import base_of
 from normscope.models.description import family_from_json, family_to_json
 from normscope.models.spec import Family
 
@@ -56,7 +57,7 @@ def cache_folder() -> Path | None:
 
 
 def _description_key(model: PreTrainedModel, structure: Any) -> str:
-    base: Any = model.base_model
+    base: Any = base_of(model)
     versions = [f"{name} {version(name)}" for name in ("normscope", "torch", "transformers")]
     return "\n".join([*versions, str(type(model)), base.config.to_json_string(), repr(structure)])
 

@@ -20,6 +20,7 @@ from normscope.derivation.match import IDENTITY
 from normscope.derivation.watch import LayerCallArguments, watch_layer
 from normscope.errors import NormscopeError
 from normscope.inputs.samples import random_media
+from normscope.models.base import base_of, media_key
 from normscope.models.modules import input_embeddings, layer_blocks, parameter_paths, vocabulary_size, watched_paths
 from normscope.models.registry import check_family
 from normscope.models.scopes import layer_steps, scope_names
@@ -40,7 +41,7 @@ def describe_model(model: PreTrainedModel) -> Family:
 
 
 def _watch_model(model: PreTrainedModel) -> Family:
-    base: Any = model.base_model
+    base: Any = base_of(model)
     inputs = _short_input(model)
     try:
         with torch.no_grad():
@@ -79,12 +80,12 @@ def _input_kind(base: Any) -> Literal["text", "image", "audio"]:
     """What a model reads. A model that also takes text is one of text."""
     if "input_ids" in inspect.signature(base.forward).parameters:
         return "text"
-    return "image" if base.main_input_name == "pixel_values" else "audio"
+    return "image" if media_key(base) == "pixel_values" else "audio"
 
 
 def _short_input(model: PreTrainedModel) -> dict[str, Any]:
     """Random token ids for every input that a text pass needs, or a random image or sound."""
-    base: Any = model.base_model
+    base: Any = base_of(model)
     names = inspect.signature(base.forward).parameters
     generator = torch.Generator().manual_seed(0)
     given: dict[str, Any] = {}

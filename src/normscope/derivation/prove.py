@@ -23,7 +23,7 @@ from normscope.flow.run import run_flow
 from normscope.inputs.encode import encode
 from normscope.inputs.item import Item
 from normscope.inputs.samples import random_inputs
-from normscope.models.loaded import LoadedModel, check_tokenizer, load_model
+from normscope.models.loaded import LoadedModel, check_processor, check_tokenizer, load_model
 from normscope.models.registry import is_built_in, refuse_unknown_type
 from normscope.models.spec import Family
 from normscope.models.versions import installed_version, is_tested
@@ -77,6 +77,7 @@ def load_proved(model: Any, tokenizer: Any, dtype: torch.dtype | None, derive: b
 def _proved(loaded: LoadedModel, tested: bool) -> LoadedModel:
     if loaded.family.input == "text" or loaded.two_sided:
         check_tokenizer(loaded.tokenizer, loaded.limits.vocabulary)
+        check_processor(loaded)
     prove(loaded)
     if not (tested and is_built_in(loaded.family)):
         announce(loaded, prove_description(loaded))

@@ -34,7 +34,7 @@ from normscope.engine.request import (
 )
 from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.inputs.encode import real_tokens
-from normscope.inputs.item import Item
+from normscope.inputs.item import Item, describe_pictures
 from normscope.labels import Label
 from normscope.measures.tokens import number_words
 from normscope.models.loaded import LoadedModel
@@ -213,7 +213,8 @@ def _assemble_analysis(
             "torch": str(torch.__version__),
         }
         | ({"warnings": found} if found else {})
-        | ({} if item.grid is None else {"grid": list(item.grid)}),
+        | ({} if item.grid is None else {"grid": list(item.grid)})
+        | (describe_pictures(item) if item.pictures else {}),
         _recompute=recompute,
     )
 

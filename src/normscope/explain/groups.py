@@ -74,6 +74,18 @@ def spell_side(tokenizer: Any, ids: Sequence[int] | None, names: Sequence[str]) 
     return SpelledText(text.rstrip(), tuple(places))
 
 
+def part_text(one: SpelledText, places: Sequence[int]) -> SpelledText:
+    """The text with a new line at each of some tokens that have no text of their own, so that no word or sentence
+    extends across them."""
+    text, spans, moved, last = "", [], 0, 0
+    for n, (begin, end) in enumerate(one.spans):
+        if n in places:
+            text += one.text[last:begin] + "\n"
+            moved, last = moved + 1, begin
+        spans.append((begin + moved, end + moved))
+    return SpelledText(text + one.text[last:], tuple(spans), one.answer)
+
+
 def group_tokens(labels: Sequence[Label], texts: Mapping[str, SpelledText], grain: str) -> tuple[TokenGroup, ...]:
     """Labels as groups: every token by itself, or the words, sentences or lines of their text, in order. A token
     belongs to the group of its first character that is not a space; one without, such as a special token, is alone."""

@@ -168,11 +168,13 @@ class Explanation:
             "score": self.scores.double().flatten().tolist(),
         }
 
-    def plot(self, *, ax: Axes | None = None) -> Axes:
+    def plot(self, *, ax: Axes | None = None, image: Any = None) -> Axes:
         """Draw the scores of the answer's tokens by source, or by word of the input if there are no named sources.
+        Above them, the scores of the patches of pictures for the whole answer.
 
         Args:
-            ax: Axes to draw into; by default those of a new figure.
+            ax: Axes to draw the scores by source into; by default those of a new figure.
+            image: The picture to draw the patches over: a path, a PIL image or an array; of several, a list.
 
         Returns:
             The axes; the figure is their `.figure`: ``told.plot().figure.savefig("told.pdf")``.
@@ -182,7 +184,7 @@ class Explanation:
         """
         from normscope.view.figure.explanation import plot_explanation
 
-        return plot_explanation(self, ax)
+        return plot_explanation(self, ax, image)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write a self-contained page without scripts: each sentence of the answer with what it rests on.

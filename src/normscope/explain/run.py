@@ -12,7 +12,7 @@ from torch import Tensor
 from normscope.engine.run import Progress
 from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.explain.answers import AnsweredItem
-from normscope.explain.groups import SpelledText, spell_side
+from normscope.explain.groups import SpelledText, part_text, spell_side
 from normscope.explain.hops import Hop, follow_hops
 from normscope.explain.result import PROMPT, Alternative, Explanation
 from normscope.flow.continuations import AGAINST, OTHER, contrast_flows
@@ -147,7 +147,7 @@ def _explain_tokens(
         layers=tuple(range(loaded.depths[-1])),
         to=each.total(),
         each=each,
-        sources=source_columns(item, columns) or _plain_sources(loaded, columns, set(places)),
+        sources=source_columns(item, columns) or _plain_sources(loaded, item, columns, set(places)),
         info=info,
     )
     return _ExplainedTokens(flow, rows, probabilities, alternatives, stopped, len(target.descriptions))
@@ -174,13 +174,18 @@ def _score_tokens(model: FrozenModel, target: Target, tick: Callable[[int], None
     return build_target_matrix(done, model, torch.cat(found), torch.cat(constants)), stopped
 
 
-def _plain_sources(loaded: LoadedModel, columns: Sequence[Label], answer: set[int]) -> dict[str, tuple[int, ...]]:
-    """The prompt and the answer so far as sources; the decoder's start token is the rest."""
+def _plain_sources(
+    loaded: LoadedModel, item: Item, columns: Sequence[Label], answer: set[int]
+) -> dict[str, tuple[int, ...]]:
+    """Each picture, the rest of the prompt, and the answer so far as sources; the decoder's start token is the rest."""
     side = loaded.stacks[-1].side
     first = min(answer)
-    found: dict[str, list[int]] = {PROMPT: [], ANSWER: [], REST: []}
+    seen = {n: one.name for one in item.pictures for n in one.positions}
+    found: dict[str, list[int]] = {name: [] for name in (*(one.name for one in item.pictures), PROMPT, ANSWER, REST)}
     for k, label in enumerate(columns):
-        if label.side != side or (label.position < first and not loaded.two_sided):
+        if label.side == side and label.position in seen:
+            found[seen[label.position]].append(k)
+        elif label.side != side or (label.position < first and not loaded.two_sided):
             found[PROMPT].append(k)
         else:
             found[ANSWER if label.position >= first else REST].append(k)
@@ -243,6 +248,8 @@ def _spell_item(loaded: LoadedModel, item: Item, begin: int) -> dict[str, Spelle
             ids = item.tensors["input_ids"].tolist()
             ids = [-1] * (len(tokens.names) - len(ids)) + ids
         found[side] = spell_side(loaded.tokenizer, ids, tokens.names)
+    if item.pictures:
+        found = {name: part_text(one, [p.positions[0] for p in item.pictures]) for name, one in found.items()}
     side = loaded.stacks[-1].side
     found[side] = replace(found[side], answer=found[side].spans[begin][0])
     return found

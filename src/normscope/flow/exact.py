@@ -81,7 +81,9 @@ def _exact_states_by_source(
         begin = 0 if stack is order[0] else len(order[0].states[0])
         X = exact_input_by_source(stack.states[0], begin - first, count, remainder)
         found = []
-        for layer in stack.layers:
+        for number, layer in enumerate(stack.layers):
+            if number in stack.added:
+                X = X + exact_input_by_source(stack.added[number], begin - first, count, remainder)
             X = forward_layer(layer, X, encoder, remainder)
             found.append(X)
         encoder = forward_block(stack.end, X, encoder, remainder)
@@ -112,9 +114,12 @@ def exact_scores(model: FrozenModel, target: Target) -> Scores:
     for stack in reversed(model.stacks):
         state = _enter_stack_backward(model, stack, state)
         by_token, constants = [_exact_products(state, stack.states[-1])[0]], [state.constants[0]]
-        for layer, x in zip(reversed(stack.layers), reversed(stack.states[:-1]), strict=True):
-            backward_layer(layer, state)
-            by_token.append(_exact_products(state, x)[0])
+        added = torch.zeros_like(by_token[0])  # from the layers passed so far
+        for number in reversed(range(len(stack.layers))):
+            backward_layer(stack.layers[number], state)
+            if number in stack.added:
+                added = added + _exact_products(state, stack.added[number])[0]
+            by_token.append(_exact_products(state, stack.states[number])[0] + added)
             constants.append(state.constants[0])
         at_input[stack.side] = by_token[-1][stack.real]
         layers[stack.side] = torch.stack(by_token[::-1])[:, stack.real]
@@ -145,9 +150,12 @@ def exact_score_blocks(
         at_input: dict[str, Tensor] = {}
         for stack in reversed(model.stacks):
             state = _enter_stack_backward(model, stack, state)
-            for layer in reversed(stack.layers):
-                backward_layer(layer, state)
-            at_input[stack.side] = _exact_products(state, stack.states[0])[:, stack.real]
+            added: Tensor | float = 0.0
+            for number in reversed(range(len(stack.layers))):
+                backward_layer(stack.layers[number], state)
+                if number in stack.added:
+                    added = added + _exact_products(state, stack.added[number])
+            at_input[stack.side] = (_exact_products(state, stack.states[0]) + added)[:, stack.real]
         found = [at_input[stack.side] for stack in (model.stacks[-1], *model.stacks[:-1])]
         yield torch.cat(found, dim=1), state.constants
 

@@ -83,6 +83,7 @@ class _PartialStack:
     layers: list[FrozenLayer] = field(default_factory=list)
     tail: tuple[FrozenMap, ...] = ()
     end: Tensor | None = None  # (n, d): the model's own states after the tail
+    added: dict[int, Tensor] = field(default_factory=dict)  # layer -> (n, d): what pictures add to its input
 
 
 def freeze_model(loaded: LoadedModel, item: Item, gate: Gate = "ig", recompute: bool = True) -> FrozenModel:
@@ -116,7 +117,7 @@ def freeze_layers(
             _refuse_to_freeze_layer(
                 loaded, one.stack, len(one.layers) - 1, "its output differs from that of its last part"
             )
-    stacks = [FrozenStack(s.stack.side, tuple(s.states), tuple(s.layers), s.tail, s.real) for s in sides]
+    stacks = [FrozenStack(s.stack.side, tuple(s.states), tuple(s.layers), s.tail, s.real, s.added) for s in sides]
     return FrozenPass(tuple(stacks), calls, output)
 
 
@@ -139,9 +140,13 @@ def _freeze_request(
             if number > 0:
                 encoder.tail, encoder.end = encoder_tail_of_module_calls(calls[encoder.stack.side], encoder.states[-1])
         elif not is_close(states[-1][side.real], record.input[0][side.real], _coarsest_dtype(loaded)):
-            _refuse_to_freeze_layer(
-                loaded, stack, record.index, f"its input is not the output of layer {record.index - 1}"
-            )
+            added = record.input[0] - states[-1]
+            if _is_of_pictures(added, item):
+                side.added[record.index] = added
+            else:
+                _refuse_to_freeze_layer(
+                    loaded, stack, record.index, f"its input is not the output of layer {record.index - 1}"
+                )
         try:
             values = frozen_value_maps(loaded, modules[record.index], record)
         except NormscopeError as error:
@@ -157,6 +162,14 @@ def _freeze_request(
 
     real = real_tokens([item], stack.side, loaded.base.device)
     return RecordRequest(stack, steps, range(len(modules)), freeze_layer, real, calls=modules)
+
+
+def _is_of_pictures(added: Tensor, item: Item) -> bool:
+    """Whether vectors (n, d) are added to tokens of pictures only, as features of several depths of a vision tower
+    are."""
+    seen = torch.zeros(len(added), dtype=torch.bool, device=added.device)
+    seen[[n for one in item.pictures for n in one.positions]] = True
+    return not bool(added[~seen].any())
 
 
 def _real_rows(real: Tensor) -> slice | Tensor:

@@ -8,8 +8,8 @@ The adjoint of a map takes directions ``G`` (..., n, d) in its output, one for e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -293,6 +293,7 @@ class FrozenStack:
     layers: tuple[FrozenLayer, ...]
     tail: tuple[FrozenMap, ...]  # from the last layer to the input of the decoder or head
     real: Tensor  # (n,): False for masked tokens
+    added: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> (n, d): what pictures add to its input
 
     @property
     def end(self) -> FrozenBlock:

@@ -22,7 +22,7 @@ from normscope.flow.resolve import TargetRequest, check_target_request, resolve_
 from normscope.flow.result import Flow, ScoreMatrix, Scores
 from normscope.flow.similarity import Similarity
 from normscope.flow.targets import build_target_scores, refuse_target_of_method, target_row_of_map
-from normscope.inputs.item import Item
+from normscope.inputs.item import Item, describe_pictures
 from normscope.inputs.marked_text import REST
 from normscope.labels import Label
 from normscope.models.loaded import LoadedModel
@@ -59,6 +59,11 @@ def _flow_of_item(
     workspace: Workspace,
 ) -> Flow:
     model = freeze_for_target(loaded, item, request, gate, every_row=method != "exact")
+    if method != "exact" and any(stack.added for stack in model.stacks):
+        raise NormscopeError(
+            f"{type(loaded.model).__name__} adds features of its pictures before several layers, which only "
+            "method='exact' follows. Use it, or leave the pictures out."
+        )
     run = MethodRun(loaded, workspace, item, model, option)
     columns = flow_columns(loaded, item)
     found = Flow(
@@ -103,6 +108,8 @@ def source_columns(item: Item, columns: Sequence[Label]) -> dict[str, tuple[int,
 def flow_info(loaded: LoadedModel, item: Item, gate: str) -> dict[str, Any]:
     """Where a result comes from."""
     info = {"model": loaded.name, "family": loaded.family.name, "derived": loaded.family.derived, "gate": gate}
+    if item.pictures:
+        info |= describe_pictures(item)
     return info | ({"warnings": list(item.warnings)} if item.warnings else {})
 
 

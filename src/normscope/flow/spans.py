@@ -75,13 +75,14 @@ def find_token_span(loaded: LoadedModel, item: Item, logits: Tensor, target: sli
         raise NormscopeError("The span has masked tokens, or starts after one. Choose tokens that are not masked.")
     span = TokenSpan(begin, ids[begin:end])
     if bool((span.ids < 0).any()):
-        raise NormscopeError("The span has virtual tokens of a soft prompt, which are never predicted.")
+        raise NormscopeError("The span has tokens of pictures or of a soft prompt, which are never predicted.")
     return span
 
 
 def written_ids(loaded: LoadedModel, item: Item) -> Tensor:
-    """(n,): the token ids on the side that writes; -1 for virtual tokens."""
-    ids = item.tensors["decoder_input_ids" if loaded.two_sided else "input_ids"]
+    """(n,): the token ids on the side that writes; -1 for virtual tokens and those of pictures."""
+    ids = item.tensors["decoder_input_ids" if loaded.two_sided else "input_ids"].clone()
+    ids[[n for one in item.pictures for n in one.positions]] = -1
     missing = len(item.sides[loaded.stacks[-1].side].names) - len(ids)
     return torch.cat([ids.new_full((missing,), -1), ids])
 
@@ -138,7 +139,7 @@ def _touched_tokens(spans: list[tuple[int, int]], text: str, begin: int, end: in
 def spell_tokens(tokenizer: Any, ids: list[int]) -> tuple[str, list[tuple[int, int]]]:
     """The text of the tokens without special ones, and the characters of each. Tokens that only together make a
     character share it."""
-    hidden = {-1, *tokenizer.all_special_ids}  # -1: virtual tokens
+    hidden = {-1, *tokenizer.all_special_ids}  # -1: virtual tokens and those of pictures
 
     def decode(some: list[int]) -> str:
         shown = [id for id in some if id not in hidden]

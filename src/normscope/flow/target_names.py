@@ -93,8 +93,10 @@ def target_pieces(loaded: LoadedModel, target: str, after_space: bool = False) -
 
 
 def target_has_vocabulary_logits(loaded: LoadedModel, size: int) -> bool:
-    """Whether logits are of tokens, not of classes."""
-    return size >= int(getattr(loaded.model.config, "vocab_size", 2**62))
+    """Whether logits are of tokens, not of classes. The config of a model of several parts has one for its text."""
+    config: Any = loaded.model.config
+    vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", getattr(config, "vocab_size", 2**62))
+    return size >= int(vocabulary)
 
 
 def target_class_names(loaded: LoadedModel) -> dict[int, str]:

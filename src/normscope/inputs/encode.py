@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import NormscopeError
-from normscope.inputs import generation, media
+from normscope.inputs import generation, media, pictures
 from normscope.inputs.item import IGNORED_KEYS, Item, Tokens, check_length, join_source_and_target, token_names
 from normscope.inputs.sources import add_sources, mark_input
 from normscope.models.loaded import TEXT_KEYS, Limits, LoadedModel
@@ -39,8 +39,11 @@ def encode_one(
         if isinstance(words, str) or not hasattr(words, "__iter__") or not all(isinstance(w, str) for w in text):
             raise NormscopeError("words must be a list of strings, such as ['Colin', 'plays'].")
     elif chat is not None:
-        prompt = generation.chat_prompt(loaded.tokenizer, chat) if marked is None else marked.text
+        seen = pictures.chat_pictures(chat)
+        prompt = marked.text if marked is not None else ""
+        prompt = prompt or generation.chat_prompt(loaded.tokenizer, chat, loaded.processor)
         text = generation.encode_chat_prompt(loaded.tokenizer, prompt)
+        text = pictures.PicturePrompt(prompt, seen, special=False) if seen else text
     elif isinstance(text, list):
         raise NormscopeError(
             "A list is ambiguous: use words=[...] for the words of a text, stream([...]) for several texts."
@@ -74,8 +77,15 @@ def _encode_input(loaded: LoadedModel, given: Any, truncation: bool, generate: i
         if generate is not None:
             raise NormscopeError(f"{loaded.family.name} has no decoder and does not generate text. Leave generate out.")
         return media.media_wave_items(given, loaded)
-    _refuse_image(given)
-    items = encode_text(given, loaded.tokenizer, loaded.limits, truncation)
+    if isinstance(given, str):
+        items = encode_text(given, loaded.tokenizer, loaded.limits, truncation)
+    elif pictures.holds_pictures(given):
+        read = pictures.read_picture_text(loaded, given)
+        (item,) = encode_text(read.tokens, loaded.tokenizer, loaded.limits)
+        items = [pictures.add_pictures(loaded, item, read)]
+    else:
+        _refuse_image(given)
+        items = encode_text(given, loaded.tokenizer, loaded.limits, truncation)
     if generate is not None:
         return [
             generation.generate_continuation(loaded.model, loaded.tokenizer, item, generate, loaded.limits)
@@ -106,12 +116,7 @@ def _encode_pair(loaded: LoadedModel, given: Any, truncation: bool, generate: in
     if isinstance(target, Mapping) and target.get("input_ids") is None:
         raise NormscopeError("The encoding has a decoder_attention_mask but no decoder_input_ids.")
     if loaded.family.input == "audio":
-        if not isinstance(source, Mapping):
-            raise NormscopeError(
-                f"{loaded.family.name} is a speech model: pass a dict with input_features from its feature extractor, "
-                f"not {type(source).__name__}."
-            )
-        sources = media.media_sound_items(source, loaded.base.config)
+        sources = media.media_sound_items(source, loaded)
     else:
         _refuse_image(source)
         sources = encode_text(source, loaded.tokenizer, loaded.limits, truncation)
@@ -138,8 +143,8 @@ def _encode_pair(loaded: LoadedModel, given: Any, truncation: bool, generate: in
 def _refuse_image(given: Any) -> None:
     if hasattr(given, "convert") or (hasattr(given, "shape") and not isinstance(given, Mapping)):
         raise NormscopeError(f"This model reads text, not {type(given).__name__}. Pass a text or an encoding.")
-    if isinstance(given, Mapping) and "pixel_values" in given:
-        raise NormscopeError("This model reads text, but the encoding has pixel_values, which are for vision models.")
+    if isinstance(given, Mapping) and pictures.holds_pictures(given):
+        pictures.refuse_pictures(given)
 
 
 def _add_soft_prompt(item: Item, prompt: SoftPrompt | None) -> Item:
@@ -378,6 +383,7 @@ def real_tokens(items: Sequence[Item], side: str, device: torch.device) -> Tenso
 def forward_inputs(loaded: LoadedModel, items: Sequence[Item]) -> dict[str, Any]:
     """The arguments of the model's forward method for a batch."""
     batch: dict[str, Any] = dict(pad_batch(items, loaded.limits.pad, loaded.base.device))
+    batch |= {key: one.to(loaded.base.device) for item in items for key, one in item.media.items()}
     for key in FEATURES:
         if key in batch:
             batch[key] = batch[key].to(loaded.base.dtype)

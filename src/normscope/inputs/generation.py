@@ -16,10 +16,13 @@ from normscope.inputs.item import Item, Tokens, check_length, token_names
 from normscope.models.loaded import Limits
 
 MAX_TARGET = 64  # default maximum length of a generated target
+PICTURE_KEYS = ("token_type_ids", "mm_token_type_ids")  # which tokens stand for pictures
 
 
-def chat_prompt(tokenizer: Any, chat: Any) -> str:
-    """A conversation as text by the chat template, ready for the model's next turn."""
+def chat_prompt(tokenizer: Any, chat: Any, processor: Any = None) -> str:
+    """A conversation as text by the chat template of the processor, or else of the tokenizer, ready for the model's
+    next turn."""
+    tokenizer = processor if getattr(processor, "chat_template", None) else tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise NormscopeError("This tokenizer has no chat template. Pass the prompt as text.")
     if not isinstance(chat, Sequence) or not chat or not all(isinstance(turn, Mapping) for turn in chat):
@@ -45,7 +48,8 @@ def generate_continuation(model: Any, tokenizer: Any, item: Item, tokens: int, l
     _refuse_fixed_prompt(item)
     prompt = item.tensors["input_ids"]
     check_length(len(prompt) + count, limits, f"The prompt with {count} generated tokens", "Generate fewer.")
-    ids = _generate_ids(model, {k: v[None] for k, v in item.tensors.items()}, max_length=len(prompt) + count)
+    given = {key: one[None] for key, one in item.tensors.items()}
+    ids = _generate_ids(model, given | dict(item.media), max_length=len(prompt) + count)
     new = ids[len(prompt) :]
     warnings = check_length(len(ids), limits, f"The prompt with {len(new)} generated tokens", "Generate fewer.")
     return replace(append_written_tokens(item, new, tokenizer), warnings=warnings)
@@ -58,7 +62,9 @@ def append_written_tokens(item: Item, ids: Tensor, tokenizer: Any) -> Item:
     keys = ("decoder_input_ids", "decoder_attention_mask") if len(item.sides) == 2 else ("input_ids", "attention_mask")
     names = _generated_token_names(tokenizer, ids)
     grown = dict(item.tensors)
-    for key, new in zip(keys, (ids, torch.ones_like(ids)), strict=True):
+    added = dict(zip(keys, (ids, torch.ones_like(ids)), strict=True))
+    added |= dict.fromkeys(PICTURE_KEYS, torch.full_like(ids, item.written_type))
+    for key, new in added.items():
         if key in grown:
             grown[key] = torch.cat([grown[key], new.to(grown[key])])
     tokens = Tokens(
@@ -77,7 +83,7 @@ def append_written_tokens(item: Item, ids: Tensor, tokenizer: Any) -> Item:
 
 def _refuse_fixed_prompt(item: Item) -> None:
     """Refuse an encoding with tensors whose continuation is not known, such as position ids."""
-    extra = set(item.tensors) - {"input_ids", "attention_mask"}
+    extra = set(item.tensors) - {"input_ids", "attention_mask", *(PICTURE_KEYS if item.media else ())}
     if len(item.sides) == 1 and extra:
         raise NormscopeError(f"Cannot continue a prompt with {', '.join(sorted(extra))}. Pass the whole input instead.")
 
@@ -132,7 +138,9 @@ def _generate_ids(model: Any, given: Mapping[str, Tensor], max_length: int) -> T
             f"{type(model).__name__} has no head that generates text. Load it with AutoModelForCausalLM or "
             "AutoModelForSeq2SeqLM, or pass the whole text (for an encoder-decoder, the target)."
         )
-    moved = {key: value.to(model.device) for key, value in given.items()}
+    moved = {
+        key: value.to(model.device, model.dtype if value.is_floating_point() else None) for key, value in given.items()
+    }
     config = copy.deepcopy(model.generation_config)
     unset = dict.fromkeys(("max_new_tokens", "temperature", "top_p", "top_k"))  # avoid warnings about unused settings
     config.update(max_length=max_length, do_sample=False, num_beams=1, use_cache=True, **unset)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -52,6 +52,23 @@ class Sources:
         return Sources(names, {**self.index, side: torch.cat([self.index[side], added])})
 
 
+@dataclass(frozen=True, eq=False)
+class PatchGrid:
+    """Tokens that lie on a grid over a picture."""
+
+    name: str  # "", or "overview" of the whole picture beside a grid of its details
+    positions: Tensor  # (down, across): the position of each token on its side
+
+
+@dataclass(frozen=True, eq=False)
+class PictureTokens:
+    """The tokens of one picture of the input."""
+
+    name: str  # "image", or "image 1" of several
+    positions: tuple[int, ...]  # on the side that reads them, tokens such as line ends included
+    grids: tuple[PatchGrid, ...]  # the finest first; none if the place of its tokens is not known
+
+
 @dataclass(frozen=True)
 class Item:
     """One input without padding: sequences have shape (n,), images and audio features that of the model's input."""
@@ -62,6 +79,9 @@ class Item:
     virtual: tuple[str, ...] = ()  # names of virtual keys and values: columns without rows
     warnings: tuple[str, ...] = ()  # warnings that go into the result
     sources: Sources | None = None  # groups of tokens, if asked for
+    media: Mapping[str, Tensor] = field(default_factory=dict)  # pictures beside a text, with the axis of the batch
+    pictures: tuple[PictureTokens, ...] = ()  # the tokens that stand for them
+    written_type: int = 0  # beside pictures, the token type of what the model writes
 
     def __len__(self) -> int:
         return max(len(side.names) for side in self.sides.values())
@@ -69,13 +89,28 @@ class Item:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Only items of equal kind fit into one batch. Position ids without a mask separate packed texts, and padding
-        would need a mask, so such items must have equal lengths. Waveforms are not padded either."""
+        would need a mask, so such items must have equal lengths. Waveforms are not padded either, and a text with
+        pictures is alone."""
         fixed_length = "position_ids" in self.tensors and "attention_mask" not in self.tensors
         shapes = (
             (key, tensor.shape if tensor.dim() > 1 or fixed_length or tensor.is_floating_point() else None)
             for key, tensor in sorted(self.tensors.items())
         )
-        return *shapes, self.sources is not None
+        return *shapes, self.sources is not None, id(self) if self.media else None
+
+
+def describe_pictures(item: Item) -> dict[str, Any]:
+    """The pictures beside a text for the info of a result: names, and the positions of their tokens, on grids (name,
+    rows of positions) too."""
+    described = [
+        {
+            "name": one.name,
+            "positions": list(one.positions),
+            "grids": [[grid.name, grid.positions.tolist()] for grid in one.grids],
+        }
+        for one in item.pictures
+    ]
+    return {"pictures": described}
 
 
 def join_source_and_target(source: Item, target: Item) -> Item:

@@ -27,7 +27,7 @@ GRAINS = {
     ),
     "line": re.compile(r"\S[^\n]*"),
 }
-GRAIN_NAMES = ("token", "word", "sentence", "line", "message")
+GRAIN_NAMES = ("token", "word", "sentence", "line", "message", "image")
 
 Span = tuple[int, int]
 

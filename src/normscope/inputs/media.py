@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 from normscope.errors import NormscopeError
 from normscope.inputs.item import IGNORED_KEYS, Item, Tokens
+from normscope.inputs.sound import encode_sound, holds_sound
+from normscope.models.base import media_key
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules
 
@@ -39,11 +41,16 @@ def media_image_items(given: Any, loaded: LoadedModel) -> list[Item]:
                 "This Analyzer has no image processor. Pass an encoding, which is a dict with pixel_values, or create "
                 "the Analyzer with AutoImageProcessor.from_pretrained(...) to analyse images."
             )
-        image = _as_media_image(given)
+        image = as_media_image(given)
         try:
             pixels = processor(images=image, return_tensors="pt")["pixel_values"]
         except (ValueError, TypeError) as error:
             raise NormscopeError(f"The image processor rejected the image: {error}") from error
+    if pixels.dim() != 4:
+        raise NormscopeError(
+            "The image processor cuts the image into tiles, but the model reads whole images. Use an image processor "
+            "without tiles, or pass pixel_values."
+        )
     channels, height, width = pixels.shape[1:]
     expected = getattr(config, "num_channels", channels)
     if channels != expected:
@@ -110,13 +117,11 @@ def count_first_layer_tokens(loaded: LoadedModel, inputs: Mapping[str, Tensor]) 
 
 
 def media_wave_items(given: Any, loaded: LoadedModel) -> list[Item]:
-    """Convert an encoding with the input of a speech encoder (a waveform, or frames x mel bins) to items."""
-    key: str = loaded.base.main_input_name
-    if not isinstance(given, Mapping):
-        raise NormscopeError(
-            f"{loaded.family.name} is a speech model: pass a dict with {key} from its feature extractor, not "
-            f"{type(given).__name__}."
-        )
+    """Convert a sound, or an encoding with the input of a speech encoder (a waveform, or frames x mel bins), to
+    items."""
+    key = media_key(loaded.base)
+    if holds_sound(given):
+        given = encode_sound(given, loaded, key)
     _refuse_unknown_media_keys(given, key, "attention_mask")
     mask = given.get("attention_mask")
     if mask is not None and not bool(torch.as_tensor(mask).bool().all()):
@@ -130,8 +135,11 @@ def media_wave_items(given: Any, loaded: LoadedModel) -> list[Item]:
     return [Item({key: one}, {"encoder": tokens}) for one in sounds]
 
 
-def media_sound_items(given: Mapping[str, Any], config: Any) -> list[Item]:
-    """Convert an encoding with input_features (mel bins x frames) to encoder items."""
+def media_sound_items(given: Any, loaded: LoadedModel) -> list[Item]:
+    """Convert a sound, or an encoding with input_features (mel bins x frames), to encoder items."""
+    config: Any = loaded.base.config
+    if holds_sound(given):
+        given = encode_sound(given, loaded, "input_features")
     _refuse_unknown_media_keys(given, "input_features", "attention_mask")  # the mask is used in training only
     features = _read_media_features(given, "input_features", 2)
     bins, frames = features.shape[1:]
@@ -185,7 +193,7 @@ def open_media_image(path: str | os.PathLike[str]) -> Any:
         raise NormscopeError(f"{path} cannot be read as an image: {str(error).rstrip('.')}.") from error
 
 
-def _as_media_image(given: Any) -> Any:
+def as_media_image(given: Any) -> Any:
     """Convert a path, PIL image or array to an image that a processor accepts."""
     if isinstance(given, str | os.PathLike):
         if not Path(given).is_file():

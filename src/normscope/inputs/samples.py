@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import NormscopeError
+from normscope.models.base import media_key
 from normscope.models.loaded import LoadedModel
 
 FRAMES = 9  # tokens of a random sound, at least
@@ -29,7 +30,7 @@ def random_inputs(loaded: LoadedModel, lengths: Sequence[int]) -> list[dict[str,
 
 def random_media(base: Any, generator: torch.Generator) -> dict[str, Tensor]:
     """A random image, spectrogram or waveform (without the axis of the batch) for a model that reads one."""
-    config, key = base.config, base.main_input_name
+    config, key = base.config, media_key(base)
     bins, frames = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
     size: tuple[int, ...]
     if key == "pixel_values" and getattr(config, "image_size", None) is not None:

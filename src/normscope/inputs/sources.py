@@ -7,7 +7,7 @@ to the source where it starts. Special tokens, the template's own tokens and the
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from normscope.errors import NormscopeError
 from normscope.inputs.item import ANSWER, Item, Sources, Tokens
 from normscope.inputs.marked_text import MarkedText, Span, mark_chat, mark_text, refuse_template, unique_names
+from normscope.inputs.pictures import picture_sources
 from normscope.models.loaded import LoadedModel
 
 
@@ -29,9 +30,12 @@ def mark_input(
         raise NormscopeError("template= joins the texts of sources=[...]: pass them too.")
     if loaded.family.input != "text":
         raise NormscopeError(f"Sources are parts of a text, which {loaded.family.name} does not read. Leave them out.")
-    if isinstance(sources, str) and sources == "token":
-        refuse_template(template, "sources='token'")
-        return text, chat, None
+    if isinstance(sources, str) and sources in ("token", "image"):
+        refuse_template(template, f"sources={sources!r}")
+        return text, chat, None if sources == "token" else MarkedText("", {}, named=False)
+    if isinstance(text, Mapping) and isinstance(text.get("text"), str) and chat is None and words is None:
+        whole, _, marked = mark_input(loaded, text["text"], None, None, sources, template)
+        return {**text, "text": whole}, None, marked
     pair = loaded.two_sided and isinstance(text, tuple) and len(text) == 2
     source = text[0] if pair else text
     if words is not None or (source is not None and not isinstance(source, str)):
@@ -51,7 +55,12 @@ def add_sources(loaded: LoadedModel, item: Item, marked: MarkedText | None) -> I
     """The item with its sources."""
     if marked is None:
         return replace(item, sources=token_sources(item))
-    return replace(item, sources=locate_sources(item, marked, loaded.stacks[0].side, loaded.tokenizer))
+    side, found = loaded.stacks[0].side, None
+    if marked.spans:
+        found = locate_sources(item, marked, side, loaded.tokenizer)
+    elif not item.pictures:
+        raise NormscopeError("sources='image' are the pictures of the input, which has none.")
+    return replace(item, sources=picture_sources(item, found, side) if item.pictures else found)
 
 
 def sum_by_source(scores: Tensor, columns: Tensor, sources: int) -> Tensor:

@@ -14,12 +14,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from normscope.errors import NormscopeError
 from normscope.models import loading
+from normscope.models.base import base_of
 from normscope.models.modules import has_layers, input_embeddings, vocabulary_size
 from normscope.models.registry import find_family
 from normscope.models.soft_prompts import SoftPrompt, active_soft_prompt
 from normscope.models.spec import Family, Side, Stack
 
-TEXT_KEYS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # possible inputs of a text model
+TEXT_KEYS = (  # possible inputs of a text model, one number for each token
+    "input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "position_ids",
+)  # fmt: skip
+MODALITIES = 4  # text, image, video, audio: what a model that sees calls the types of its tokens
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class LoadedModel:
     stacks: tuple[Stack, ...]  # the stacks that the model has
     two_sided: bool  # True for an encoder-decoder
     tokenizer: Any  # or an image processor, or None
+    processor: Any  # of a text with pictures or sound; None if a tokenizer was given
     name: str
     dtype: torch.dtype  # of the decomposition
     base_limits: Limits  # of the first stack, ignoring any soft prompt
@@ -100,7 +105,7 @@ def load_model(
     if family is None:
         family = describe(loading.unwrap_adapters(given))
     inside: PreTrainedModel = loading.unwrap_adapters(given)
-    base: Any = inside.base_model
+    base: Any = base_of(inside)
     stacks = _present_stacks(base, family.stacks)
     limits = _read_limits(family, base, stacks[0].side)
     loaded = LoadedModel(
@@ -110,7 +115,8 @@ def load_model(
         family=family,
         stacks=stacks,
         two_sided=len(stacks) == 2,
-        tokenizer=tokenizer,
+        tokenizer=_part_of_processor(tokenizer, family),
+        processor=tokenizer if hasattr(tokenizer, "tokenizer") else None,
         name=str(getattr(inside, "name_or_path", "") or type(inside).__name__),
         dtype=run_dtype(dtype, base.dtype),
         base_limits=limits,
@@ -118,6 +124,35 @@ def load_model(
     )
     update_prompt(loaded)
     return loaded
+
+
+def _part_of_processor(given: Any, family: Family) -> Any:
+    """The tokenizer in a processor, or its image processor for a model that reads images alone; other things are
+    returned as they are."""
+    if not hasattr(given, "tokenizer"):
+        return given
+    return given.image_processor if family.input == "image" and hasattr(given, "image_processor") else given.tokenizer
+
+
+def picture_token_id(base: PreTrainedModel) -> int | None:
+    """The id of the tokens in whose place a model puts pictures; None for a model that reads text alone."""
+    config: Any = base.config
+    found = getattr(config, "image_token_id", None)
+    found = getattr(config, "image_token_index", None) if found is None else found
+    return found if isinstance(found, int) else None
+
+
+def check_processor(loaded: LoadedModel) -> None:
+    """Raise an error if a processor puts other tokens in the place of pictures than the model expects."""
+    wanted, processor = picture_token_id(loaded.base), loaded.processor
+    if wanted is None or not hasattr(processor, "image_processor"):
+        return
+    found = [getattr(processor, "image_token_id", None), *(getattr(processor, "image_token_ids", None) or ())]
+    if wanted not in found:
+        raise NormscopeError(
+            f"The processor does not belong to this model: it marks pictures with the token {found[0]}, but the model "
+            f"puts them in the place of the token {wanted}. Load both from the same checkpoint."
+        )
 
 
 def check_tokenizer(tokenizer: Any, vocabulary: int) -> None:
@@ -156,11 +191,15 @@ def _read_limits(family: Family, base: PreTrainedModel, side: Side) -> Limits:
         positions=_max_positions(family, base),
         computed=family.computed_positions,
         position_rows=2**31 if rows is None or family.computed_positions else rows,
-        token_types=max(1, int(getattr(config, "type_vocab_size", 1) or 1)),
+        token_types=MODALITIES if picture_token_id(base) is not None else _token_types(config),
         keys=frozenset(inspect.signature(base.forward).parameters),
         pad=_padding_id(base),
         side=side,
     )
+
+
+def _token_types(config: Any) -> int:
+    return max(1, int(getattr(config, "type_vocab_size", 1) or 1))
 
 
 def run_dtype(wanted: torch.dtype | None, model: torch.dtype) -> torch.dtype:
@@ -186,7 +225,9 @@ def _present_stacks(base: PreTrainedModel, stacks: tuple[Stack, ...]) -> tuple[S
 def _padding_id(base: PreTrainedModel) -> int:
     """The padding id: `padding_idx` of the embeddings if set (MPNet ignores the config), or `pad_token_id`."""
     found = getattr(getattr(base, "embeddings", None), "padding_idx", None)
-    if found is None:
+    if found is None and picture_token_id(base) is not None:  # the config of the whole may name another tokenizer's
+        found = getattr(base.config.get_text_config(), "pad_token_id", None)
+    elif found is None:
         found = getattr(base.config, "pad_token_id", None)
     return max(0, int(found or 0))
 

@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.models import packages, versions
@@ -21,7 +22,12 @@ from normscope.models.source import EXPECTED_MODEL, check_model_folder
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 # Heads are loaded for flows to logits, losses and generation; analyses use the base model only.
-HEADS = {"causal": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM", "audio": "AutoModelForSpeechSeq2Seq"}
+HEADS = {
+    "causal": "AutoModelForCausalLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "audio": "AutoModelForSpeechSeq2Seq",
+    "pictures": "AutoModelForImageTextToText",
+}
 TASKS = {
     "ForMaskedLM": "AutoModelForMaskedLM",
     "ForPreTraining": "AutoModelForMaskedLM",
@@ -59,7 +65,8 @@ def load_pretrained(
             # Perhaps only the head is missing.
             model, missing = _load_weights(name, config, "AutoModel", dtype, shared | own)
     with _explain_loading_errors(name, config):
-        tokenizer = _load_tokenizer(name, _input_kind(config, model), shared | readers)
+        kind = "pictures" if reads_pictures(config) else _input_kind(config, model)
+        tokenizer = _load_tokenizer(name, kind, shared | readers)
     if missing:
         raise NormscopeError(
             f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}; they would be "
@@ -139,6 +146,8 @@ def _load_weights(
 def _auto_class(config: Any) -> str:
     """The auto class with the head of the checkpoint, or `AutoModel` if that head is not known."""
     heads = " ".join(config.architectures or ())
+    if reads_pictures(config) and "ForConditionalGeneration" in heads:
+        return HEADS["pictures"]
     for family in families():
         if config.model_type in family.model_types:
             sides = [stack.side for stack in family.stacks]
@@ -151,6 +160,11 @@ def _auto_class(config: Any) -> str:
     return "AutoModel"
 
 
+def reads_pictures(config: Any) -> bool:
+    """Whether a type reads pictures beside a text that it goes on with."""
+    return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and not config.is_encoder_decoder
+
+
 def _input_kind(config: Any, model: Any = None) -> str:
     """The input of a model: "text", "image", "audio" (with a decoder of text) or "sound" (without)."""
     kind = KINDS.get(getattr(model, "main_input_name", "input_ids"), "text")
@@ -160,7 +174,15 @@ def _input_kind(config: Any, model: Any = None) -> str:
 
 def _load_tokenizer(name: str, kind: str, options: dict[str, Any]) -> Any:
     if kind == "sound":
-        return None
+        try:
+            return transformers.AutoFeatureExtractor.from_pretrained(name, **options)
+        except (ImportError, OSError, ValueError):  # encodings need none
+            return None
+    if kind in ("pictures", "audio"):
+        try:
+            return transformers.AutoProcessor.from_pretrained(name, **options)
+        except (ImportError, OSError, ValueError):  # it needs other packages, or files; texts need the tokenizer alone
+            return AutoTokenizer.from_pretrained(name, **options)
     if kind == "image":
         return transformers.AutoImageProcessor.from_pretrained(name, **options)
     return AutoTokenizer.from_pretrained(name, **options)

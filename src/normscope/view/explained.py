@@ -65,13 +65,14 @@ def explained_sentences(told: Explanation) -> tuple[ExplainedSentence, ...]:
 
 
 def explained_groups(told: Explanation) -> tuple[TokenGroup, ...]:
-    """The parts of the input: its sources, or its sentences if none were given."""
+    """The parts of the input: its sources, or its pictures and sentences if none were given."""
     named = [name for name in told.sources if name not in (PROMPT, ANSWER, REST)]
-    if named:
+    if PROMPT not in told.sources:
         return tuple(TokenGroup(name, told.sources[name]) for name in (*named, REST) if told.sources.get(name))
-    places = set(told.sources.get(PROMPT, ()))
+    places = set(told.sources[PROMPT])
     groups = told.grouped(inputs="sentence").columns
-    return tuple(TokenGroup(one.name, one.places) for one in groups if set(one.places) <= places)
+    pictures = [TokenGroup(name, told.sources[name]) for name in named]
+    return (*pictures, *(TokenGroup(one.name, one.places) for one in groups if set(one.places) <= places))
 
 
 def explained_shares(told: Explanation) -> list[ExplainedPart]:

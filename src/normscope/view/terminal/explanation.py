@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -9,6 +10,8 @@ from rich.text import Text
 from normscope.explain.result import Explanation
 from normscope.labels import shorten_label, visible_label_text
 from normscope.view.explained import explained_sentences, explained_shares
+from normscope.view.pictures import scores_on_pictures
+from normscope.view.terminal.flow import score_tint
 
 NAME = 36  # width of the name of a source
 
@@ -32,7 +35,8 @@ def terminal_explanation(told: Explanation) -> RenderableType:
                 scores.append("\n")
         table.add_row(Text(visible_label_text(sentence.text)), names, scores)
         table.add_row("", "", "")
-    return Group(table, Text("The whole answer", "bold"), _share_table(told), Text(explanation_note(told), "dim"))
+    whole = Text("The whole answer", "bold")
+    return Group(table, whole, _share_table(told), *_picture_cells(told), Text(explanation_note(told), "dim"))
 
 
 def explanation_note(told: Explanation) -> str:
@@ -57,3 +61,18 @@ def _share_table(told: Explanation) -> Table:
         table.add_row(shorten_label(visible_label_text(part.name), NAME), f"{part.score:+.4g}")
     table.add_row("sum", f"{told.value:+.4g}", style="bold")
     return table
+
+
+def _picture_cells(told: Explanation) -> list[Text]:
+    """Each picture as cells: the scores of its patches in per cent of the largest, orange or blue."""
+    found = scores_on_pictures(told)
+    most = max((float(np.abs(one.values).max()) for one in found), default=0.0) or 1.0
+    lines = []
+    for one in found:
+        lines.append(Text(f"{one.name}: {one.total:+.4g}, by patch in % of {most:.3g}"))
+        for row in one.values:
+            line = Text(no_wrap=True, overflow="ellipsis")
+            for value in row:
+                line.append(f"{100 * value / most:+4.0f}", score_tint(value / most))
+            lines.append(line)
+    return lines

@@ -66,12 +66,12 @@ def biases_dominate_terminal_flow(flow: Flow) -> bool:
 def _tint_tokens(labels: Sequence[Label], values: Sequence[float], most: float) -> Text:
     line = Text()
     for label, value in zip(labels, values, strict=True):
-        line.append(visible_label_text(label.token), style=_score_tint(value / most))
+        line.append(visible_label_text(label.token), style=score_tint(value / most))
         line.append(" ")
     return line
 
 
-def _score_tint(share: float) -> Style:
+def score_tint(share: float) -> Style:
     """A background between white and full orange or blue."""
     if not math.isfinite(share) or abs(share) < 0.02:
         return Style.null()

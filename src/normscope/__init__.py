@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from normscope.flow.similarity import Similarity
     from normscope.flow.spans import Passage
     from normscope.models.registry import register_family
+    from normscope.reports.compare_models import compare
 
 __all__ = [
     "Analysis",
@@ -32,6 +33,7 @@ __all__ = [
     "Passage",
     "Similarity",
     "__version__",
+    "compare",
     "derive",
     "register_family",
     "register_measure",
@@ -46,6 +48,7 @@ _LAZY = {
     "Flow": "normscope.flow.result",
     "Passage": "normscope.flow.spans",
     "Similarity": "normscope.flow.similarity",
+    "compare": "normscope.reports.compare_models",
     "derive": "normscope.derivation.prove",
     "register_family": "normscope.models.registry",
     "register_measure": "normscope.corpus.measure_registry",

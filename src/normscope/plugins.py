@@ -23,7 +23,14 @@ from typing import Any
 from normscope.errors import NormscopeWarning
 
 # Importing one registers what it defines.
-OWN_MODULES = {"normscope.measures": ("normscope.corpus.word_links", "normscope.papers.measures")}
+OWN_MODULES = {
+    "normscope.measures": (
+        "normscope.corpus.word_links",
+        "normscope.corpus.comparison",
+        "normscope.corpus.explained",
+        "normscope.papers.measures",
+    )
+}
 
 
 def import_own_modules(group: str) -> None:

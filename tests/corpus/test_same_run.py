@@ -254,3 +254,27 @@ def test_the_code_of_a_helper_module_counts(tmp_path: Path, monkeypatch: pytest.
             function_fingerprint(compiled("import made_up_helpers\ndef measure(x): return made_up_helpers.helper(x)\n"))
         )
     assert digests[0] == digests[2] != digests[1]
+
+
+def test_modules_that_name_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "made_up_first.py").write_text("import made_up_second as other\nlimit = 1\n")
+    (tmp_path / "made_up_second.py").write_text("import made_up_first as other\nlimit = 2\n")
+    source = "import made_up_first as other\ndef measure(x): return other.other.other.limit\n"
+    assert function_fingerprint(compiled(source)) == function_fingerprint(compiled(source))
+
+
+def test_packages_installed_elsewhere_are_not_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of the system, or of another environment on the path, has a version, not a digest of its code."""
+    digests = []
+    for n, folder in enumerate(("site-packages", "dist-packages", "own")):
+        (tmp_path / folder).mkdir()
+        for limit in (1, 2):
+            name = f"made_up_{folder.replace('-', '_')}_{n}_{limit}"
+            (tmp_path / folder / f"{name}.py").write_text(f"def helper(x):\n    return x + {limit}\n")
+            monkeypatch.syspath_prepend(str(tmp_path / folder))
+            digests.append(
+                function_fingerprint(compiled(f"import {name} as other\ndef measure(x): return other.helper(x)\n"))
+            )
+    assert digests[0] == digests[1] == digests[2] == digests[3]
+    assert digests[4] != digests[5]

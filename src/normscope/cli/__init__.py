@@ -15,7 +15,21 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from normscope._version import __version__
-from normscope.cli import align, analyze, check, corpus, demo, derive, explain, faithfulness, flow, models, paper, serve
+from normscope.cli import (
+    align,
+    analyze,
+    check,
+    compare,
+    corpus,
+    demo,
+    derive,
+    explain,
+    faithfulness,
+    flow,
+    models,
+    paper,
+    serve,
+)
 from normscope.errors import NormscopeError
 from normscope.models.versions import refuse_old_transformers
 from normscope.view.wording import COMMAND_LINE
@@ -68,6 +82,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "explain": explain.explain_command,
     "serve": serve.serve_command,
     "corpus": corpus.corpus_command,
+    "compare": compare.compare_command,
     "align": align.align_command,
     "paper": paper.paper_command,
     "faithfulness": faithfulness.faithfulness_command,

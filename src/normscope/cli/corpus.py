@@ -14,6 +14,7 @@ from normscope.cli.progress import progress_bars, silence_library_progress
 from normscope.corpus.readers import formats
 from normscope.corpus.store import Run, check_store_folder
 from normscope.errors import NormscopeError
+from normscope.files import check_output_folder
 
 if TYPE_CHECKING:
     from normscope.corpus.runner import Summary
@@ -76,7 +77,11 @@ KeepOption = Annotated[
     typer.Option("--keep", metavar="COLUMNS", help="Columns of the data to take along, such as label,topic."),
 ]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Also write the finished tables as CSV files, to DIR/csv.")]
-VERIFY = "verify"  # in the place of DATA
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="MEASURE.KEY=VALUE", help="Set an option of a measure. Repeatable."),
+]
+VERIFY, REPORT = "verify", "report"  # in the place of DATA
 SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -100,6 +105,7 @@ def corpus_command(
     retry_errors: RetryOption = False,
     allow_versions: VersionsOption = False,
     csv: CsvOption = False,
+    settings: SetOption = None,
     model: options.Model = options.DEFAULT,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -112,7 +118,7 @@ def corpus_command(
     """Measure every entry of a corpus and write tables for polars, pandas or DuckDB.
 
     Running the same command again resumes, and repairs damaged files. `normscope corpus verify DIR` reads all files of
-    a run and names those that are damaged.
+    a run and names those that are damaged; `normscope corpus report DIR` writes a page about it.
 
     Example: normscope corpus wiki.txt --format pairs --mask 0 --measures mixing,similarity -o run
     """
@@ -121,6 +127,10 @@ def corpus_command(
         return
     if data is not None and data[0] == VERIFY:
         _verify_run(data[1:], out)
+        return
+    if data is not None and data[0] == REPORT:
+        chosen_model = None if model == options.DEFAULT else loading.find_model_source(model, device, dtype, revision)
+        _report_run(data[1:], out, chosen_model)
         return
     if not data or out is None:
         raise NormscopeError("DATA and --out are required: normscope corpus DATA --out DIR.")
@@ -131,8 +141,9 @@ def corpus_command(
         "scopes": scope or None,
         "layers": [number - 1 for number in layer] if layer else None,
         "format": format,
-        "reader": _check_corpus_options(chosen, format, reader, keep, out),
+        "reader": check_corpus_options(chosen, format, reader, keep, out),
         "mask_seed": mask,
+        "settings": options.parse_cli_settings(settings),
         "memory_budget": None if memory is None else parse_cli_size(memory),
         **{"truncation": truncate, "strict": strict, "limit": limit, "batch_size": batch_size},
         **{"shard_size": shard_size, "retry_errors": retry_errors, "allow_versions": allow_versions, "csv": csv},
@@ -179,7 +190,19 @@ def _verify_run(folders: list[str], out: Path | None) -> None:
     typer.echo(f"{folders[0]}: all files are as they were written; {done} of {run.manifest['data']['entries']} entries")
 
 
-def _check_corpus_options(
+def _report_run(folders: list[str], out: Path | None, model: ModelSource | None) -> None:
+    """Write the report of a run, and print where it is."""
+    if len(folders) != 1:
+        raise NormscopeError("Give one folder: normscope corpus report DIR. (For a file called report, use ./report.)")
+    check_output_folder(folders[0] if out is None else out)
+    with silence_library_progress():
+        from normscope.reports.corpus_report import write_corpus_report
+
+        path = write_corpus_report(folders[0], out, model=model, command=f"normscope corpus report {folders[0]}")
+    typer.echo(f"wrote {path}")
+
+
+def check_corpus_options(
     data: str | list[str], format: str | None, reader: list[str] | None, keep: str | None, out: Path
 ) -> dict[str, Any]:
     """The options of the reader; raises if DATA cannot be read or the folder cannot be written."""

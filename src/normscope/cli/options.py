@@ -184,14 +184,25 @@ Address = Annotated[
 ]
 
 
-def parse_cli_reader_options(given: list[str] | None) -> dict[str, Any]:
-    """Parse KEY=VALUE options of a reader: integers, true, false, none, comma-separated lists or text."""
+def parse_cli_reader_options(given: list[str] | None, option: str = "--reader") -> dict[str, Any]:
+    """Parse KEY=VALUE options, of a reader: integers, true, false, none, comma-separated lists or text."""
     found: dict[str, Any] = {}
     for entry in given or []:
         key, equals, value = entry.partition("=")
         if not equals or not key:
-            raise NormscopeError(f"--reader takes KEY=VALUE, not {entry!r}.")
+            raise NormscopeError(f"{option} takes KEY=VALUE, not {entry!r}.")
         found[key] = _parse_reader_option(key, value)
+    return found
+
+
+def parse_cli_settings(given: list[str] | None) -> dict[str, dict[str, Any]]:
+    """Parse MEASURE.KEY=VALUE settings of measures."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in parse_cli_reader_options(given, "--set").items():
+        measure, point, key = name.partition(".")
+        if not point or not measure or not key:
+            raise NormscopeError(f"--set takes MEASURE.KEY=VALUE, such as explain.generate=20, not {name!r}.")
+        found.setdefault(measure, {})[key] = value
     return found
 
 

@@ -30,7 +30,7 @@ from normscope.measures.correlation import average_ranks, pearson
 from normscope.measures.tokens import CATEGORIES, sum_by_category, token_category
 
 GROUP = "normscope.measures"  # of entry points
-RESERVED = ("items", "errors", "maps", "shards", "csv")  # folders of a run
+RESERVED = ("items", "errors", "maps", "shards", "csv", "report")  # folders of a run
 
 Columns = Mapping[str, Any]  # name -> array or list, all of the same length
 

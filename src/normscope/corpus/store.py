@@ -43,7 +43,10 @@ from normscope.errors import NormscopeError, did_you_mean
 
 if TYPE_CHECKING:
     import polars
+    from matplotlib.axes import Axes
     from torch import Tensor
+
+    from normscope.view.figure.axes import AxesGrid
 
 FORMAT = "normscope-corpus-2"
 REPAIR = "Run the same command again to repair it; `normscope corpus verify` names all damaged files."
@@ -104,9 +107,47 @@ class Run:
         items = self.scan("items").select("id", "side", *kept)
         return frame.join(items, on=["id", "side"], how="left", suffix="_kept", maintain_order="left")
 
+    def plot(
+        self,
+        name: str,
+        *,
+        by: str | None = None,
+        scope: str | None = None,
+        value: str | None = None,
+        ax: Axes | None = None,
+    ) -> Axes | AxesGrid:
+        """Draw the table of a measure: means over entries by layer, each entry counting once, with 95 % intervals.
+
+        A table without layers is drawn as the distribution over entries; one with many rows per layer, such as heads,
+        as a heat map.
+
+        Args:
+            name: The table.
+            by: A column to compare the groups of: one of the table, or one kept from the data
+                (``reader={"keep": ["label"]}``).
+            scope: The scope to draw, if the table has several (default: all).
+            value: The column of numbers (default: the first).
+            ax: Axes to draw into, for a single panel; default: those of a new figure.
+
+        Returns:
+            The axes, or an array of the axes of several panels. Both have a `.figure`:
+            ``run.plot("mixing", by="label").figure.savefig("mixing.pdf")``.
+
+        Raises:
+            NormscopeError: If the table or a column does not exist, or there are more groups or panels than a figure
+                can show.
+        """
+        from normscope.view.figure.corpus_tables import plot_corpus_table
+
+        return plot_corpus_table(self, name, by, scope, value, ax)
+
+    def resolve_scope(self, scope: str) -> str:
+        """The name of a scope in the tables, given case-insensitively or as an alias."""
+        return self._names.get(scope.lower(), scope.upper())
+
     def map(self, id: str, scope: str, side: str | None = None) -> Tensor:
         """The map (layers, rows, columns) of an entry."""
-        places = self._index.get((id, self._names.get(scope.lower(), scope.upper())), {})
+        places = self._index.get((id, self.resolve_scope(scope)), {})
         if not places or (side is not None and side not in places):
             raise NormscopeError(f"This run has no map of {scope!r} for {id!r}. See scan('maps').")
         name, key = places[side if side is not None else next(iter(places))]

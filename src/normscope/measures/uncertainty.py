@@ -139,6 +139,14 @@ def jackknife(value: float, without: Sequence[float], what: str = "groups", alph
     return Estimate(value, value - reach, value + reach, above, below, f"jackknife over {groups} {what}")
 
 
+def mean_interval(mean: float, spread: float | None, items: int, alpha: float = ALPHA) -> tuple[float, float]:
+    """mean -/+ t s / sqrt(n), with Student's t of n - 1 degrees and the sample's SD s; NaN for fewer than two items."""
+    if items < 2 or spread is None:
+        return nan, nan
+    reach = _student_quantile(NORMAL.inv_cdf(1 - alpha / 2), items - 1) * spread / math.sqrt(items)
+    return mean - reach, mean + reach
+
+
 def permute_spearman(a: Sequence[float], b: Sequence[float], what: str = "layers", seed: int = 0) -> Estimate:
     """Spearman's correlation of two short lists with one-sided permutation p-values: the share of the orders of b whose
     correlation is at least as large (as small); the observed order is one of them."""

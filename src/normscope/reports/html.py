@@ -262,7 +262,7 @@ def _html_cell(cell: object, spec: str) -> str:
         hint = "; ".join(part for part in (value.evidence, *value.readings) if part)
         return f"{_html_verdict(value, hint)}<span>{html_sentence(value.ours)}</span>"
     if isinstance(value, ReportLink):
-        return f'<a href="{escape_html(quote(value.folder))}/report.html">{escape_html(value.text)}</a>'
+        return f'<a href="{escape_html(quote(f"{value.folder}/{value.page}"))}">{escape_html(value.text)}</a>'
     written = cells.format_cell(value, spec)
     if isinstance(value, int | float) and written.startswith("-"):
         written = "\u2212" + written[1:]

@@ -145,7 +145,8 @@ def _markdown_cell(cell: object, spec: str) -> str:
     if isinstance(cell, Claim):
         return f"{STATES[cell.holds]}: {escape_markdown(cell.ours)}"
     if isinstance(cell, ReportLink):
-        return f"[{escape_markdown(cell.text)}]({quote(cell.folder)}/report.md)"
+        page = "report.md" if cell.page == "report.html" else cell.page
+        return f"[{escape_markdown(cell.text)}]({quote(f'{cell.folder}/{page}')})"
     return escape_markdown(format_cell(cell, spec))
 
 

@@ -37,10 +37,11 @@ class Claim:
 
 
 class ReportLink(NamedTuple):
-    """A cell that links to the page of another report."""
+    """A cell that links to a page, such as that of another report."""
 
     text: str
-    folder: str  # of the other report, relative to this one
+    folder: str  # of the page, relative to this report
+    page: str = "report.html"
 
 
 Cell = str | int | float | bool | Claim | ReportLink | None

@@ -1,6 +1,7 @@
 /** The viewer of `normscope serve`: a list of models, and the analysis given by the URL fragment. */
 
 import { sameInput, type Lab, type ModelInfo, type Request } from "./data/source";
+import { fromFragment } from "./state/address";
 import type { Store } from "./state/store.svelte";
 
 export const EXAMPLE = "Colin Fleming played the highway tiny soap opera.";
@@ -21,12 +22,30 @@ export const requestOf = (part: Partial<Request>, models: readonly ModelInfo[]):
 const alike = (a: Partial<Request>, b: Partial<Request>): boolean =>
   sameInput(a, b) && JSON.stringify(a.flow ?? null) === JSON.stringify(b.flow ?? null);
 
-/** Apply a URL fragment: another view and, if there is a server, another text or model. */
-export async function follow(store: Store, fragment: string): Promise<void> {
+/** Apply a URL fragment: another view and, if there is a server, other texts or models. `now` is the fragment of the
+ *  page: a later one takes over. */
+export async function follow(store: Store, fragment: string, now = (): string => fragment): Promise<void> {
+  const before = store.asked;
   const { request, other } = store.recall(fragment);
-  if (!store.lab || alike(request, store.asked.request) || !request.text) return;
-  await store.analyse(requestOf({ ...request, heads: store.view.heads }, store.models));
-  if (store.doc && other) await store.analyse(requestOf({ ...request, ...other }, store.models), true);
+  if (!store.lab) return;
+  if (request.text && !alike(request, before.request)) await store.analyse(requestOf({ ...request, heads: store.view.heads }, store.models));
+  if (!store.doc || now() !== fragment) return;
+  const second = other && requestOf({ ...request, ...other }, store.models);
+  const known = before.other && requestOf({ ...before.request, ...before.other }, store.models);
+  if (!second) store.compareWith(null);
+  else if (!store.other || !known || !alike(second, known)) await store.analyse(second, true);
+}
+
+/** Whether the step from one fragment to another deserves an entry in the history: another input, map or mode, not
+ *  another colour or selection. */
+export function isStep(from: string, to: string): boolean {
+  if (!from) return false;
+  const [a, b] = [from, to].map((fragment) => {
+    const { view, asked } = fromFragment(fragment);
+    const { band, layer, scope, against, head, heads, path, beside } = view;
+    return JSON.stringify([asked, band, layer, scope, against, head, heads, path, beside !== null]);
+  });
+  return a !== b;
 }
 
 export async function serve(store: Store, lab: Lab): Promise<void> {

@@ -1,4 +1,5 @@
 import { describe, expect, it } from "vitest";
+import { isStep } from "../src/serve";
 import { fromFragment, toFragment } from "../src/state/address";
 import { Kept } from "../src/state/kept";
 import { atScope, bandsOf, before, columnsOf, counterpart, following, nextDiagonal, nextNorm, opened, scopesOf, settled, sideOf, START, stepLayer, stepScope, toggleDifference, tokenPlaces, type View } from "../src/state/view";
@@ -166,5 +167,18 @@ describe("the cache", () => {
     let made = 0;
     const get = (key: string) => kept.get(key, () => ++made);
     expect([get("a"), get("b"), get("a"), get("c"), get("a"), get("b")]).toEqual([1, 2, 1, 3, 1, 4]);
+  });
+});
+
+describe("the history", () => {
+  const address = (part: Partial<View>, text = "a") => toFragment({ ...START, scope: "ATTN-N", ...part }, { request: { model: "toy", text }, other: null });
+  it("has an entry for every other map or input", () => {
+    expect(isStep(address({}), address({ layer: 1 }))).toBe(true);
+    expect(isStep(address({}), address({ path: true }))).toBe(true);
+    expect(isStep(address({}), address({}, "b"))).toBe(true);
+  });
+  it("has none for colours and selections, nor for the first view of a page", () => {
+    expect(isStep(address({}), address({ log: true, token: "encoder:1" }))).toBe(false);
+    expect(isStep("", address({}))).toBe(false);
   });
 });

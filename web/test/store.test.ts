@@ -1,4 +1,5 @@
 import { describe, expect, it, vi } from "vitest";
+import { Doc } from "../src/data/doc.svelte";
 import type { Lab, Request, Source } from "../src/data/source";
 import { Store } from "../src/state/store.svelte";
 import { header, side } from "./fake";
@@ -43,6 +44,34 @@ describe("a long analysis", () => {
     expect(store.view.scope).toBe("ATTNRESLN-N");
     expect(store.progress).toBeNull();
   });
+  it("adds layers as they are done, and keeps the maps that it has", async () => {
+    const store = new Store();
+    const asked: string[] = [];
+    const part = (layers: number[]): Source => {
+      const one = source(layers);
+      return { ...one, cells: async (_side, scope, layer) => (asked.push(`${scope}|${layer}`), new Float32Array(4)) };
+    };
+    let more = (): void => undefined;
+    let finish = (): void => undefined;
+    store.lab = {
+      models: async () => [],
+      analyse: (_request, _on, _signal, first) =>
+        new Promise((done) => {
+          first?.(part([0]));
+          more = () => first?.(part([0, 1]));
+          finish = () => done(part([0, 1, 2]));
+        }),
+    };
+    const done = store.analyse(request);
+    await eventually(() => expect(layers(store)).toEqual([0]));
+    more();
+    await eventually(() => expect(layers(store)).toEqual([0, 1]));
+    finish();
+    await done;
+    expect(layers(store)).toEqual([0, 1, 2]);
+    const { scope } = store.view;
+    expect(asked.filter((one) => one === `${scope}|0`).length).toBe(1);
+  });
   it("keeps the layer given by the URL", async () => {
     const { store, finish } = waiting();
     store.change({ layer: 2 });
@@ -77,5 +106,19 @@ describe("a long analysis", () => {
     expect(layers(store)).toEqual([0]);
     expect(store.progress).toBeNull();
     expect(store.trouble).toBeNull();
+  });
+});
+
+describe("the mixing ratio", () => {
+  it("is that of the map on display, or none", async () => {
+    const store = new Store();
+    const one = header(side(["a", "b"], { heads: [0, 1], layers: [0] }));
+    await store.show(await Doc.open({ header: async () => one, cells: async () => new Float32Array(8) }));
+    store.change({ scope: "ATTN-N" });
+    expect(store.mixingAt(store.main!)).toEqual([0.25, 0.25]);
+    store.change({ head: 1 });
+    expect(store.mixingAt(store.main!)).toBeUndefined();
+    store.change({ head: null, against: "ATTNRES-N" });
+    expect(store.mixingAt(store.main!)).toBeUndefined();
   });
 });

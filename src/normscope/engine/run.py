@@ -87,10 +87,10 @@ def run_batch(
     requests: Sequence[Request],
     workspace: Workspace,
     progress: Progress | None = None,
-    first: Callable[[list[Result]], None] | None = None,
+    so_far: Callable[[Callable[[], list[Result]]], None] | None = None,
 ) -> list[Result]:
-    """The results of a batch. `first` is called with the results of the first layer as soon as they are available,
-    unless the model is an encoder-decoder."""
+    """The results of a batch. `so_far` is called after each layer but the last, with a function that returns the
+    results of the layers that are done, unless the model is an encoder-decoder."""
     if len(items) > 1 and is_modified(loaded.base):  # third-party hooks may depend on the batch
         return [result for item in items for result in run_batch(loaded, [item], requests, workspace, progress)]
     refuse_over_budget(
@@ -109,8 +109,8 @@ def run_batch(
         done += 1
         if progress is not None:
             progress(done, total)
-        if first is not None and done == 1 < total and not loaded.two_sided:
-            first(assemble_results(loaded, items, runs, slice(0, 1)))
+        if so_far is not None and done < total and not loaded.two_sided:
+            so_far(lambda: assemble_results(loaded, items, runs, slice(0, done)))
 
     device = loaded.base.device
     runs = [

@@ -6,10 +6,15 @@ from threading import Event
 import numpy as np
 import pytest
 
+from normscope import Analyzer
 from normscope.view.document import document_header, document_header_to_json, document_map_bytes, sides_of
-from normscope.view.server.analyses import run_server_analysis
+from normscope.view.server import analyses
+from normscope.view.server.analyses import Shown, run_server_analysis
+from normscope.view.server.jobs import ProgressReport
+from normscope.view.server.schemas import AnalysisRequest
 from tests.helpers.kinds import KINDS, lenses, png, result_of
-from tests.helpers.live import PATIENCE, WAIT, Live, Slow, held, live
+from tests.helpers.live import PATIENCE, WAIT, Live, Slow, Told, eventually, held, live
+from tests.helpers.tiny import tiny
 from tests.helpers.toys import toy_lens
 
 REQUESTS = {
@@ -94,6 +99,7 @@ def test_the_same_request_is_the_same_analysis(server: Live) -> None:
         "state": "done",
         "progress": 1.0,
         "error": None,
+        "layers": 2,
     }
 
 
@@ -133,6 +139,34 @@ def test_the_first_layer_before_the_others(kind: str) -> None:
         assert server.client.get(f"{path}/cells", params=asked | {"layer": 0}).content == first
         again = server.client.post("/api/analyses", params={"first": True}, json=request(kind)).json()
         assert again["header"] == whole
+
+
+def test_layers_are_available_as_soon_as_they_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analyses, "PART_SECONDS", 0)
+    lens = Analyzer(tiny("bert", num_hidden_layers=3), toy_lens().tokenizer)
+    whole = lens.analyze("the cat")
+    go = {done: Event() for done in (2, 3)}
+
+    def run(lens: Analyzer, asked: AnalysisRequest, report: ProgressReport[Shown]) -> Shown:
+        def on(done: int, total: int) -> None:
+            report(done, total)
+            assert done not in go or go[done].wait(20)
+
+        return run_server_analysis(lens, asked, Told(on, report))
+
+    with live({"tiny": lens}, run=run) as server:
+        answer = server.client.post(
+            "/api/analyses", params={"wait": WAIT, "first": True}, json={"model": "tiny", "text": "the cat"}
+        ).json()
+        path = f"/api/analyses/{answer['id']}"
+        assert (answer["layers"], answer["header"]["sides"][0]["layers"]) == (1, [0])
+        go[2].set()
+        eventually(lambda: server.status(answer["id"], 1)["layers"] == 2)
+        assert server.client.get(f"{path}/header", params={"first": True}).json()["sides"][0]["layers"] == [0, 1]
+        cells = server.client.get(f"{path}/cells", params={"side": "encoder", "scope": "ATTN-N", "layer": 1})
+        assert cells.content == whole["ATTN-N"][1].float().numpy().tobytes()
+        go[3].set()
+        assert server.until(answer["id"], "done")["layers"] == 3
 
 
 def test_the_first_layer_of_a_cancelled_analysis_stays_available() -> None:

@@ -3,7 +3,7 @@
 import http.client
 import json
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -245,3 +245,18 @@ def test_an_idle_connection_is_kept(server: Live) -> None:
         assert connection.getresponse().read()
     assert connection.sock is kept
     connection.close()
+
+
+def test_clients_that_send_half_a_head_do_not_keep_others_out() -> None:
+    """More of them than uvicorn serves at once; the connections of those that are closed see it."""
+    with live({"tiny-encoder": lenses()["tiny-encoder"]}) as server, ExitStack() as held:
+        silent = []
+        for _ in range(300):
+            silent.append(held.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE)))
+            silent[-1].sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert server.client.get("/api/models").status_code == 200
+        with suppress(ConnectionResetError):
+            assert silent[0].recv(1) == b""
+        own = f"127.0.0.1:{server.port}".encode()
+        silent[-1].sendall(own + b"\r\nConnection: close\r\n\r\n")  # the latest ones are still served
+        assert silent[-1].recv(15).startswith(b"HTTP/1.1 200")

@@ -5,6 +5,7 @@ import { headScopes, type Header, type Side } from "./header";
 import type { Source } from "./source";
 
 const SLICE = 8; // milliseconds of decoding before yielding to the page
+const SMALL = 1_000_000; // cells
 let made = 0;
 
 interface Wanted {
@@ -31,8 +32,13 @@ export class Doc {
     readonly growing = false, // the server is still computing other layers
   ) {}
 
-  static async open(source: Source, growing = false): Promise<Doc> {
-    return new Doc(await source.header(), source, growing);
+  /** `before`: the same document with fewer layers, whose maps are kept. */
+  static async open(source: Source, growing = false, before: Doc | null = null): Promise<Doc> {
+    const doc = new Doc(await source.header(), source, growing);
+    before?.maps.forEach((cells, key) => doc.maps.set(key, cells));
+    doc.maps.forEach((_, key) => doc.asked.add(key));
+    doc.loaded = doc.maps.size;
+    return doc;
   }
 
   /** The cells of a map, rows x columns; undefined until loaded. `urgent` maps are loaded first. */
@@ -55,8 +61,17 @@ export class Doc {
   /** Load a map before it is read. */
   async load(side: Side, scope: string, layer: number): Promise<void> {
     const key = `${side.side}|${scope}|${layer}`;
+    if (this.maps.has(key)) return;
     this.asked.add(key);
     this.put(key, await this.source.cells(side.side, scope, layer));
+  }
+
+  /** Load all maps of a small document, so that they are there when it is printed. */
+  prefetch(): void {
+    const { sides } = this.header;
+    const cells = sides.reduce((sum, side) => sum + side.scopes.length * side.layers.length * side.rows.length * side.columns.length, 0);
+    if (cells > SMALL || this.growing) return;
+    for (const side of sides) for (const scope of side.scopes) for (const layer of side.layers) this.map(side, scope, layer);
   }
 
   /** Request again what failed to load. */

@@ -20,6 +20,7 @@ interface State {
   id: string;
   state: "running" | "done" | "failed" | "cancelled";
   progress?: number;
+  layers?: number; // whose cells are available
   error?: string | null;
   header?: unknown;
 }
@@ -95,9 +96,15 @@ export class HttpLab implements Lab {
     const started = this.start(request);
     try {
       let known = await unless(signal, started);
+      let shown = known.layers ?? 0;
       if (known.state === "running" && known.header) first?.(new HttpSource(this.path(known.id), known.header, true));
       while (known.state === "running") {
         on(known.progress ?? 0);
+        if (first && (known.layers ?? 0) > shown) {
+          shown = known.layers ?? 0;
+          const header = (await (await ask(`${this.path(known.id)}/header?first=true`, { signal })).json()) as unknown;
+          first(new HttpSource(this.path(known.id), header, true));
+        }
         known = (await (await ask(`${this.path(known.id)}?wait=${LONG}`, { signal })).json()) as State;
       }
       if (known.state === "cancelled") throw new DOMException("The analysis was cancelled.", "AbortError");

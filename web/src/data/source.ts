@@ -48,6 +48,6 @@ export interface Source {
 /** A backend that runs analyses; `normscope serve` is the only one. */
 export interface Lab {
   models(): Promise<ModelInfo[]>;
-  /** `first` is called with the first layer if it is ready before the others. */
+  /** `first` is called with the layers that are ready before the others, and again when there are more. */
   analyse(request: Request, on: (progress: number) => void, signal: AbortSignal, first?: (source: Source) => void): Promise<Source>;
 }

@@ -12,8 +12,11 @@ export interface Sheet {
   plane: Plane;
 }
 
-/** A field quoted as in RFC 4180. */
-export const field = (text: string): string => (/[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text);
+/** A field quoted as in RFC 4180. Spreadsheets run a text that begins like a formula, so an apostrophe goes before it. */
+export function field(text: string): string {
+  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replace(/"/g, '""')}"` : safe;
+}
 
 const HEAD = "document,layer,scope,output_side,output_position,output_token,input_side,input_position,input_token,value";
 

@@ -78,7 +78,7 @@ export function pathCsv(paths: readonly { name: string; shown: Shown }[]): strin
     for (const { layer, from, to, value } of shown.edges) {
       const after = side.rows[to];
       const before = from === OTHER ? [shown.other ?? "", "", ""] : [side.side, String(side.rows[from].position + 1), side.rows[from].token];
-      lines.push([name, String(side.layers[layer] + 1), scope, after.side, String(after.position + 1), after.token, ...before, String(Number(value.toPrecision(7)))].map(field).join(","));
+      lines.push([name, String(side.layers[layer] + 1), scope, after.side, String(after.position + 1), after.token, ...before].map(field).join(",") + `,${Number(value.toPrecision(7))}`);
     }
   }
   return lines.join("\r\n") + "\r\n";

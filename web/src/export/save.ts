@@ -6,6 +6,7 @@ import { pool } from "../maths/pool";
 import type { Place, Store } from "../state/store.svelte";
 import { layersOf } from "../maths/scores";
 import { nodeColour } from "../state/nodes";
+import { legendOf, ownApart } from "../state/legend";
 import { pathAt, type Shown } from "../state/path";
 import { csvOf, type Sheet } from "./csv";
 import { pathCsv, pathDrawn, type PathColours, type PathPanel } from "./path";
@@ -46,8 +47,9 @@ function panelOf(store: Store, place: Place): Panel | null {
   const { rows, columns, plane } = sheet;
   const ink = store.inkAt(place);
   const seam = columns.findIndex((label, k) => k > 0 && label.side !== columns[k - 1].side);
-  const made: Panel = { title: titleOf(place), rows, columns, plane, ink, seam };
-  if (Math.max(plane.rows, plane.columns) > MOST) {
+  const large = Math.max(plane.rows, plane.columns) > MOST;
+  const made: Panel = { title: titleOf(place), rows, columns, plane, ink, seam, legend: legendOf(store, place, ink, !large), own: ownApart(store, place, ink) };
+  if (large) {
     const canvas = document.createElement("canvas");
     put(canvas, paint(pool(plane, plane.rows, plane.columns, ink.diagonal !== "show"), ink), plane.columns, plane.rows);
     made.image = canvas.toDataURL("image/png");

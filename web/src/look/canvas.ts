@@ -20,6 +20,12 @@ export function soon(owner: object, draw: () => void): void {
   requestAnimationFrame(run);
 }
 
+/** Draw everything that waits, now. */
+export function drain(): void {
+  waiting.forEach((draw) => draw());
+  waiting.clear();
+}
+
 export const forget = (owner: object): boolean => waiting.delete(owner);
 
 const BUDGET = 7; // milliseconds per frame

@@ -12,13 +12,14 @@ export const sumOf = (values: readonly Figure[]): number => values.reduce<number
 /** Whether the remainder (biases, attributed to no token) exceeds the sum of the absolute scores. */
 export const mostlyRemainder = ({ remainder, scores }: Flow): boolean => sizeOf(remainder) > scores.reduce<number>((sum, score) => sum + sizeOf(score), 0);
 
-/** The score of a token scaled to -1 to 1; null if it has none. */
-export function placesOf(flow: Flow): (label: Label) => number | null {
-  const top = largestOf(flow.scores);
+/** The score of a token scaled to -1 to 1; null if it has none. `counts`: the tokens that the scale is made for; the
+ *  others stay within it. */
+export function placesOf(flow: Flow, counts: (label: Label) => boolean = () => true): (label: Label) => number | null {
+  const top = largestOf(flow.scores.filter((_, k) => counts(flow.columns[k]))) || largestOf(flow.scores);
   const known = new Map(flow.columns.map((label, k) => [`${label.side}:${label.position}`, flow.scores[k]]));
   return (label) => {
     const score = known.get(`${label.side}:${label.position}`);
-    return typeof score === "number" ? (top > 0 ? score / top : 0) : null;
+    return typeof score === "number" ? (top > 0 ? Math.max(-1, Math.min(1, score / top)) : 0) : null;
   };
 }
 

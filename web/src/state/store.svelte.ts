@@ -2,7 +2,7 @@
 
 import { getContext, setContext } from "svelte";
 import { Doc } from "../data/doc.svelte";
-import { headScopes, type Side } from "../data/header";
+import { headScopes, type Figure, type Side } from "../data/header";
 import { sameInput, type Lab, type ModelInfo, type Request, type Source } from "../data/source";
 import { PALETTES, type Theme } from "../look/colours";
 import type { Ink } from "../look/paint";
@@ -64,6 +64,7 @@ export class Store {
   theme = $state<"auto" | Theme>(remembered());
   pageDark = $state(false);
   status = $state("");
+  printing = $state(false);
   begun = $state(false); // a map has been drawn
   dialog = $state<"help" | "completeness" | "share" | null>(null);
 
@@ -71,6 +72,7 @@ export class Store {
   models = $state.raw<ModelInfo[]>([]);
   asked = $state.raw<Asked>({ request: {}, other: null });
   progress = $state<number | null>(null);
+  started = 0; // when the running analysis began, in milliseconds
   private running: AbortController | null = null;
   private timer: ReturnType<typeof setTimeout> | undefined;
   private readonly extents = new Kept<Extent>(4000);
@@ -157,6 +159,14 @@ export class Store {
     if (!values) return undefined;
     const make = () => planeOf(values, this.sideAt(place).columns.length, this.picksAt(place), this.normAt(place));
     return this.planes.get(this.key(place), make);
+  };
+
+  /** The mixing ratios of a map's rows; undefined if the map has none of its own: single heads, differences, and the
+   *  encoder tokens alone, which do not include the own token. */
+  mixingAt = (place: Place): readonly Figure[] | undefined => {
+    const apart = place.head !== null || place.against !== null || place.band === views.CROSS;
+    const side = this.sideAt(place);
+    return apart ? undefined : side.mixing[place.scope]?.[side.layers.indexOf(place.layer)];
   };
 
   normAt = (place: Place) => (place.against === null ? this.view.norm : "raw");
@@ -271,6 +281,12 @@ export class Store {
 
   // Documents
 
+  /** The second document of a comparison; null: the same document again. */
+  compareWith(doc: Doc | null): void {
+    this.other = doc;
+    if (!doc) this.asked = { ...this.asked, other: null };
+  }
+
   async show(doc: Doc): Promise<void> {
     const view = views.settled(this.view, doc.header);
     const side = views.sideOf(doc.header, view.band);
@@ -291,16 +307,18 @@ export class Store {
     const running = (this.running = new AbortController());
     this.trouble = null;
     this.progress = 0;
+    this.started = performance.now();
     measured.firstMapAt = null;
     this.status = "Analysing …";
     try {
       let early: Promise<void> | undefined;
       const first = (part: Source): void => {
-        if (!second) early = this.early(part, request, running.signal).catch(() => undefined); // the complete document follows
+        if (!second) early = (early ?? Promise.resolve()).then(() => this.early(part, request, running.signal)).catch(() => undefined); // the complete document follows
       };
       const source = await this.lab.analyse(request, (progress) => (this.progress = progress), running.signal, first);
       await early;
-      const doc = await Doc.open(source);
+      const grown = !second && this.doc?.growing && sameInput(request, this.asked.request) ? this.doc : null;
+      const doc = await Doc.open(source, false, grown);
       if (second) {
         this.other = doc;
         this.asked = { ...this.asked, other: request };
@@ -322,11 +340,12 @@ export class Store {
     }
   };
 
-  /** Show the first layer while the others are computed, if the view is of that layer. */
+  /** Show the layers that are done while the others are computed, if the view is of one of them. */
   private async early(source: Source, request: Request, signal: AbortSignal): Promise<void> {
-    if (this.doc && sameInput(request, this.asked.request)) return; // all layers of this input are on display already
+    const known = this.doc && sameInput(request, this.asked.request) ? this.doc : null;
+    if (known && !known.growing) return; // all layers of this input are on display already
     const { layer, path, beside } = this.view;
-    const doc = await Doc.open(source, true);
+    const doc = await Doc.open(source, true, known);
     if (signal.aborted || path || beside || !doc.header.sides[0].layers.includes(layer)) return;
     await this.show(doc);
     this.asked = { ...this.asked, request };

@@ -57,27 +57,29 @@ export const START: View = {
   least: null,
 };
 
+export const CROSS = "cross"; // the band of the encoder tokens in the decoder's maps
+
 /** The bands of a document: its sides and, for encoder-decoders, "cross". */
 export function bandsOf(header: Header): string[] {
   const crosses = header.sides.some((side) => side.columns.some((label) => label.side !== side.side));
   const sides = [...header.sides].sort((a, b) => Number(a.side === "decoder") - Number(b.side === "decoder"));
-  return [...sides.map((side) => side.side), ...(crosses ? ["cross"] : [])];
+  return [...sides.map((side) => side.side), ...(crosses ? [CROSS] : [])];
 }
 
 /** The side shown in a band. */
 export function sideOf(header: Header, band: string): Side {
-  const side = band === "cross" ? header.sides.find((one) => one.columns.some((label) => label.side !== one.side)) : header.sides.find((one) => one.side === band);
+  const side = band === CROSS ? header.sides.find((one) => one.columns.some((label) => label.side !== one.side)) : header.sides.find((one) => one.side === band);
   return side ?? header.sides[0];
 }
 
 /** The side whose columns a band is limited to; undefined if it shows all columns. */
 export const columnsOf = (header: Header, band: string): string | undefined =>
-  band === "cross" ? sideOf(header, band).columns.find((label) => label.side !== sideOf(header, band).side)?.side : undefined;
+  band === CROSS ? sideOf(header, band).columns.find((label) => label.side !== sideOf(header, band).side)?.side : undefined;
 
 /** The scopes of a band; "cross" has only those that involve encoder tokens. */
 export function scopesOf(header: Header, band: string): string[] {
   const side = sideOf(header, band);
-  if (band !== "cross") return side.scopes;
+  if (band !== CROSS) return side.scopes;
   const first = side.components.findIndex((one) => one.kind === "cross-attention");
   const before = new Set(side.components.slice(0, Math.max(first, 0)).flatMap((one) => [one.norms, one.weights]));
   const found = side.scopes.filter((scope) => !before.has(scope));

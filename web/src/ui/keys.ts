@@ -20,6 +20,13 @@ export const KEYS: readonly [string, string][] = [
   ["?", "show this help"],
 ];
 
+/** Give the focus to the map; if there is none, take it from the input. */
+export function focusMap(from: HTMLElement): void {
+  const map = from.closest(".normscope")?.querySelector<HTMLElement>("[data-map]");
+  if (map) map.focus({ preventScroll: true });
+  else from.blur();
+}
+
 /** Handle a key press. */
 export function press(store: Store, event: KeyboardEvent, root: HTMLElement): void {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || store.dialog) return;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from normscope.view.server.pictures import decode_server_picture
 from normscope.view.server.schemas import AnalysisRequest, FlowRequest, Kind, ModelInfo, Targets
 from normscope.view.wording import VIEWER
 
+PART_SECONDS = 0.25  # from one part of a result to the next
 LAYERS_PER_FLOW_LAYER = 4  # decomposing this many layers takes as long as the flow through one
 
 
@@ -167,13 +170,27 @@ def run_server_analysis(lens: Analyzer, request: AnalysisRequest, report: Progre
         requests = requests_for(lens.loaded, Options(heads=request.heads))
         # Maps first: they refuse inputs that are too large before anything runs.
         progress = report if request.flow is None else _leave_room_for_flow(report)
-        # No first layer with a flow, whose target may still be refused.
-        first = None if request.flow is not None else lambda results: report.first(shown(results[0]))
-        result: Result = run_batch(lens.loaded, [item], requests, lens.workspace, progress, first)[0]
+        # No layers in advance with a flow, whose target may still be refused.
+        layers = None if request.flow is not None else _publish_layers(lambda result: report.first(shown(result)))
+        result: Result = run_batch(lens.loaded, [item], requests, lens.workspace, progress, layers)[0]
         flow = None if request.flow is None else run_server_analysis_flow(lens, item, request.flow)
     except NormscopeError as error:
         raise NormscopeError(VIEWER.reword(str(error))) from error
     return shown(result, flow)
+
+
+def _publish_layers(publish: Callable[[Result], None]) -> Callable[[Callable[[], list[Result]]], None]:
+    """Publishes the first layer at once, and then the layers so far whenever `PART_SECONDS` have passed."""
+    last = -math.inf
+
+    def so_far(results: Callable[[], list[Result]]) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PART_SECONDS:
+            publish(results()[0])
+            last = now
+
+    return so_far
 
 
 def _leave_room_for_flow(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:

@@ -31,7 +31,7 @@ from normscope.view.server.guard import BODY, Guard
 from normscope.view.server.schemas import WAIT, AnalysisRequest, ErrorMessage, ModelInfo, Started, Status
 
 Wait = Annotated[float, Query(ge=0, le=WAIT, description="seconds to wait for the analysis to progress")]
-First = Annotated[bool, Query(description="return as soon as the first layer is done; its cells are available at once")]
+First = Annotated[bool, Query(description="return the layers that are done; their cells are available at once")]
 Id = Annotated[str, Path(max_length=64)]
 Run = Callable[[Analyzer, AnalysisRequest, jobs.ProgressReport[Shown]], Shown]
 REFUSALS: Any = {
@@ -131,9 +131,11 @@ def _add_result_routes(app: FastAPI, running: jobs.Jobs[Shown]) -> None:
     """Routes that return the header and the cells of a result."""
 
     @app.get("/api/analyses/{id}/header", tags=["results"], responses=REFUSALS | UNFINISHED)
-    async def header(id: Id) -> dict[str, Any]:
+    async def header(id: Id, first: First = False) -> dict[str, Any]:
         """The header of the result: tokens, layers, scopes, measures ("normscope-view-1")."""
-        return Response(_finished_result(running, id).header, media_type="application/json")  # type: ignore[return-value]
+        part = _job_or_404(running, id).first if first else None
+        shown = _finished_result(running, id) if part is None else part
+        return Response(shown.header, media_type="application/json")  # type: ignore[return-value]
 
     @app.get(
         "/api/analyses/{id}/cells",
@@ -193,7 +195,9 @@ def _constant_route(content: bytes, kind: str) -> Callable[[], Any]:
 
 
 def _status_json(job: jobs.Job[Shown], shown: Shown | None = None) -> bytes:
-    status = {"id": job.id, "state": job.state, "progress": job.progress, "error": job.error}
+    ready = job.result or job.first
+    layers = 0 if ready is None else len(ready.layers)
+    status = {"id": job.id, "state": job.state, "progress": job.progress, "error": job.error, "layers": layers}
     text = json.dumps(status).encode("ascii")
     return text if shown is None else text[:-1] + b',"header":' + shown.header + b"}"
 

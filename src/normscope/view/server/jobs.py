@@ -45,7 +45,7 @@ class Job(Generic[T]):
     state: State = "running"
     progress: float = 0.0
     error: str | None = None
-    first: T | None = None  # a first part of the result, until the rest is computed
+    first: T | None = None  # the part of the result that is done, until the rest is computed
     result: T | None = None
     size: int = 0
     wanted: int = 1  # number of requests that were not cancelled
@@ -78,7 +78,7 @@ class ProgressReport(Generic[T]):
         _call_on_loop(self.loop, self._progress, min(done / max(total, 1), 1.0))
 
     def first(self, part: T) -> None:
-        """Publish a first part of the result before the rest is computed."""
+        """Publish the part of the result that is done; a later part replaces it."""
         _call_on_loop(self.loop, self._first, part)
 
     def _progress(self, progress: float) -> None:

@@ -1,14 +1,48 @@
-"""The server's socket and settings. It listens on the local machine only."""
+"""The server's socket, connections and settings. It listens on the local machine only."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from normscope.errors import NormscopeError
 
 HOST = "127.0.0.1"  # deliberately not configurable
+SILENT = 64  # connections whose client has not sent a whole request
+
+
+class ImpatientProtocol(H11Protocol):
+    """Closes the oldest connection that waits for the head of a request, if there are too many of them.
+
+    uvicorn waits for such clients without end, and its limit on connections then refuses everyone else.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def _watch(self) -> None:
+        silent = [one for one in self.connections if isinstance(one, ImpatientProtocol) and one.waits_for_request]
+        if len(silent) > SILENT:
+            min(silent, key=lambda one: one.since).transport.abort()
+
+    @property
+    def waits_for_request(self) -> bool:
+        """True until the head of a request has arrived, and again once the request is answered."""
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        return not self.transport.is_closing() and (cycle is None or cycle.response_complete)
+
+
 SETTINGS: dict[str, Any] = {  # for uvicorn
+    "http": ImpatientProtocol,
     "log_level": "warning",
     "access_log": False,
     "server_header": False,

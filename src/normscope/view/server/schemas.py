@@ -76,13 +76,14 @@ class Status(BaseModel):
     state: State
     progress: float = Field(ge=0, le=1)
     error: str | None = Field(None, description="why it failed")
+    layers: int = Field(0, description="number of layers whose cells are available")
 
 
 class Started(Status):
     """The response to a request for an analysis."""
 
     header: dict[str, Any] | None = Field(
-        None, description="the header if the analysis is done; with `first`, possibly that of the first layer"
+        None, description="the header if the analysis is done; with `first`, possibly that of its first layers"
     )
 
 

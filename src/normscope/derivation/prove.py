@@ -29,7 +29,7 @@ from normscope.models.loaded import LoadedModel, check_tokenizer, load_model
 from normscope.models.registry import is_built_in, refuse_unknown_type
 from normscope.models.spec import Family
 from normscope.models.versions import installed_version, is_tested
-from normscope.tracing.proof import prove
+from normscope.tracing.proof import compare_proof_passes, proof_input, prove
 
 CLOSE = 1e-5  # largest completeness error
 LENGTHS = (9, 5)  # tokens of the two inputs, which are also padded to the same length
@@ -116,6 +116,8 @@ def _prove_fully(loaded: LoadedModel) -> float:
 def prove_description(loaded: LoadedModel) -> float:
     """The largest completeness error of maps, with and without value biases, and flows; raises an error above CLOSE."""
     items = [encode(loaded, given)[0] for given in random_inputs(loaded, LENGTHS)]
+    for batch in ([items[0]], items):  # longer than the input of `prove`, and padded
+        compare_proof_passes(loaded, proof_input(loaded, batch))
     workspace, worst = Workspace(None), 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NormscopeWarning)

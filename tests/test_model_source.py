@@ -9,10 +9,11 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from normscope import Analyzer, NormscopeError, cli, corpus
+from normscope import Analyzer, NormscopeError, NormscopeWarning, cli, corpus
 from normscope.corpus import ModelSource, engines
 from normscope.model_loading import as_analyzer, load_source
-from tests.helpers.toys import save_model
+from tests.helpers.toys import save_model, toy_tokenizer
+from tests.helpers.zoo import tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +99,26 @@ def test_worker_payload(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         corpus.run(data, load_source(source), tmp_path / "run", engine="ray")
 
 
+def test_no_derivation_on_request(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    tiny_model("codegen").save_pretrained(folder)
+    toy_tokenizer().save_pretrained(folder)
+    with pytest.warns(NormscopeWarning, match="no family for CodeGen"):
+        assert Analyzer.from_pretrained(folder).family.derived
+    with pytest.raises(NormscopeError, match="'codegen', which normscope does not know"):
+        Analyzer.from_pretrained(folder, derive=False)
+    with pytest.raises(NormscopeError, match="'codegen', which normscope does not know"):
+        load_source(ModelSource(folder, derive=False))
+    refused = CliRunner().invoke(cli.app, ["check", folder, "--no-derive"])
+    assert refused.exit_code == 1
+    assert "does not know" in refused.stderr
+
+
 class StoppedError(Exception):
     pass
+
+
+GIVEN = ["--device", "cuda:1", "--dtype", "float64", "--revision", "v1"]
 
 
 @pytest.mark.parametrize(
@@ -126,9 +145,9 @@ def test_every_command_passes_them_on(line: str, place: str, tmp_path: Path, mon
 
     monkeypatch.setattr(place, stop)
     words = line.replace("MODEL", "some/model").replace("DATA", str(data)).replace("OUT", str(tmp_path / "out")).split()
-    result = CliRunner().invoke(cli.app, [*words, "--device", "cuda:1", "--dtype", "float64", "--revision", "v1"])
+    result = CliRunner().invoke(cli.app, [*words, "--no-derive", *GIVEN])
     assert isinstance(result.exception, StoppedError), result.output
-    assert found == [ModelSource("some/model", "cuda:1", "float64", "v1")]
+    assert found == [ModelSource("some/model", "cuda:1", "float64", "v1", derive=False)]
 
 
 def test_a_command_line_that_is_refused_to_resume(folder: str, tmp_path: Path) -> None:

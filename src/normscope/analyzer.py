@@ -73,6 +73,7 @@ class Analyzer(Explains, Generic[ResultT]):
         token: str | bool | None = None,
         subfolder: str | None = None,
         gguf_file: str | None = None,
+        derive: bool = True,
         **options: Any,
     ) -> Analyzer[ResultT]:
         """Load a model and its tokenizer by hub name or local path, without running remote code or reading pickles.
@@ -86,6 +87,7 @@ class Analyzer(Explains, Generic[ResultT]):
             token: Access token for the hub, or True for the stored one.
             subfolder: Folder of the model inside the repository.
             gguf_file: GGUF file inside the folder or repository, dequantized by transformers.
+            derive: Describe a model of an unknown type by watching it, instead of refusing it.
             **options: Other arguments of transformers' `from_pretrained`. `use_fast` is passed to the tokenizer,
                 `cache_dir` and the like to both, the rest to the model. `trust_remote_code=True` is refused.
 
@@ -101,7 +103,7 @@ class Analyzer(Explains, Generic[ResultT]):
         hub = {"revision": revision, "token": token, "subfolder": subfolder, "gguf_file": gguf_file}
         given = {key: value for key, value in hub.items() if value is not None}
         model, tokenizer = loading.load_pretrained(name, device, dtype, **given, **options)
-        lens = cls(model, tokenizer, dtype=dtype, memory_budget=memory_budget)
+        lens = cls(model, tokenizer, dtype=dtype, memory_budget=memory_budget, derive=derive)
         lens.loaded.name = default_model.NAME if default_model.is_in(name) else name
         lens.loaded.revision = revision
         return lens

@@ -18,7 +18,9 @@ from normscope.models.source import ModelSource
 def load_source(source: ModelSource, device: str | None = None) -> Analyzer:
     """Load the model of a source. `device` is used if the source names none."""
     device, dtype = _checked_device_and_dtype(source, device)
-    return Analyzer.from_pretrained(source.name, device=device, dtype=dtype, revision=source.revision)
+    return Analyzer.from_pretrained(
+        source.name, device=device, dtype=dtype, revision=source.revision, derive=source.derive
+    )
 
 
 def load_source_model(source: ModelSource) -> PreTrainedModel:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import normscope.models.registry
-from normscope import Analyzer, derive
+from normscope import Analyzer, NormscopeError, derive
 from normscope.cli import app
 from normscope.models.description import family_from_json, family_to_json, family_to_python
 from normscope.models.registry import FAMILIES, family_of, register_family
@@ -68,6 +71,9 @@ def test_json_and_python_give_the_family_back(family: Family) -> None:
     assert namespace["FAMILY"] == family
 
 
+EMPTY = {"type": "Family", "name": "x", "model_types": ["x"], "stacks": [], "attributes": []}
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -78,10 +84,43 @@ def test_json_and_python_give_the_family_back(family: Family) -> None:
         ({"type": "Family", "name": "x"}, ("incomplete", "model_types")),
         ({"type": "Norm", "path": "x"}, ("a Norm, not of a Family",)),
         ({"type": "Family", "name": "x", "stacks": [{"type": "Stack", "sid": 1}]}, ("stacks[0]", "'sid'")),
+        ({**EMPTY, "model_types": "x"}, ("model_types (Family) cannot be 'x'", "tuple[str, ...]")),
+        ({**EMPTY, "attributes": [{}]}, ("attributes (Family)", "frozenset[str]")),
+        ({**EMPTY, "computed_positions": "yes"}, ("computed_positions", "expected bool")),
+        ({**EMPTY, "stacks": [{}]}, ("stacks (Family) cannot be ({},)", "tuple[Stack, ...]")),
+        ({**EMPTY, "name": ""}, ("name (Family) is empty",)),
     ],
 )
 def test_bad_descriptions(given: Any, words: tuple[str, ...]) -> None:
     refused(lambda: family_from_json(given), *words)
+
+
+@pytest.mark.parametrize("value", [None, True, 7, 0.5, "", [], {}, ["a"], {"type": "Norm", "path": "x"}])
+def test_any_field_of_another_type(value: Any) -> None:
+    """Each field of a description, replaced: refused, unless the value is one that it may have."""
+    known = json.loads(family_to_json(family_of(tiny("llama"))))
+    for place in _places(known):
+        changed = copy.deepcopy(known)
+        *above, last = place
+        inside = changed
+        for key in above:
+            inside = inside[key]
+        inside[last] = value
+        try:
+            register_family(json.dumps(changed))
+        except NormscopeError:
+            continue
+        with suppress(NormscopeError):
+            Analyzer(tiny("llama"))
+
+
+def _places(data: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The keys and indices of everything in plain data, except in the list of attributes."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, one in items:
+        yield (*above, key)
+        if key != "attributes":
+            yield from _places(one, (*above, key))
 
 
 def test_a_path_that_does_not_exist(tmp_path: Path) -> None:

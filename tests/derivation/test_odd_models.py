@@ -7,10 +7,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from normscope import Analyzer, NormscopeWarning
+from normscope import Analyzer, NormscopeError, NormscopeWarning
 from normscope.derivation.family import describe_model
+from normscope.models.description import family_from_json, family_to_json
+from normscope.models.loaded import load_model
+from normscope.tracing.proof import prove
 from tests.helpers.compare import refused
 from tests.helpers.free_oracle import free_oracle
+from tests.helpers.naive_flow import turned_by_zeroing
 from tests.helpers.odd_models import Shape, odd_model
 
 IDS = torch.tensor([[5, 9, 7, 30, 8, 41, 12]])
@@ -34,10 +38,22 @@ SHAPES = {
     "parallel, scaled": Shape(parallel=True, scale=0.5, after=True),
     "decoy": Shape(decoy="unused", packed=""),
     "twin": Shape(decoy="twin", packed=""),
+    "scaled by index": Shape(multiplier="index"),
+    "scaled by an attribute that differs": Shape(multiplier="attribute", after=True),
+    "scaled by a parameter": Shape(multiplier="parameter", parallel=True),
+    "stream scaled": Shape(multiplier="stream"),
+    "values scaled": Shape(values="scaled"),
+    "values scaled by head": Shape(values="by head", attention="sdpa"),
+    "values are keys": Shape(values="keys", packed=""),
+    "values tiled": Shape(values="tiled", causal=False),
+    "gate": Shape(gate="sigmoid"),
+    "another gate": Shape(gate="silu", attention="bmm"),
 }
+# Decompositions in which a number of the description is rounded to ten digits.
+ROUNDED = ("scaled by index",)
 
 
-def check(*shapes: Shape) -> None:
+def check(*shapes: Shape, tolerance: float = 1e-9) -> None:
     """Maps of the layer equal to the oracle's, cell by cell."""
     model = odd_model(*shapes)
     lens = Analyzer(model)
@@ -49,7 +65,7 @@ def check(*shapes: Shape) -> None:
         parts = layer.output.parts
         expected = (parts[:, 0] if parts.dim() == 4 else parts).norm(dim=-1).t()
         found = result["layer"][n].double()
-        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12 * float(expected.max()))
+        assert torch.allclose(found, expected, rtol=tolerance, atol=1e-12 * float(expected.max()))
     assert max(float(one.max()) for one in result.completeness.values()) < 1e-9
     flow = lens.flow({"input_ids": IDS})
     assert flow.maps.shape[0] == len(shapes)
@@ -59,12 +75,39 @@ def check(*shapes: Shape) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_derived_and_equal_to_the_oracle(name: str) -> None:
-    check(SHAPES[name], SHAPES[name])
+    check(SHAPES[name], SHAPES[name], SHAPES[name])
 
 
 def test_layers_that_differ_in_scale() -> None:
-    """Layers with the same modules that use them differently cannot be told apart by their modules."""
-    refused(lambda: Analyzer(odd_model(Shape(scale=0.5), Shape())), "layers with the same modules use them differently")
+    """Layers with the same modules: one number for every layer."""
+    shapes = Shape(scale=0.5), Shape(), Shape(scale=0.25)
+    check(*shapes)
+    (stack,) = describe_model(odd_model(*shapes)).stacks
+    assert [block.branches[0].scale for block in stack.blocks] == [(0.5, 1.0, 0.25)] * 2
+    assert family_from_json(family_to_json(describe_model(odd_model(*shapes)))).stacks == (stack,)
+
+
+def test_a_factor_has_the_name_of_a_number_that_the_layers_keep() -> None:
+    (stack,) = describe_model(odd_model(*[Shape(multiplier="attribute")] * 3)).stacks
+    assert [block.branches[0].scale for block in stack.blocks] == ["loud"] * 2
+
+
+def test_layers_of_the_same_modules_that_use_them_differently() -> None:
+    """Only the first of such layers is watched, until the proof fails."""
+    with pytest.raises(NormscopeError, match="does not match its family"):
+        prove(load_model(odd_model(*[SHAPES["scaled by index"]] * 2), None, None, describe_model))
+    refused(lambda: Analyzer(odd_model(*[Shape(odd="other branch")] * 2)), "different components in different orders")
+    refused(lambda: Analyzer(odd_model(*[Shape(odd="other values")] * 2)), "use them differently")
+
+
+@pytest.mark.parametrize("name", ["values are keys", "values tiled", "values scaled by head"])
+def test_value_zeroing(name: str) -> None:
+    """The values alone are zeroed, even if the same columns are keys."""
+    model = odd_model(SHAPES[name])
+    given = {"input_ids": IDS[:, :5]}
+    found = Analyzer(model).flow(given, method="value_zeroing").map
+    expected = torch.stack([turned_by_zeroing(model, model.steps[0], given, j) for j in range(5)], 1)
+    assert torch.allclose(found, expected / expected.sum(-1, keepdim=True))
 
 
 def test_parallel_and_sequential_in_one_stack() -> None:

@@ -12,9 +12,9 @@ from normscope.flow.attention_blocks import attention_blocks
 from normscope.flow.freeze import freeze_model
 from normscope.inputs.encode import encode
 from normscope.models.description import family_to_python
-from normscope.tracing.products import ProductWatch
 from tests.helpers.compare import refused
 from tests.helpers.free_oracle import free_oracle
+from tests.helpers.naive_flow import turned_by_zeroing
 from tests.helpers.zoo import inputs_for, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:normscope has no family")
@@ -86,31 +86,9 @@ def test_value_zeroing(name: str) -> None:
     given = inputs_for(model, 5)
     found = lens.flow(given, method="value_zeroing").maps[0].double()
     layer = lens.loaded.calls.modules[lens.loaded.stacks[0].side][0]
-    expected = torch.stack([zeroed(model, layer, given, j) for j in range(5)], 1)
+    expected = torch.stack([turned_by_zeroing(model, layer, given, j) for j in range(5)], 1)
     expected = expected / expected.sum(-1, keepdim=True).clamp_min(1e-300)
     assert torch.allclose(found, expected, atol=1e-5)
-
-
-def zeroed(model: Any, layer: Any, given: Any, j: int) -> torch.Tensor:
-    """(n,): how far each output of a layer turns if token j's values are zero in every product with probabilities."""
-    outputs: list[torch.Tensor] = []
-
-    def mix(weights: torch.Tensor, values: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        changed = values.clone()
-        changed[:, j] = 0
-        return weights @ changed
-
-    def keep(module: Any, args: Any, output: Any) -> None:
-        outputs.append(output[0] if isinstance(output, tuple) else output)
-
-    handle = layer.register_forward_hook(keep)
-    with torch.no_grad():
-        model(**given)
-        with ProductWatch(lambda: {5}, mix):
-            model(**given)
-    handle.remove()
-    plain, changed = outputs
-    return 1 - torch.cosine_similarity(plain[0].double(), changed[0].double(), dim=-1)
 
 
 @pytest.mark.parametrize("name", ["afmoe", "bitnet"])

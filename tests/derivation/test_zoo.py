@@ -12,10 +12,10 @@ from tests.helpers.zoo import inputs_for, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:normscope has no family")
 # One of each kind: parallel, packed, own attention code, norms after the branch, experts with a shared one, layers that
-# differ, latent values, a text model inside a larger one, an encoder-decoder.
+# differ, latent values, keys selected for each query, a text model inside a larger one, an encoder-decoder.
 TYPES = (
-    "bigbird_pegasus", "cohere2_moe", "ctrl", "cwm", "deepseek_v3", "falcon", "flex_olmo", "gemma3",
-    "granitemoeshared", "openai-gpt", "qwen2_moe",
+    "bigbird_pegasus", "cohere2_moe", "ctrl", "cwm", "deepseek_v32", "falcon", "flex_olmo", "gemma3",
+    "granitemoeshared", "openai-gpt", "qwen2_moe", "youtu",
 )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import bert_oracle, layer_oracle
 from tests.helpers.detached import layer_names
@@ -94,3 +96,37 @@ def inputs_of_layers(name: str) -> list[Tensor]:
     for handle in handles:
         handle.remove()
     return seen
+
+
+class ZeroValues(TorchDispatchMode):
+    """Sets the values of one token to zero in every product of probabilities over `length` tokens with values."""
+
+    def __init__(self, token: int, length: int) -> None:
+        super().__init__()
+        self.token, self.length, self.products = token, length, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bmm.default and args[0].shape[2] == self.length:
+            weights, values = args
+            if bool((weights >= 0).all()) and torch.allclose(weights.sum(-1), torch.ones(()).to(weights)):
+                self.products += 1
+                kept = torch.arange(self.length) != self.token
+                return func(weights, values * kept[:, None], **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def turned_by_zeroing(model: Any, layer: Any, given: Any, j: int) -> Tensor:
+    """(n,): how far each output of a layer turns if token j's values are zero."""
+    outputs: list[Tensor] = []
+    watch = ZeroValues(j, given["input_ids"].shape[1])
+    handle = layer.register_forward_hook(
+        lambda module, args, output: outputs.append(output[0] if isinstance(output, tuple) else output)
+    )
+    with torch.no_grad(), sdpa_kernel([SDPBackend.MATH]):
+        model(**given)
+        with watch:
+            model(**given)
+    handle.remove()
+    assert watch.products
+    plain, changed = outputs
+    return 1 - torch.cosine_similarity(plain[0].double(), changed[0].double(), dim=-1)

@@ -31,6 +31,9 @@ class Shape:
     decoy: str = ""  # "unused": a projection that is computed and not used; "twin": one more that reads the same
     odd: str = ""  # what makes it impossible, see `OddLayer`
     causal: bool = True
+    multiplier: str = ""  # of the branches: "index", "attribute", "parameter"; "stream": of the stream, a parameter
+    values: str = ""  # "scaled", "by head": multiplied; "keys": the keys; "tiled": two heads, repeated in turn
+    gate: str = ""  # on the mixed values: "sigmoid", "silu"
 
 
 class OddConfig(PreTrainedConfig):
@@ -54,14 +57,18 @@ class Root(nn.Module):
 
 
 class Mixer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, index: int = 0) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.index = shape, index
         if shape.packed:
             self.all_three = nn.Linear(WIDTH, 3 * HEADS * SMALL)
         else:
             self.ask, self.tell, self.carry = (nn.Linear(WIDTH, HEADS * SMALL) for _ in range(3))
         self.land = nn.Linear(HEADS * SMALL, WIDTH)
+        if shape.values == "by head":
+            self.loudness = nn.Parameter(torch.ones(HEADS))
+        if shape.gate:
+            self.door = nn.Linear(WIDTH, HEADS * SMALL)
         self.twin = nn.Linear(WIDTH, HEADS * SMALL)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
@@ -76,6 +83,7 @@ class Mixer(nn.Module):
         if self.shape.odd == "tanh values":
             parts["v"] = parts["v"].tanh()
         q, k, v = (parts[name].unflatten(-1, (HEADS, SMALL)).transpose(1, 2) for name in "qkv")
+        v = self.change_values(k, v)
         if self.shape.attention == "sdpa":
             mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         else:
@@ -88,7 +96,19 @@ class Mixer(nn.Module):
                 mixed = weights @ v
         if self.shape.odd == "squared":
             mixed = mixed.square()
-        return self.land(mixed.transpose(1, 2).flatten(2))
+        flat = mixed.transpose(1, 2).flatten(2)
+        if self.shape.gate:
+            flat = flat * (nn.functional.silu if self.shape.gate == "silu" else torch.sigmoid)(self.door(x))
+        return self.land(flat)
+
+    def change_values(self, k: Tensor, v: Tensor) -> Tensor:
+        if self.shape.values == "by head":
+            return v * self.loudness[:, None, None]
+        if self.shape.values == "tiled":
+            return v[:, :2].repeat(1, HEADS // 2, 1, 1)
+        if self.shape.odd == "other values" and self.index:
+            return k
+        return {"": v, "scaled": 0.37 * v, "keys": k}[self.shape.values]
 
 
 class Thinker(nn.Module):
@@ -111,10 +131,14 @@ class Thinker(nn.Module):
 
 
 class OddLayer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, index: int = 0) -> None:
         super().__init__()
-        self.shape = shape
-        self.mix, self.think = Mixer(shape), Thinker(shape)
+        self.shape, self.index = shape, index
+        if shape.multiplier == "attribute":
+            self.loud = 1 / math.sqrt(index + 1)
+        if shape.multiplier in ("parameter", "stream"):
+            self.own_scale = nn.Parameter(torch.ones(1))
+        self.mix, self.think = Mixer(shape, index), Thinker(shape)
         self.first, self.second, self.third, self.fourth, self.fifth, self.sixth = (Root() for _ in range(6))
         if shape.odd == "two attentions":
             self.again = Mixer(shape)
@@ -134,15 +158,15 @@ class OddLayer(nn.Module):
 
         def branch(op: Any, x: Tensor, before: nn.Module, after: nn.Module) -> Tensor:
             y = op(before(x) if shape.before else x)
-            return shape.scale * (after(y) if shape.after else y)
+            return self.branch_factor() * (after(y) if shape.after else y)
 
         if shape.odd == "recurrence":
             return x + self.memory(x)[0]
         if shape.odd == "skips" and float(x.mean()) > 0:
             return x
-        if shape.parallel:
+        if shape.parallel or (shape.odd == "other branch" and self.index):
             return x + branch(mix, x, self.first, self.third) + branch(self.think, x, self.second, self.fourth)
-        x = x + branch(mix, x, self.first, self.third)
+        x = (self.own_scale * x if shape.multiplier == "stream" else x) + branch(mix, x, self.first, self.third)
         if shape.odd == "two attentions":
             x = x + branch(again, x, self.first, self.third)
         x = self.fifth(x) if shape.end else x
@@ -154,6 +178,12 @@ class OddLayer(nn.Module):
             x = x * self.mix.twin(x).sum(-1, keepdim=True)
         return self.sixth(x) if shape.end else x
 
+    def branch_factor(self) -> Any:
+        kind = self.shape.multiplier
+        if kind == "index":
+            return self.shape.scale / math.sqrt(self.index + 2)
+        return self.loud if kind == "attribute" else self.own_scale if kind == "parameter" else self.shape.scale
+
 
 class OddModel(PreTrainedModel):
     config_class = OddConfig
@@ -162,7 +192,7 @@ class OddModel(PreTrainedModel):
     def __init__(self, config: OddConfig) -> None:
         super().__init__(config)
         self.words = nn.Embedding(config.vocab_size, WIDTH)
-        self.steps = nn.ModuleList(OddLayer(Shape(**dict(one))) for one in config.shapes)
+        self.steps = nn.ModuleList(OddLayer(Shape(**dict(one)), n) for n, one in enumerate(config.shapes))
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

@@ -118,6 +118,7 @@ def align_command(
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
+    derive: options.Derive = True,
 ) -> None:
     """Align the words of a parallel corpus by the cross-attention of a translation model.
 
@@ -128,7 +129,7 @@ def align_command(
     """
     format, given = _parallel_reader(data, target, format, reader)
     _check_out_file(out)
-    source = loading.find_model_source(model, device, dtype, revision)
+    source = loading.find_model_source(model, device, dtype, revision, derive)
     with silence_library_progress(), progress_bars() as show, _run_folder(out) as folder:
         from normscope.corpus.word_links import align_corpus
 

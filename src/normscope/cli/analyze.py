@@ -94,6 +94,7 @@ def analyze_command(
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
+    derive: options.Derive = True,
 ) -> None:
     """Show how much each input token contributes to each output of every layer.
 
@@ -103,7 +104,7 @@ def analyze_command(
     """
     for path in out or []:
         check_output_path(path)
-    found = loading.find_model_source(model, device, dtype, revision)
+    found = loading.find_model_source(model, device, dtype, revision, derive)
     text = texts.read_cli_text_argument(text)
     joined = texts.read_cli_sources(source, template, by)
     with silence_library_progress():

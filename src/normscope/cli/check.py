@@ -28,6 +28,7 @@ def check_command(
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
+    derive: options.Derive = True,
 ) -> None:
     """Check that a model decomposes exactly: every scope and layer, padded and not. Exit code 1 if it does not.
 
@@ -35,7 +36,7 @@ def check_command(
 
     Example: normscope check bert-base-uncased --dtype float64
     """
-    source = loading.find_model_source(model, device, dtype, revision)
+    source = loading.find_model_source(model, device, dtype, revision, derive)
     with silence_library_progress():
         lens = loading.load_analyzer(source)
         from normscope import checking

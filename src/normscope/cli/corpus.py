@@ -110,6 +110,7 @@ def corpus_command(
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
+    derive: options.Derive = True,
     engine: options.EngineOption = options.Engine.local,
     workers: options.Workers = 2,
     threads: options.Threads = 1,
@@ -149,7 +150,7 @@ def corpus_command(
         **{"shard_size": shard_size, "retry_errors": retry_errors, "allow_versions": allow_versions, "csv": csv},
         **options.cli_options_for_engine(engine, workers, threads, address),
     }
-    _run_corpus(chosen, loading.find_model_source(model, device, dtype, revision), out, choices)
+    _run_corpus(chosen, loading.find_model_source(model, device, dtype, revision, derive), out, choices)
 
 
 def parse_cli_size(given: str) -> int:

@@ -25,12 +25,13 @@ def demo_command(
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
+    derive: options.Derive = True,
 ) -> None:
     """Analyse an example sentence: print a summary and a map, and write a page and figures.
 
     Example: normscope demo -o normscope-demo
     """
-    source = loading.find_model_source(model, device, dtype, revision)
+    source = loading.find_model_source(model, device, dtype, revision, derive)
     _create_demo_folder(out)
     figures = find_spec("matplotlib") is not None
     names = ["demo.html", *(["demo.svg", "demo.png"] if figures else [])]

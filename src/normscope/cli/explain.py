@@ -64,6 +64,7 @@ def explain_command(
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
+    derive: options.Derive = True,
 ) -> None:
     """Explain what a model writes: how much of the answer comes from each source.
 
@@ -77,7 +78,7 @@ def explain_command(
     for path in out or []:
         check_output_path(path, FLOW_SUFFIXES)
     named = _read_sources(source or [])
-    found_source = loading.find_model_source(model, device, dtype, revision)
+    found_source = loading.find_model_source(model, device, dtype, revision, derive)
     text = texts.read_cli_text_argument(text)
     given: dict[str, Any] = {"chat": [{"role": "user", "content": text}]} if chat else {"prompt": text}
     if named or template is not None:

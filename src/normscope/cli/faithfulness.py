@@ -105,6 +105,7 @@ def faithfulness_command(
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
+    derive: options.Derive = True,
 ) -> None:
     """Compare attribution methods by how much predictions change when their top tokens are removed.
 
@@ -115,7 +116,7 @@ def faithfulness_command(
     given = options.parse_cli_reader_options(reader)
     formats.check_corpus_format(data, format, **given)
     check_output_folder(out)
-    source = loading.find_model_source(model, device, dtype, revision)
+    source = loading.find_model_source(model, device, dtype, revision, derive)
     from normscope.papers.faithfulness.comparison import compare_methods
     from normscope.papers.faithfulness.settings import ERASURES, Settings
 

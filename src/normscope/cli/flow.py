@@ -86,6 +86,7 @@ def flow_command(
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
+    derive: options.Derive = True,
 ) -> None:
     """Follow the input tokens through all layers, to the last hidden states or to a logit.
 
@@ -96,7 +97,7 @@ def flow_command(
     Example: normscope flow "The boy was very" --model gpt2 --target happy --against sad
     """
     _check_flow_options(target, against, position, out or [])
-    source = loading.find_model_source(model, device, dtype, revision)
+    source = loading.find_model_source(model, device, dtype, revision, derive)
     text = texts.read_cli_text_argument(text)
     with silence_library_progress():
         lens = loading.load_analyzer(source)

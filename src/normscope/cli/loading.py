@@ -13,11 +13,15 @@ if TYPE_CHECKING:
 
 
 def find_model_source(
-    model: str, device: str | None = None, dtype: Precision | None = None, revision: str | None = None
+    model: str,
+    device: str | None = None,
+    dtype: Precision | None = None,
+    revision: str | None = None,
+    derive: bool = True,
 ) -> ModelSource:
     """The source of the model that these options name; raises if it cannot exist."""
     name = str(default_model.find()) if model == DEFAULT else model
-    source = ModelSource(name, device, None if dtype is None else dtype.value, revision)
+    source = ModelSource(name, device, None if dtype is None else dtype.value, revision, derive)
     source.check()
     return source
 

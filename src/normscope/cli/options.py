@@ -81,6 +81,10 @@ Revision = Annotated[
     str | None,
     typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a model on the Hugging Face hub."),
 ]
+Derive = Annotated[
+    bool,
+    typer.Option("--derive/--no-derive", help="Describe a model of an unknown type by watching it, or refuse it."),
+]
 
 # Text
 

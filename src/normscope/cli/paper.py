@@ -100,6 +100,7 @@ def paper_command(
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
+    derive: options.Derive = True,
 ) -> None:
     """Run a paper's experiments on a model and a corpus, and write a report.
 
@@ -116,7 +117,7 @@ def paper_command(
     _check_paper_paths(data, format, given, frequencies, out)
     # Finished reports alone are compared without a model.
     names = model or ([] if beside and data is None else [options.DEFAULT])
-    sources = [loading.find_model_source(one, device, dtype, revision) for one in names]
+    sources = [loading.find_model_source(one, device, dtype, revision, derive) for one in names]
     from normscope.papers.several import compare_models
     from normscope.papers.study import find_paper, reproduce
 

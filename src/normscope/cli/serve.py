@@ -41,6 +41,7 @@ def serve_command(
     device: options.Device = None,
     dtype: options.Dtype = None,
     revision: options.Revision = None,
+    derive: options.Derive = True,
 ) -> None:
     """Open the viewer in a browser: type a sentence and see its maps. Ctrl-C stops it.
 
@@ -49,7 +50,7 @@ def serve_command(
     names = model or [options.DEFAULT]
     if revision is not None and len(names) > 1:
         raise NormscopeError("--revision applies to one model. Leave it out, or serve that model alone.")
-    sources = [loading.find_model_source(name, device, dtype, revision) for name in names]
+    sources = [loading.find_model_source(name, device, dtype, revision, derive) for name in names]
     try:
         import uvicorn
         from fastapi import FastAPI  # noqa: F401

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normscope.derivation.match import ColumnMatch, is_linear, match_columns, norm_of_call, rows, same
+from normscope.derivation.match import (
+    ColumnMatch,
+    is_linear,
+    match_columns,
+    match_scaled_columns,
+    norm_of_call,
+    rows,
+    same,
+)
+from normscope.derivation.multipliers import named_multiplier
 from normscope.derivation.watch import Call, LayerLog
 from normscope.models.spec import AttentionGate, Norm
 from normscope.tracing.sinks import sink_share
@@ -89,6 +97,11 @@ def _find_sinks(log: LayerLog, path: str, factors: Tensor) -> str | None:
 
 def _find_gate(log: LayerLog, path: str, factors: Tensor) -> AttentionGate | None:
     """The formula for the factors, from the outputs of a linear module."""
+    for call in log.calls:
+        made = torch.nn.functional.silu(call.output)
+        found = match_columns(factors, call, made) if is_linear(call) else None
+        if found is not None:
+            return AttentionGate(call.path, "silu", found.starts, factors.shape[-1] == 1)
     for name, inverse in INVERSES.items():
         before = inverse(factors)
         if not bool(before.isfinite().all()):
@@ -112,10 +125,11 @@ def find_values(log: LayerLog, path: str, values: Tensor) -> ValueSource | None:
             found = _project(log, values - shift.view(len(values), 1, -1))
             if found is not None:
                 return ValueSource(found, shift=name)
-    for name, scale in _numbers(log.layer, path):
-        found = _project(log, values / scale)
-        if found is not None:
-            return ValueSource(found, scale=name)
+    for call in log.calls:
+        scaled = match_scaled_columns(values, call) if is_linear(call) else None
+        scale = None if scaled is None else _named_factors(log, path, scaled[1])
+        if scaled is not None and scale is not None:
+            return ValueSource(scaled[0], scale=scale)
     for call in log.calls:
         if is_linear(call) or call.output.numel() != values.numel() or call.output.shape[-1] != values.shape[2]:
             continue
@@ -152,9 +166,9 @@ def _parameters(layer: nn.Module, path: str, size: int) -> Iterator[tuple[str | 
             yield name, one.detach()
 
 
-def _numbers(layer: nn.Module, path: str) -> Iterator[tuple[str, float]]:
-    """The numbers that are attributes of the attention."""
-    module: Any = layer.get_submodule(path)
-    for name, one in vars(module).items():
-        if isinstance(one, float) and one not in (0.0, 1.0):
-            yield f"{path}.{name}", one
+def _named_factors(log: LayerLog, path: str, factors: Tensor) -> str | float | None:
+    """The parameter of the attention that holds one factor for each head, or the number that all of them are."""
+    if same(factors[:, None], factors[:1].expand_as(factors)[:, None]):
+        return named_multiplier(log.layer, float(f"{float(factors.mean()):.10g}"))
+    named = _parameters(log.layer, path, len(factors))
+    return next((name for name, one in named if one is not None and same(one[:, None], factors[:, None])), None)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.derivation.attention import Operation, UnexplainedError
 from normscope.derivation.match import is_linear, norm_of_call, rows, same
+from normscope.derivation.multipliers import named_multiplier
 from normscope.derivation.watch import LayerLog
 from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm
 
@@ -117,13 +118,20 @@ def _sums(
         vectors = [ending.vector for ending in combination]
         for skip, kept in _kept_streams(log, state):
             found = _fit_scales(kept, vectors, seen)
-            if found is not None:
-                first, *scales = found
-                named = [replace(e, scale=_named_scale(log.layer, s)) for e, s in zip(combination, scales, strict=True)]
-                total = first * kept + sum(s * e.vector for e, s in zip(combination, scales, strict=True))
-                multiplier = skip if skip is not None else _named_scale(log.layer, first)
-                if skip is None or abs(first - 1) < 1e-6:
-                    yield total, Block(_branches(chosen, named), skip=multiplier)
+            if found is None:
+                continue
+            total, (first, *scales) = found
+            scaled = [_with_scale(e, s, log) for e, s in zip(combination, scales, strict=True)]
+            if all(scaled) and (skip is None or abs(first - 1) < 1e-6):
+                multiplier = skip if skip is not None else named_multiplier(log.layer, first)
+                yield total, Block(_branches(chosen, [e for e in scaled if e]), skip=multiplier)
+
+
+def _with_scale(ending: Ending, factor: float, log: LayerLog) -> Ending | None:
+    """An ending multiplied by a factor; None if it has another multiplier already."""
+    if ending.scale is None:
+        return replace(ending, scale=named_multiplier(log.layer, factor))
+    return ending if abs(factor - 1) < 1e-6 else None
 
 
 def _kept_streams(log: LayerLog, state: Tensor) -> Iterator[tuple[str | None, Tensor]]:
@@ -193,28 +201,19 @@ def _endings(log: LayerLog, norms: Sequence[NormCall], one: Operation) -> Iterat
                     yield Ending(None, None, vector + parameter.detach(), path)
 
 
-def _fit_scales(kept: Tensor, vectors: Sequence[Tensor], seen: Sequence[Tensor]) -> list[float] | None:
-    """The factors with which the stream and the vectors add up to a tensor that was seen."""
+def _fit_scales(kept: Tensor, vectors: Sequence[Tensor], seen: Sequence[Tensor]) -> tuple[Tensor, list[float]] | None:
+    """A tensor that was seen, and the factors with which the stream and the vectors add up to it."""
     matrix = torch.stack([one.flatten() for one in (kept, *vectors)], 1)
     for one in seen:
         if same(one, kept):
             continue
         factors = torch.linalg.lstsq(matrix, one.flatten()[:, None]).solution[:, 0]
-        if same((matrix @ factors).view_as(one), one) and bool((factors[1:].abs() > 1e-3).all()):
-            return [0.0 if abs(factor) < 1e-9 else float(f"{factor:.6g}") for factor in factors.tolist()]
+        fitted = (matrix @ factors).view_as(one)
+        if same(fitted, one) and bool((factors[1:].abs() > 1e-3).all()):
+            exact = bool((fitted - one).abs().max() <= 1e-11 * one.abs().max())  # nothing was computed in float32
+            digits = 10 if exact else 6
+            return one, [0.0 if abs(f) < 1e-9 else float(f"{f:.{digits}g}") for f in factors.tolist()]
     return None
-
-
-def _named_scale(layer: nn.Module, value: float) -> str | float | None:
-    """The path of the layer's attribute that holds a factor, or the factor itself."""
-    if abs(value - 1) < 1e-6:
-        return None
-    for path, module in layer.named_modules():
-        held = {name: float(one) for name, one in module.named_buffers(recurse=False) if one.numel() == 1}
-        for name, attribute in (vars(module) | held).items():
-            if isinstance(attribute, float) and float(f"{attribute:.6g}") == value:
-                return f"{path}.{name}" if path else name
-    return value
 
 
 def _after(norms: Sequence[NormCall], total: Tensor) -> Iterator[tuple[Norm | None, Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from normscope.derivation.cache import describe_once
 from normscope.derivation.feed_forward import find_feed_forwards
 from normscope.derivation.layers import Chain, find_chains, interface_modules
 from normscope.derivation.match import IDENTITY
+from normscope.derivation.multipliers import unify_multipliers
 from normscope.derivation.watch import LayerCallArguments, watch_layer
 from normscope.errors import NormscopeError
 from normscope.inputs.samples import random_media
@@ -30,17 +32,21 @@ LENGTH, TARGETS = 11, 7  # tokens of the pass that is watched, and of its target
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "n_ctx")
 
 
-def describe_model(model: PreTrainedModel) -> Family:
+def describe_model(model: PreTrainedModel, every_layer: bool = False) -> Family:
     """The family of a model, derived from one short pass; raises an error that names what nothing explains. A model of
-    the same modules and config is not watched again (`cache`)."""
+    the same modules and config is not watched again (`cache`).
+
+    Of layers with the same modules and settings only the first is watched, unless `every_layer`.
+    """
     if any(module.training for module in model.modules() if not isinstance(module, nn.ModuleList)):
         raise NormscopeError(
             "The model is in training mode, so dropout would change what is watched. Call model.eval()."
         )
-    return describe_once(model, _structure(model), _watch_model)
+    watch = partial(_watch_model, every_layer=True) if every_layer else _watch_model
+    return describe_once(model, (_structure(model), every_layer), watch)
 
 
-def _watch_model(model: PreTrainedModel) -> Family:
+def _watch_model(model: PreTrainedModel, every_layer: bool = False) -> Family:
     base: Any = base_of(model)
     inputs = _short_input(model)
     try:
@@ -57,7 +63,7 @@ def _watch_model(model: PreTrainedModel) -> Family:
             "its encoder has no layers with attention" if seen else "its layers read vectors that no attention mixes"
         )
         raise NormscopeError(f"{type(model).__name__} cannot be described: {found}.")
-    stacks = tuple(_stack(base, chain, interface, len(chains) == 2) for chain in chains)
+    stacks = tuple(_stack(base, chain, interface, len(chains) == 2, every_layer) for chain in chains)
     if [stack.side for stack in stacks] not in (["encoder"], ["decoder"], ["encoder", "decoder"]):
         raise NormscopeError(f"{type(model).__name__} has {len(stacks)} stacks of layers, which cannot be described.")
     config = base.config
@@ -107,13 +113,13 @@ def _short_input(model: PreTrainedModel) -> dict[str, Any]:
     return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in given.items()}
 
 
-def _stack(base: nn.Module, chain: Chain, interface: frozenset[int], two: bool) -> Stack:
+def _stack(base: nn.Module, chain: Chain, interface: frozenset[int], two: bool, every_layer: bool) -> Stack:
     """The stack of a chain: the blocks of its layers, which may be of several kinds in the same order."""
-    found: dict[tuple[Block, ...], list[LayerCallArguments]] = {}
+    described: list[tuple[Block, ...]] = []
     known: dict[Any, tuple[Block, ...]] = {}
     causal, in_place = True, False
     for number, call in enumerate(chain.calls):
-        key = _structure(call.layer)
+        key = number if every_layer else _structure(call.layer)
         if key not in known:
             try:
                 known[key], masked, changes = _layer(call, interface)
@@ -123,7 +129,12 @@ def _stack(base: nn.Module, chain: Chain, interface: frozenset[int], two: bool) 
                     f"({type(call.layer).__name__}), {error}."
                 ) from None
             causal, in_place = causal and masked, in_place or changes
-        found.setdefault(known[key], []).append(call)
+        described.append(known[key])
+    found: dict[tuple[Block, ...], list[LayerCallArguments]] = {}
+    for blocks, call in zip(
+        unify_multipliers(described, [call.layer for call in chain.calls]), chain.calls, strict=True
+    ):
+        found.setdefault(blocks, []).append(call)
     kinds = _same_roles(_merge_identities(list(found)))
     side = ("decoder" if chain.crosses else "encoder") if two else ("decoder" if causal else "encoder")
     if len({scope_names(blocks) for blocks in kinds}) > 1:

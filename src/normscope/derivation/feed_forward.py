@@ -111,7 +111,8 @@ def _with_shared(log: LayerLog, experts: Operation, unit: Operation) -> Operatio
     """Experts and the feed-forward beside them, if their sum was seen, with or without a gate on the latter."""
     assert isinstance(experts.op, Experts)
     assert isinstance(unit.op, FeedForward)
-    seen = [rows(call.output) for call in log.calls if rows(call.output).shape == unit.output.shape]
+    tensors = (rows(one) for call in log.calls for one in (call.output, call.input))
+    seen = [one for one in tensors if one.shape == unit.output.shape]
     gates = [call for call in log.calls if is_linear(call) and rows(call.output).shape[1] == 1]
     factors: list[tuple[str | None, Tensor]] = [(None, torch.ones_like(unit.output[:, :1]))]
     factors += [(call.path, rows(call.output).sigmoid()) for call in gates]

@@ -84,12 +84,12 @@ class ColumnMatch:
     starts: tuple[int, ...]
 
 
-def match_columns(values: Tensor, call: Call) -> ColumnMatch | None:
-    """The places of values (heads, tokens, width) in the output of a linear module; None if it does not hold them all,
-    each head's columns side by side."""
+def match_columns(values: Tensor, call: Call, made: Tensor | None = None) -> ColumnMatch | None:
+    """The places of values (heads, tokens, width) in the output of a linear module, or in what was made of it; None if
+    it does not hold them all, each head's columns side by side."""
     heads, tokens, width = values.shape
-    made = rows(call.output)
-    if len(made) != tokens or made.shape[1] < heads * width:
+    made = rows(call.output if made is None else made)
+    if len(made) != tokens or made.shape[1] < width:
         return None
     probe = torch.randn(tokens, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(made)
     keys, order = (probe @ made).sort()
@@ -103,3 +103,24 @@ def match_columns(values: Tensor, call: Call) -> ColumnMatch | None:
         return None
     found = made[:, columns.flatten()].view(tokens, heads, width).transpose(0, 1)
     return ColumnMatch(call, tuple(starts.tolist())) if same(found, values) else None
+
+
+def match_scaled_columns(values: Tensor, call: Call) -> tuple[ColumnMatch, Tensor] | None:
+    """The same for values that are multiplied by one factor for each head, with these factors (heads,)."""
+    made = rows(call.output)
+    if len(made) != values.shape[1]:
+        return None
+    match = match_columns(_unit_columns(values), call, _unit_columns(made))
+    if match is None:
+        return None
+    starts = torch.tensor(match.starts, device=made.device)
+    plain = made[:, starts[:, None] + torch.arange(values.shape[2], device=made.device)].transpose(0, 1)
+    factors = (values * plain).sum((1, 2)) / plain.square().sum((1, 2))
+    return (match, factors) if same(plain * factors[:, None, None], values) else None
+
+
+def _unit_columns(x: Tensor) -> Tensor:
+    """Columns over tokens, (..., tokens, width), of length 1 and with a first number above zero."""
+    signed = x * torch.where(x[..., :1, :] < 0, -1.0, 1.0).to(x)
+    length: Tensor = signed.norm(dim=-2, keepdim=True).clamp_min(1e-30)
+    return signed / length

@@ -8,6 +8,8 @@ two inputs, alone and padded.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from normscope.models.loaded import LoadedModel, check_processor, check_tokenize
 from normscope.models.registry import is_built_in, refuse_unknown_type
 from normscope.models.spec import Family
 from normscope.models.versions import installed_version, is_tested
-from normscope.tracing.proof import prove
+from normscope.tracing.proof import compare_proof_passes, proof_input, prove
 
 CLOSE = 1e-5  # largest completeness error
 LENGTHS = (9, 5)  # tokens of the two inputs, which are also padded to the same length
@@ -49,10 +51,7 @@ def derive(model: PreTrainedModel) -> Family:
     Raises:
         NormscopeError: If something in a layer is not explained, naming it, or if the description does not hold.
     """
-    loaded = load_model(model, None, None, describe_model, known=False)
-    prove(loaded)
-    prove_description(loaded)
-    return loaded.family
+    return _load_in_turn(model, None, None, known=False, prove_loaded=_prove_fully).family
 
 
 def load_proved(model: Any, tokenizer: Any, dtype: torch.dtype | None, derive: bool) -> LoadedModel:
@@ -62,31 +61,64 @@ def load_proved(model: Any, tokenizer: Any, dtype: torch.dtype | None, derive: b
     that the tests were not run with; if it does not hold there, the model is derived instead.
     """
     tested = is_tested(installed_version())
+
+    def prove_loaded(loaded: LoadedModel) -> None:
+        if loaded.family.input == "text" or loaded.two_sided:
+            check_tokenizer(loaded.tokenizer, loaded.limits.vocabulary)
+            check_processor(loaded)
+        if tested and is_built_in(loaded.family):
+            prove(loaded)
+        else:
+            announce(loaded, _prove_fully(loaded))
+
+    if not derive:
+        loaded = load_model(model, tokenizer, dtype, refuse_unknown_type)
+        prove_loaded(loaded)
+        return loaded
     try:
-        loaded = load_model(model, tokenizer, dtype, describe_model if derive else refuse_unknown_type)
-        return _proved(loaded, tested)
+        return _load_in_turn(model, tokenizer, dtype, known=True, prove_loaded=prove_loaded)
     except NormscopeError as error:
-        if tested or not derive:
+        if tested:
             raise
         try:
-            return _proved(load_model(model, tokenizer, dtype, describe_model, known=False), tested)
+            return _load_in_turn(model, tokenizer, dtype, known=False, prove_loaded=prove_loaded)
         except NormscopeError:
             raise error from None
 
 
-def _proved(loaded: LoadedModel, tested: bool) -> LoadedModel:
-    if loaded.family.input == "text" or loaded.two_sided:
-        check_tokenizer(loaded.tokenizer, loaded.limits.vocabulary)
-        check_processor(loaded)
+def _load_in_turn(
+    model: Any, tokenizer: Any, dtype: torch.dtype | None, known: bool, prove_loaded: Callable[[LoadedModel], Any]
+) -> LoadedModel:
+    """Load and prove a model. If it is derived and the proof fails, perhaps layers with the same modules use them
+    differently: then every layer is described by itself."""
+    loaded = load_model(model, tokenizer, dtype, describe_model, known)
+    try:
+        prove_loaded(loaded)
+        return loaded
+    except NormscopeError as error:
+        if not loaded.family.derived:
+            raise
+        again = load_model(loaded.given, tokenizer, dtype, partial(describe_model, every_layer=True), known)
+        if again.family == loaded.family:
+            raise NormscopeError(
+                f"{type(loaded.model).__name__} cannot be described: what was found by watching it does not hold on "
+                f"the model itself. {error}"
+            ) from error
+        prove_loaded(again)
+        return again
+
+
+def _prove_fully(loaded: LoadedModel) -> float:
+    """Prove the records and the description of a model; returns the latter's largest error."""
     prove(loaded)
-    if not (tested and is_built_in(loaded.family)):
-        announce(loaded, prove_description(loaded))
-    return loaded
+    return prove_description(loaded)
 
 
 def prove_description(loaded: LoadedModel) -> float:
     """The largest completeness error of maps, with and without value biases, and flows; raises an error above CLOSE."""
     items = [encode(loaded, given)[0] for given in random_inputs(loaded, LENGTHS)]
+    for batch in ([items[0]], items):  # longer than the input of `prove`, and padded
+        compare_proof_passes(loaded, proof_input(loaded, batch))
     workspace, worst = Workspace(None), 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NormscopeWarning)

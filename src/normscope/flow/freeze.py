@@ -387,7 +387,10 @@ def _finish_value_map(
         if added is not None:
             shift = added[:, 0].repeat_interleave(repeated, 0)
             bias = shift if bias is None else bias + shift
-        weight, bias = weight * factor, None if bias is None else bias * factor
+        if isinstance(factor, Tensor) and len(factor) > 1:
+            factor = factor.repeat_interleave(repeated, 0)
+        weight = weight * factor
+        bias = None if bias is None else (bias[:, None] * factor)[:, 0]
     norm = record.value_norm
     if norm is None:
         return weight, bias

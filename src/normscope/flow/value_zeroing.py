@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normscope.errors import NormscopeError
 from normscope.flow.interface import FlowMaps, MethodRun
 from normscope.flow.maps import FrozenAttention, FrozenLayer, FrozenModel
 from normscope.flow.rollout import roll_out_sides
@@ -19,12 +20,14 @@ from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.measures.first_token import normalise_rows
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import layer_blocks, layer_modules
+from normscope.models.modules import layer_blocks, layer_modules, layer_submodule
+from normscope.models.registry import is_built_in
 from normscope.models.spec import Attention
 from normscope.models.values import packing_at, value_columns
 from normscope.tracing.call_values import value_shift_and_scale
 from normscope.tracing.hooks import only_in_this_thread
 from normscope.tracing.model_state import model_lock
+from normscope.tracing.products import ProductWatch
 
 LayerRun = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, its arguments and its output
 
@@ -47,7 +50,11 @@ def value_zeroing_maps(loaded: LoadedModel, item: Item, model: FrozenModel) -> T
     sizes = [_value_zeroing_head_sizes(layer) for layer in model.stacks[0].layers]
     with model_lock(loaded.base), torch.no_grad():
         for (layer, args, kwargs, y), size in zip(_record_value_zeroing_runs(loaded, item), sizes, strict=True):
-            changed = [_run_with_value_zeroing(j, layer, parts[layer], size, args, kwargs) for j in real]
+            part = parts[layer]
+            if part.probabilities is None and is_built_in(loaded.family):
+                changed = [_run_with_value_zeroing(j, layer, part, size, args, kwargs) for j in real]
+            else:  # the projection may make keys or queries of the same columns
+                changed = [_run_with_zeroed_product(j, layer, part, len(y[0]), args, kwargs) for j in real]
             found.append([_value_zeroing_cosine_distance(y, one)[real] for one in changed])
     return normalise_rows(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())
 
@@ -111,6 +118,38 @@ def _run_with_value_zeroing(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _run_with_zeroed_product(
+    j: int, layer: nn.Module, part: Attention, length: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    """The same, with the values set to zero where they are multiplied with the probabilities."""
+    attending: list[bool] = []
+    products: list[int] = []
+
+    def zero(weights: Tensor, values: Tensor, mixed: Tensor) -> Tensor:
+        products.append(j)
+        changed = values.clone()
+        changed[:, j] = 0
+        return weights @ changed
+
+    module = layer_submodule(layer, part.module)
+    handles = [
+        module.register_forward_pre_hook(only_in_this_thread(lambda *given: attending.append(True))),
+        module.register_forward_hook(only_in_this_thread(lambda *given: attending.clear())),
+    ]
+    try:
+        with ProductWatch(lambda: {length} if attending else set(), zero):
+            found = _value_zeroing_layer_output(layer(*args, **kwargs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(products) != 1:
+        raise NormscopeError(
+            f"Value zeroing is not supported here: {type(module).__name__} multiplies probabilities of {length} tokens "
+            f"with values {len(products)} times, not once."
+        )
+    return found
 
 
 def _value_zeroing_head_sizes(layer: FrozenLayer) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import NormscopeError, did_you_mean
+from normscope.models.field_types import check_field_types
 from normscope.models.spec import (
     Attention,
     AttentionGate,
@@ -53,6 +54,7 @@ def family_from_json(given: str | Path | Mapping[str, Any]) -> Family:
     family = _from_plain(data, "the description")
     if not isinstance(family, Family):
         raise NormscopeError(f"The description is of a {type(family).__name__}, not of a Family.")
+    check_field_types(family, "the description")
     return family
 
 
@@ -101,8 +103,9 @@ def _from_plain(value: Any, where: str) -> Any:
                 f"Known: {', '.join(known)}."
             )
     made = {name: _from_plain(one, f"{where}.{name}") for name, one in given.items()}
-    if "attributes" in made:
-        made["attributes"] = frozenset(made["attributes"])
+    names = made.get("attributes")
+    if isinstance(names, tuple) and all(isinstance(one, str) for one in names):
+        made["attributes"] = frozenset(names)
     try:
         return kind(**made)
     except TypeError as error:

@@ -11,6 +11,7 @@ from normscope.errors import NormscopeError
 from normscope.models import causal, encoder_decoders, encoders, further_causal, hybrids, vision
 from normscope.models.description import family_from_json
 from normscope.models.earlier import families_in
+from normscope.models.field_types import check_field_types
 from normscope.models.scopes import scope_names
 from normscope.models.spec import Attention, Block, Experts, Family, FeedForward
 from normscope.models.versions import installed_version, sdpa_ignores
@@ -86,6 +87,7 @@ def check_family(family: Any) -> None:
     """Raise an error unless `family` is a Family whose layers are supported."""
     if not isinstance(family, Family):
         raise NormscopeError(f"Expected a normscope.models.spec.Family, not {type(family).__name__}.")
+    check_field_types(family, f"the family {family.name!r}")
     for stack in family.stacks:
         for blocks in (stack.blocks, *stack.variants):
             _check_blocks(family, blocks)
@@ -100,7 +102,7 @@ def check_family(family: Any) -> None:
 
 def _check_blocks(family: Family, blocks: tuple[Block, ...]) -> None:
     ops = [[branch.op for branch in block.branches] for block in blocks]
-    if not ops or not isinstance(ops[0][0], Attention) or ops[0][0].cross:
+    if not ops or not all(ops) or not isinstance(ops[0][0], Attention) or ops[0][0].cross:
         raise NormscopeError(f"A layer of {family.name} must begin with self-attention.")
     flat = [op for block in ops for op in block]
     if sum(isinstance(op, Attention) and not op.cross for op in flat) > 1:

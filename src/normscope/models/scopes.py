@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Literal, TypeGuard
 
 from normscope.errors import NormscopeError, did_you_mean
-from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Norm
+from normscope.models.spec import Attention, Block, Branch, Experts, FeedForward, Multiplier, Norm
 
 Role = Literal["pre", "op", "post", "scale", "sum", "after"]
 
@@ -28,13 +28,13 @@ class Step:
     """One component of a layer and the scopes that end with it."""
 
     role: Role
-    part: Attention | FeedForward | Experts | Norm | str | float | None  # "scale": its path or value; "sum": None
+    part: Attention | FeedForward | Experts | Norm | Multiplier | None  # "sum": None
     norms: str | None = None  # name of the `-N` scope that ends here
     weights: str | None = None  # name of the `-W` scope that ends here
     alias: str | None = None  # architecture-independent name of `norms`
     starts: bool = False  # first component of its branch, which reads the input of the block
     reader: str | None = None  # "sum": path of the submodule that reads it; None: output of the layer
-    skip: str | float | None = None  # "sum": what multiplies the input of the block
+    skip: Multiplier | None = None  # "sum": what multiplies the input of the block
 
 
 @lru_cache(maxsize=64)

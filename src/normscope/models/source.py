@@ -25,6 +25,7 @@ class ModelSource:
     device: str | None = None  # such as "cuda:1"; None: the CPU, or the GPU that Ray assigns to a worker
     dtype: str | None = None  # "float32" or "float64"; None: float32
     revision: str | None = None  # branch, tag or commit on the hub
+    derive: bool = True  # describe a model of an unknown type by watching it, instead of refusing it
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:

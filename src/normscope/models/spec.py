@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Side = Literal["encoder", "decoder"]
+Multiplier = str | float | tuple[float, ...]  # the path of a parameter or number, a number, or one for every layer
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class AttentionGate:
     """
 
     path: str
-    function: Literal["sigmoid", "softplus", "tanh"]
+    function: Literal["sigmoid", "softplus", "tanh", "silu"]
     starts: tuple[int, ...] | Literal["interleaved"]
     by_head: bool = False
     bias: str | None = None
@@ -96,11 +97,12 @@ class Attention:
     If values are made in two steps (multi-head latent attention), `latent` is the first projection and `latent_norm`
     the norm between it and `value`; the norm reads the first columns of the projection.
 
-    Between `value` and the mixing there may be a parameter that is added, `value_shift`, a factor, `value_scale`, or a
-    norm of each head's values, `value_norm`. Between the mixing and `output` there may be a `gate`, or a norm of all
-    heads side by side, `inner_norm`. `output_bias` is a parameter that is added to the output. `sink_scores` is a
-    parameter with one score for each head that no key has: mixed values are multiplied by the share of the softmax that
-    it leaves, ``sigmoid(logsumexp(scores) - sink)``.
+    Between `value` and the mixing there may be a parameter that is added, `value_shift`, a factor, `value_scale` (a
+    number, or the path of a number or of a parameter with one for each head), or a norm of each head's values,
+    `value_norm`. Between the mixing and `output` there may be a `gate`, or a norm of all heads side by side,
+    `inner_norm`. `output_bias` is a parameter that is added to the output. `sink_scores` is a parameter with one score
+    for each head that no key has: mixed values are multiplied by the share of the softmax that it leaves,
+    ``sigmoid(logsumexp(scores) - sink)``.
 
     With a `recurrence`, tokens are mixed by that instead of by attention. In a stack of which some layers do so, the
     attention of the others is `hybrid`: scopes are named alike in all of them.
@@ -193,7 +195,7 @@ class Branch:
     op: Attention | FeedForward | Experts
     pre: Norm | None = None
     post: Norm | None = None
-    scale: str | float | None = None  # a number, or the path of a parameter, that multiplies the output of the branch
+    scale: Multiplier | None = None  # of the output of the branch
 
     @property
     def entry(self) -> str | None:
@@ -213,7 +215,7 @@ class Block:
 
     branches: tuple[Branch, ...]
     after: Norm | None = None
-    skip: str | float | None = None  # a number, or the path of a parameter or number, that multiplies x
+    skip: Multiplier | None = None  # of x
 
 
 @dataclass(frozen=True)

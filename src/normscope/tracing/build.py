@@ -22,7 +22,7 @@ from normscope.models.modules import (
     norm_map,
 )
 from normscope.models.scopes import Step
-from normscope.models.spec import Attention, Experts, FeedForward, Norm, Stack
+from normscope.models.spec import Attention, Experts, FeedForward, Multiplier, Norm, Stack
 from normscope.models.values import value_constant, value_rows
 from normscope.tracing.build_experts import experts_record, projection_half
 from normscope.tracing.build_recurrence import recurrence_record
@@ -148,7 +148,7 @@ class LayerCall:
                 parts.append(experts_record(self, part, shared))
             elif isinstance(part, Norm):
                 parts.append(self.norm_record(part))
-            elif isinstance(part, str | float):
+            elif isinstance(part, str | float | tuple):
                 parts.append(ScaleRecord(self._multiplier(part)))
             else:
                 # The sum is the input of the next component, or the output of the layer.
@@ -166,9 +166,10 @@ class LayerCall:
             return attend_with_sinks(self, eager, given, kwargs)
         return eager(*given, **kwargs)  # type: ignore[no-any-return]
 
-    def _multiplier(self, given: str | float) -> Tensor:
-        """(d,): a number, or the number or parameter at a path."""
-        value = layer_attribute(self.layer, given) if isinstance(given, str) else given
+    def _multiplier(self, given: Multiplier) -> Tensor:
+        """(d,): a number, this layer's among those of all layers, or the number or parameter at a path."""
+        value = given[self.index] if isinstance(given, tuple) else given
+        value = layer_attribute(self.layer, value) if isinstance(value, str) else value
         factor = torch.as_tensor(value, dtype=self.dtype, device=self.input.device).detach()
         return factor.expand(self.input.shape[-1])
 

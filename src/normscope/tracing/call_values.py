@@ -71,10 +71,13 @@ def latent_fits(call: LayerCall, part: Attention, read: Tensor) -> bool:
 
 
 def value_shift_and_scale(layer: nn.Module, part: Attention, like: Tensor) -> tuple[Tensor | None, Tensor | float]:
-    """(heads, 1, d_h): what is added to the outputs (..., heads, j, d_h) of `value`, and what then multiplies them."""
+    """(heads, 1, d_h): what is added to the outputs (..., heads, j, d_h) of `value`, and what then multiplies them: a
+    number, or (heads, 1, 1)."""
     shift, scale = part.value_shift, part.value_scale
     added = None if shift is None else layer_attribute(layer, shift).detach().to(like.dtype)
     factor = layer_attribute(layer, scale) if isinstance(scale, str) else scale
+    if isinstance(factor, Tensor):
+        factor = factor.detach().to(like.dtype).view(-1, 1, 1)
     return None if added is None else added.view(like.shape[-3], 1, -1), 1.0 if factor is None else factor
 
 
@@ -97,7 +100,7 @@ def finished_constant(call: LayerCall, part: Attention, constant: Tensor | None,
         constant = torch.zeros_like(layer_attribute(call.layer, part.value_shift)).view(heads, -1)
     if constant is not None:
         added, factor = value_shift_and_scale(call.layer, part, constant[:, None])
-        constant = (constant if added is None else constant + added[:, 0]) * factor
+        constant = ((constant[:, None] if added is None else constant[:, None] + added) * factor)[:, 0]
     if part.value_norm is None:
         return constant
     if constant is not None:

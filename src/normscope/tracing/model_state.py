@@ -26,6 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from normscope.errors import NormscopeError
 from normscope.models.loaded import LayerCalls, LoadedModel, update_prompt
+from normscope.tracing.selected_keys import fold_selected_keys, refuse_ignored_tensors
 
 _guard = threading.Lock()
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -135,8 +136,11 @@ def _register_stand_in(own: str) -> str:
         recorder: Any = getattr(active_trace, "recorder", None)
         eager = _eager_attention(module)
         function = ALL_ATTENTION_FUNCTIONS.get(own, eager)
+        if own in ("eager", "sdpa") or (recorder is not None and not keeps_own_attention(recorder)):
+            attention_mask, kwargs = fold_selected_keys(query, key, attention_mask, kwargs)
         if recorder is None:
             return function(module, query, key, value, attention_mask, **kwargs)
+        refuse_ignored_tensors(module, eager, kwargs)
         if keeps_own_attention(recorder):
             return recorder.attend_in_blocks(function, eager, module, query, key, value, attention_mask, kwargs)
         return recorder.attend(eager, module, query, key, value, attention_mask, kwargs)

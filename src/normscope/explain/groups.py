@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,8 @@ def spell_side(tokenizer: Any, ids: Sequence[int] | None, names: Sequence[str]) 
 
 def group_tokens(labels: Sequence[Label], texts: Mapping[str, SpelledText], grain: str) -> tuple[TokenGroup, ...]:
     """Labels as groups: every token by itself, or the words, sentences or lines of their text, in order. A token
-    belongs to the group of its first character that is not a space; one without, such as a special token, is alone."""
+    belongs to the group of its first character that is not a space, one of spaces to that of the next token, and one
+    without characters, such as a special token, is alone."""
     if grain == "token":
         return tuple(TokenGroup(label.token, (n,)) for n, label in enumerate(labels))
     if grain not in GRAINS:
@@ -84,17 +86,45 @@ def group_tokens(labels: Sequence[Label], texts: Mapping[str, SpelledText], grai
             f"Unknown grain {grain!r}.{did_you_mean(grain, GRAINS)} Known: token, {', '.join(GRAINS)}, source."
         )
     pieces = {side: one.pieces(grain) for side, one in texts.items()}
+    numbers = _piece_numbers(labels, texts, pieces)
     found: dict[tuple[str, int], TokenGroup] = {}
-    for n, label in enumerate(labels):
-        one = texts[label.side]
-        begin, end = one.spans[label.position]
-        inside = one.text[begin:end]
-        at = begin + len(inside) - len(inside.lstrip())
-        number = next((k for k, (a, b) in enumerate(pieces[label.side]) if a <= at < b and inside.strip()), -1 - n)
-        name = label.token if number < 0 else one.text[slice(*pieces[label.side][number])]
-        before = found.get((label.side, number))
-        found[label.side, number] = TokenGroup(name, (*(before.places if before else ()), n))
+    for n, (label, number) in enumerate(zip(labels, numbers, strict=True)):
+        key = (label.side, -1 - n if number is None else number)
+        name = label.token if number is None else texts[label.side].text[slice(*pieces[label.side][number])]
+        before = found.get(key)
+        found[key] = TokenGroup(name, (*(before.places if before else ()), n))
     return tuple(found.values())
+
+
+def _piece_numbers(
+    labels: Sequence[Label], texts: Mapping[str, SpelledText], pieces: Mapping[str, Sequence[tuple[int, int]]]
+) -> list[int | None]:
+    """The piece of each token on its side; None for a token that is alone."""
+    found: list[int | None] = []
+    for label in labels:
+        begin, end = texts[label.side].spans[label.position]
+        inside = texts[label.side].text[begin:end]
+        at = begin + len(inside) - len(inside.lstrip()) if inside.strip() else begin
+        number = bisect_right(pieces[label.side], at, key=lambda piece: piece[0]) - 1
+        held = end > begin and number >= 0 and at < pieces[label.side][number][1]
+        found.append(number if held else None)
+    for step in (-1, 1):  # tokens of spaces between pieces join the token after them, the last ones that before
+        for n in range(len(labels))[::step]:
+            m = n - step
+            if found[n] is None and 0 <= m < len(labels) and _is_joined_space(labels[n], labels[m], texts):
+                found[n] = found[m]
+    return found
+
+
+def _is_joined_space(label: Label, neighbour: Label, texts: Mapping[str, SpelledText]) -> bool:
+    """Whether a token consists of spaces, and the other is on the same side and on the same side of the answer's
+    beginning."""
+    if label.side != neighbour.side:
+        return False
+    one = texts[label.side]
+    (begin, end), (other, _) = one.spans[label.position], one.spans[neighbour.position]
+    cut = len(one.text) if one.answer is None else one.answer
+    return end > begin and not one.text[begin:end].strip() and (begin < cut) == (other < cut)
 
 
 def sum_groups(scores: Tensor, rows: Sequence[TokenGroup], columns: Sequence[TokenGroup]) -> Tensor:

@@ -14,24 +14,36 @@ from normscope.errors import NormscopeError, did_you_mean
 from normscope.flow.spans import spell_tokens
 from normscope.inputs.marked_text import GRAINS
 from normscope.labels import Label
+from normscope.tracing.recorded import row_blocks
 
 Places = tuple[int, ...]
+FRAMES = {"word": 5, "sentence": 25}  # of a sound, 20 ms each
 
 
 @dataclass(frozen=True)
 class SpelledText:
-    """The text of one side of the input, and the characters of each of its tokens."""
+    """The text of one side of the input, and the characters of each of its tokens. The frames of a sound are spelled by
+    their times."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
     answer: int | None = None  # the character at which the answer begins; no word or sentence extends across it
+    sound: bool = False
 
     def pieces(self, grain: str) -> list[tuple[int, int]]:
-        """The words, sentences or lines, as characters."""
+        """The words, sentences or lines, as characters. Those of a sound are 0.1 s, 0.5 s, and all of it."""
+        if self.sound:
+            ends = row_blocks(len(self.spans), FRAMES.get(grain, len(self.spans)))
+            return [(self.spans[some.start][0], self.spans[some.stop - 1][1]) for some in ends]
         cut = len(self.text) if self.answer is None else self.answer
         parts = ((0, self.text[:cut]), (cut, self.text[cut:]))
         found = GRAINS[grain].finditer
         return [(at + one.start(), at + one.end()) for at, part in parts for one in found(part)]
+
+    def name(self, piece: tuple[int, int]) -> str:
+        """The text of a piece; of a sound, the times of its first and last frame."""
+        text = self.text[slice(*piece)]
+        return " to ".join(dict.fromkeys((text.split()[0], text.split()[-1]))) if self.sound else text
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class SourceShares:
     remainders: Tensor  # (rows,), float64: from no token
 
 
-def spell_side(tokenizer: Any, ids: Sequence[int] | None, names: Sequence[str]) -> SpelledText:
+def spell_side(tokenizer: Any, ids: Sequence[int] | None, names: Sequence[str], sound: bool = False) -> SpelledText:
     """The text of the tokens of a side; their names with spaces if there is no tokenizer, or no ids."""
     if tokenizer is not None and ids is not None and hasattr(tokenizer, "decode"):
         text, spans = spell_tokens(tokenizer, list(ids))
@@ -72,7 +84,7 @@ def spell_side(tokenizer: Any, ids: Sequence[int] | None, names: Sequence[str]) 
     for name in names:
         places.append((len(text), len(text) + len(name)))
         text += f"{name} "
-    return SpelledText(text.rstrip(), tuple(places))
+    return SpelledText(text.rstrip(), tuple(places), sound=sound)
 
 
 def group_tokens(labels: Sequence[Label], texts: Mapping[str, SpelledText], grain: str) -> tuple[TokenGroup, ...]:
@@ -90,7 +102,7 @@ def group_tokens(labels: Sequence[Label], texts: Mapping[str, SpelledText], grai
     found: dict[tuple[str, int], TokenGroup] = {}
     for n, (label, number) in enumerate(zip(labels, numbers, strict=True)):
         key = (label.side, -1 - n if number is None else number)
-        name = label.token if number is None else texts[label.side].text[slice(*pieces[label.side][number])]
+        name = label.token if number is None else texts[label.side].name(pieces[label.side][number])
         before = found.get(key)
         found[key] = TokenGroup(name, (*(before.places if before else ()), n))
     return tuple(found.values())

@@ -242,7 +242,8 @@ def _spell_item(loaded: LoadedModel, item: Item, begin: int) -> dict[str, Spelle
         elif "input_ids" in item.tensors:
             ids = item.tensors["input_ids"].tolist()
             ids = [-1] * (len(tokens.names) - len(ids)) + ids
-        found[side] = spell_side(loaded.tokenizer, ids, tokens.names)
+        sound = ids is None and loaded.family.input == "audio"
+        found[side] = spell_side(loaded.tokenizer, ids, tokens.names, sound)
     side = loaded.stacks[-1].side
     found[side] = replace(found[side], answer=found[side].spans[begin][0])
     return found

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from normscope.explain.groups import sum_groups
-from normscope.explain.result import PROMPT, Explanation
+from normscope.explain.result import Explanation
 from normscope.figure_style import figure_style
-from normscope.inputs.item import ANSWER
-from normscope.inputs.marked_text import REST
 from normscope.labels import shorten_label, visible_label_text
+from normscope.view.explained import explained_parts
 from normscope.view.figure.flow import LOWERS, RAISES
 from normscope.view.figure.maps import figure_of
 from normscope.view.figure.style import LABELLED, WIDTH, new_figure, write_caption
@@ -25,20 +23,16 @@ def plot_explanation(told: Explanation, ax: Axes | None = None) -> Axes:
     """Draw the scores as cells, orange where an input raises a token, blue where it lowers it."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    named = any(name not in (PROMPT, ANSWER, REST) for name in told.sources)
-    rows = told.grouped("token").rows
-    groups = told.grouped(inputs="source" if named else "word").columns
-    groups = tuple(one for one in groups if one.places)
-    table = sum_groups(told.scores, rows, groups).tolist()
-    table = [[*line, left] for line, left in zip(table, told.remainder.tolist(), strict=True)]
-    names = [*(shorten_label(visible_label_text(one.name), 18) for one in groups), "(no input)"]
+    parts = explained_parts(told, "word")
+    table = parts.scores.tolist()
+    names = [shorten_label(visible_label_text(one.name), 18) for one in parts.columns]
     most = max((abs(value) for line in table for value in line), default=0.0) or 1.0
     with figure_style():
         colours = LinearSegmentedColormap.from_list("blue-white-orange", [LOWERS, "#ffffff", RAISES])
-        height = min(max(1.6, CELL * len(rows) + 1.2), 9.0)
+        height = min(max(1.6, CELL * len(told.tokens) + 1.2), 9.0)
         made: Axes = new_figure(WIDTH, height).subplots() if ax is None else ax
         image = made.imshow(table, cmap=colours, vmin=-most, vmax=most, aspect="auto")
-        for axis, texts in ((made.xaxis, names), (made.yaxis, [visible_label_text(one.name) for one in rows])):
+        for axis, texts in ((made.xaxis, names), (made.yaxis, [visible_label_text(one) for one in told.tokens])):
             step = math.ceil(len(texts) / LABELLED)
             places = list(range(0, len(texts), step))
             axis.set_ticks(places, [shorten_label(texts[k], 18) for k in places])

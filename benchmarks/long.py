@@ -86,11 +86,12 @@ def ratio(name: str, length: int, rounds: int, bar: float) -> Row:
 
 
 def memory(name: str, length: int, bar: float | None) -> Row:
-    """Peak memory of one of WORK beyond that of the model and its input, each in a process of its own."""
+    """Peak memory of one of WORK beyond that of a forward pass, each in a process of its own."""
     peaks = {what: _peak(what, length) for what in ("nothing", "forward", name)}
-    extra = (peaks[name] - peaks["nothing"]) / 1e9
-    note = f"forward pass: {(peaks['forward'] - peaks['nothing']) / 1e9:.2f} GB"
-    return Row(f"memory of {LABELS[name]}", SHAPE, f"1 x {length}", extra, bar, unit=" GB", note=note, bytes=peaks)
+    extra = (peaks[name] - peaks["forward"]) / 1e9
+    note = f"the forward pass takes {(peaks['forward'] - peaks['nothing']) / 1e9:.2f} GB"
+    what = f"extra memory of {LABELS[name]}"
+    return Row(what, SHAPE, f"1 x {length}", extra, bar, unit=" GB", note=note, bytes=peaks)
 
 
 LABELS = {

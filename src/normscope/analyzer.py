@@ -79,7 +79,7 @@ class Analyzer(Explains, Generic[ResultT]):
         """Load a model and its tokenizer by hub name or local path, without running remote code or reading pickles.
 
         Args:
-            name: A name on the Hugging Face hub, or the path of a folder.
+            name: A name on the Hugging Face hub, or the path of a folder or of a GGUF file.
             device: The model's device, such as "cuda"; default: the CPU.
             dtype: Precision of the model and of the decomposition; default: torch.float32.
             memory_budget: Memory limit of an analysis in bytes; default: most of the free memory.

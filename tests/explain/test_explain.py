@@ -14,10 +14,13 @@ from torch import Tensor
 
 from normscope import Analyzer, Explanation, NormscopeError, Passage
 from normscope.explain import run
+from normscope.explain.groups import SpelledText, group_tokens
 from normscope.flow.exact import exact_score_blocks
 from normscope.flow.maps import FrozenModel, forward_block, forward_layer, forward_map
 from normscope.flow.output_head import freeze_with_output_head
 from normscope.inputs.encode import encode
+from normscope.labels import Label
+from normscope.view.explained import explained_parts, explained_sentences, explained_tokens
 from tests.helpers.compare import refused, relative, state_of
 from tests.helpers.files import real_model
 from tests.helpers.flow_cases import CASES, open_case, tolerance
@@ -355,3 +358,60 @@ def test_a_real_model(name: str) -> None:
     assert float(told.completeness.max()) <= 1e-4
     assert sum(told.shares.values()) == pytest.approx(told.value, rel=1e-4)
     assert len(told.tokens) == len(told.scores) <= 8
+
+
+def test_tokens_of_spaces_belong_to_the_text_after_them() -> None:
+    pieces = ["<s>", "a", ".", " ", "b", "\n", "\n", "c", " ", "</s>", " ", "d", "\n"]
+    spans, at = [], 0
+    for piece in pieces:
+        spans.append((at, at + (0 if "s>" in piece else len(piece))))
+        at = spans[-1][1]
+    text = "".join(piece for piece in pieces if "s>" not in piece)
+    labels = [Label(piece, "decoder", n) for n, piece in enumerate(pieces)]
+    one = SpelledText(text, tuple(spans), answer=spans[10][0])
+    found = group_tokens(labels, {"decoder": one}, "sentence")
+    assert [(group.name, group.places) for group in found] == [
+        ("<s>", (0,)),
+        ("a.", (1, 2)),
+        ("b", (3, 4)),
+        ("c ", (5, 6, 7, 8)),
+        ("</s>", (9,)),
+        ("d", (10, 11, 12)),
+    ]
+
+
+def test_the_frames_of_a_sound() -> None:
+    """Words of 0.1 s and sentences of 0.5 s, of 20 ms each."""
+    model = tiny("whisper", "Seq2SeqLM", max_source_positions=60)
+    lens = Analyzer(model)
+    features = torch.randn(1, model.config.num_mel_bins, 120, dtype=torch.float64)
+    told = lens.explain({"input_features": features}, generate=2)
+    frames = len(told.columns) - len(told.rows) - 1
+    assert frames == 60
+    seconds = [one.name for one in told.grouped(inputs="sentence").columns if one.name.endswith("s")]
+    assert seconds == ["0.00s to 0.48s", "0.50s to 0.98s", "1.00s to 1.18s"]
+    for grain, count in (("word", 12), ("sentence", 3), ("line", 1)):
+        found = told.grouped(inputs=grain)
+        places = [one.places for one in found.columns if told.columns[one.places[0]].side == "encoder"]
+        assert len(places) == count
+        assert float(found.scores.sum()) == pytest.approx(float(told.scores.sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize("sources", [None, ["the cat", "a dog", "on", "a mat", "the mat", "the dog"]])
+def test_what_views_list_adds_up(sources: Any) -> None:
+    told = speaker().explain("what sat", sources=sources, generate=5)
+    for sentence in explained_sentences(told):
+        assert sum(part.score for part in sentence.parts) == pytest.approx(sentence.value, rel=1e-9)
+        assert sentence.value == pytest.approx(float(told.values[list(sentence.tokens)].sum()), rel=1e-6)
+    parts = explained_parts(told, "word")
+    torch.testing.assert_close(parts.scores.sum(-1), told.values, rtol=1e-5, atol=1e-6)
+    assert [one.name for one in parts.columns][-3:] == ["(answer)", "(first token)", "(no input)"]
+    for scores, listed in zip(parts.scores, explained_tokens(told), strict=True):
+        assert not sources or abs(listed[0].score) == pytest.approx(float(scores.abs().max()))
+
+
+def test_the_whole_page_shows_what_each_token_rests_on(tmp_path: Path) -> None:
+    told = speaker().explain("what sat", sources={"one": "the cat", "other": "a mat"}, generate=3)
+    page = told.to_html(tmp_path / "told.html").read_text(encoding="utf-8")
+    for listed in explained_tokens(told):
+        assert f"<bdi>{listed[0].name}</bdi> {listed[0].score:+.3g}" in page

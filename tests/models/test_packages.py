@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -187,9 +188,57 @@ def test_another_reason_is_passed_on(tmp_path: Path) -> None:
     assert "not installed" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", ["folder", "file"])
-def test_a_gguf_file_is_for_transformers(given: str, tmp_path: Path) -> None:
+def tiny_gguf(folder: Path) -> Path:
+    """A Llama of two layers with tied embeddings, whose tokens are letters; like other GGUF files it names no head."""
+    gguf = pytest.importorskip("gguf")
+    path = folder / "tiny.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    sizes = {"context_length": 64, "embedding_length": 16, "block_count": 2, "feed_forward_length": 24}
+    for name, size in (sizes | {"head_count": 4, "head_count_kv": 2, "rope_dimension_count": 4}).items():
+        getattr(writer, f"add_{name}")(size)
+    writer.add_layer_norm_rms_eps(1e-5)
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    tokens = ["<s>", "</s>", "<|endoftext|>", "\u0120", *letters, "ab"]
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    made = np.random.default_rng(0)
+    shapes = {"token_embd": (len(tokens), 16), "output_norm": (16,)}
+    layer = {"attn_norm": (16,), "ffn_norm": (16,), "attn_q": (16, 16), "attn_k": (8, 16), "attn_v": (8, 16)}
+    layer |= {"attn_output": (16, 16), "ffn_gate": (24, 16), "ffn_up": (24, 16), "ffn_down": (16, 24)}
+    shapes |= {f"blk.{n}.{name}": shape for n in range(2) for name, shape in layer.items()}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", made.normal(1.0, 0.5, shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_file_loads_with_its_head(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    path = tiny_gguf(tmp_path)
+    for lens in (Analyzer.from_pretrained(path), Analyzer.from_pretrained(tmp_path, gguf_file=path.name)):
+        assert type(lens.model).__name__ == "LlamaForCausalLM"
+        told = lens.explain("cab dad", generate=3)
+        assert len(told.tokens) == 3
+        assert float(told.completeness.max()) <= 1e-5
+
+
+def test_a_gguf_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tiny.gguf"
     path.write_bytes(b"GGUF")
-    with pytest.raises(NormscopeError, match=r"tiny\.gguf' is a GGUF file.*pip install gguf accelerate"):
-        Analyzer.from_pretrained(tmp_path if given == "folder" else path)
+    with pytest.raises(NormscopeError, match=r"has no config.json, but a GGUF file.*tiny\.gguf'"):
+        Analyzer.from_pretrained(tmp_path)
+    monkeypatch.setattr(packages, "is_package_installed", lambda name: name != "gguf")
+    with pytest.raises(NormscopeError, match=r"GGUF files need gguf.*pip install gguf"):
+        Analyzer.from_pretrained(path)
+    monkeypatch.undo()
+    pytest.importorskip("gguf")
+    with pytest.raises(NormscopeError, match=r"Cannot load a model from .*tiny\.gguf'"):
+        Analyzer.from_pretrained(path)

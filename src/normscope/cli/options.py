@@ -16,7 +16,7 @@ from normscope.corpus.readers.formats import FORMATS
 from normscope.errors import NormscopeError
 
 DEFAULT = "default"
-MODEL_HELP = f"Hub name or folder of the model; '{DEFAULT}' is {default_model.NAME}."
+MODEL_HELP = f"Hub name, folder or GGUF file of the model; '{DEFAULT}' is {default_model.NAME}."
 LISTS = ("pair", "header", "keep")  # reader options that take several names
 
 

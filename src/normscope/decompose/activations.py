@@ -381,9 +381,11 @@ def apply_gated_unit(made: GatedUnit, x: Tensor) -> Tensor:
 def gated_constant(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
     """The part of the unit's output that is attributed to no token: from the remainder, its biases and g(0)."""
     hidden = torch.zeros_like(made.coefficients[0])
+    entering = bool(bias.any())
     for projection, c in zip(projections_of(unit), made.coefficients, strict=True):
-        entered = bias @ projection.weight
-        hidden = hidden + c * (entered if projection.bias is None else entered + projection.bias)
+        if entering or projection.bias is not None:
+            entered = bias @ projection.weight
+            hidden = hidden + c * (entered if projection.bias is None else entered + projection.bias)
     held = unit.inverse if unit.routing is None else unit.routing
     share = 1 if held is None else held[..., None]
     if unit.up is None:  # in a gated product, g(0) is multiplied by zero
@@ -391,7 +393,7 @@ def gated_constant(unit: Unit, made: GatedUnit, bias: Tensor) -> Tensor:
     elif unit.joint is not None:
         nothing = torch.zeros_like(hidden[..., :1])
         hidden = hidden + share * unit.joint(nothing, nothing)
-    output = hidden @ made.out
+    output = hidden @ made.out if bool(hidden.any()) else hidden.new_zeros(*hidden.shape[:-1], made.out.shape[1])
     if unit.out_bias is None:
         return output
     return output + (unit.out_bias if unit.routing is None else share * unit.out_bias)

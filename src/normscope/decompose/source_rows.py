@@ -197,26 +197,26 @@ def _blocks(
         step = max(1, BLOCK_BYTES // (layer.input.element_size() * (of.count + 1) * (4 * width + hidden)))
         rows = layer.input.shape[1] if positions is None else positions.shape[1]
         numbers = torch.arange(rows, device=layer.input.device)
+        read = _read_sources(attended, of, n)
         for block in numbers[item.rows].split(step):
             views = isinstance(item.rows, slice)  # instead of copies
             some = slice(int(block[0]), int(block[-1]) + 1) if views else block
             at = numbers[some] if positions is None else positions[n, some]
             own = of.own.index[at]
-            sources = sorted({*own.tolist(), *_read_sources(attended, of, n, some)})
+            sources = sorted({*own.tolist(), *read[:, some].any(1).nonzero().flatten().tolist()})
             place = torch.full((of.count,), -1, device=at.device)
             place[sources] = torch.arange(len(sources), device=at.device)
             yield _Block(n, some, at, of, tuple(sources), (place[own], torch.arange(len(at), device=at.device)))
 
 
-def _read_sources(
-    attended: Mapping[bool, Factored], columns: SourceColumns, item: int, rows: slice | Tensor
-) -> set[int]:
-    """The sources that have any weight in some rows."""
-    found: set[int] = set()
+def _read_sources(attended: Mapping[bool, Factored], columns: SourceColumns, item: int) -> Tensor:
+    """(S, rows): whether a source has any weight in a row."""
+    found = []
     for cross, state in attended.items():
-        weights = state.terms[0].mixture.weights[item][..., rows]
-        found |= set(columns.read_by(cross).index[(weights != 0).any(-1).any(-1)].tolist())
-    return found - {-1}
+        weights = state.terms[0].mixture.weights[item]  # (j, H, rows)
+        largest = torch.maximum(weights.amax(1), -weights.amin(1))
+        found.append(columns.read_by(cross).total(largest) > 0)
+    return torch.stack(found).any(0)
 
 
 def _walk_block(
@@ -310,18 +310,21 @@ def _block_weights(
     reached: Sequence[Reached], scopes: Collection[str], attended: Mapping[bool, Factored], block: _Block
 ) -> Found:
     """The weights summed over the columns of each source, at the -W scopes."""
+    wanted = [at.step for at in reached if at.step.weights in scopes and at.step.weights is not None]
     found = {}
-    for at in reached:
-        if at.step.weights is None or at.step.weights not in scopes:
+    for cross in (False, True):
+        steps = [step for step in wanted if (isinstance(step.part, Attention) and step.part.cross) == cross]
+        if not steps:
             continue
-        cross = isinstance(at.step.part, Attention) and at.step.part.cross
         mixture = attended[cross].terms[0].mixture
         weights = mixture.weights[block.item, ..., block.rows][None]
         some = replace(mixture, weights=weights, own_weights=mixture.own_weights[block.item, block.rows][None])
-        reduced = reduce_weights([at.step.weights], [at.step.role == "sum"], some)
-        ((piece,),), measures = reduced.maps, reduced.statistics[:, 0, 0]
-        cells = block.columns.read_by(cross).total(piece.cells[0])[list(block.sources)]
-        cells = cells if piece.scale is None else cells * piece.scale
-        cells[block.own] += measures[0]  # the own cell
-        found[at.step.weights] = cells, measures
+        names = [step.weights for step in steps if step.weights is not None]
+        reduced = reduce_weights(names, [step.role == "sum" for step in steps], some)
+        total = block.columns.read_by(cross).total(reduced.maps[0][0].cells[0])[list(block.sources)]
+        for n, (name, (piece,)) in enumerate(zip(names, reduced.maps, strict=True)):
+            measures = reduced.statistics[:, n, 0]
+            cells = total.clone() if piece.scale is None else total * piece.scale
+            cells[block.own] += measures[0]  # the own cell
+            found[name] = cells, measures
     return found

@@ -247,7 +247,8 @@ def _spell_item(loaded: LoadedModel, item: Item, begin: int) -> dict[str, Spelle
         elif "input_ids" in item.tensors:
             ids = item.tensors["input_ids"].tolist()
             ids = [-1] * (len(tokens.names) - len(ids)) + ids
-        found[side] = spell_side(loaded.tokenizer, ids, tokens.names)
+        sound = ids is None and loaded.family.input == "audio"
+        found[side] = spell_side(loaded.tokenizer, ids, tokens.names, sound)
     if item.pictures:
         found = {name: part_text(one, [p.positions[0] for p in item.pictures]) for name, one in found.items()}
     side = loaded.stacks[-1].side

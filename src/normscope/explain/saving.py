@@ -43,7 +43,8 @@ def describe_explanation(told: Explanation) -> dict[str, Any]:
         "alternatives": told.alternatives,
         "sources": dict(told.sources),
         "texts": {
-            side: {"text": one.text, "spans": one.spans, "answer": one.answer} for side, one in told.texts.items()
+            side: {"text": one.text, "spans": one.spans, "answer": one.answer, "sound": one.sound}
+            for side, one in told.texts.items()
         },
         "hop_numbers": [[getattr(hop, name) for name in HOP_NUMBERS] for hop in told.hops],
         "info": json.loads(json.dumps(dict(told.info), default=str)),
@@ -81,7 +82,9 @@ def _build_saved_explanation(
         alternatives=tuple(tuple(make_alternative(*one) for one in some) for some in meta["alternatives"]),
         sources={name: tuple(columns) for name, columns in meta["sources"].items()},
         texts={
-            side: SpelledText(one["text"], tuple((a, b) for a, b in one["spans"]), one["answer"])
+            side: SpelledText(
+                one["text"], tuple((a, b) for a, b in one["spans"]), one["answer"], one.get("sound", False)
+            )
             for side, one in meta["texts"].items()
         },
         hops=tuple(Hop(scores=scores, **one) for scores, one in hops),

@@ -109,6 +109,8 @@ def force_generation_target(model: Any, tokenizer: Any, target: Any, limits: Lim
     if start is None:
         raise NormscopeError("The model's config has no decoder_start_token_id. Pass the target as decoder_input_ids.")
     ids = list(tokenizer(text_target=target)["input_ids"])
+    if getattr(model, "main_input_name", "") == "input_features" and ids[:1] == [int(start)]:
+        ids = ids[1:]  # Whisper's tokenizer puts the start token in front itself
     if truncation:
         ids = ids[: limits.positions]
     warnings = check_length(len(ids), limits, "The target", "Shorten it, or ask for truncation=True.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ TASKS = {
 SHARED = frozenset(  # options passed to config, model and tokenizer
     ["revision", "token", "subfolder", "gguf_file", "cache_dir", "force_download", "local_files_only", "proxies"]
 )
+GGUF_HEADS = ("ForCausalLM", "ForConditionalGeneration")  # a GGUF file names no head: it holds a model that writes
 KINDS = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}  # by a model's main input
 TOKENIZERS = frozenset(("use_fast",))  # options passed to the tokenizer or image processor only
 
@@ -56,17 +57,19 @@ def load_pretrained(
     own = {key: value for key, value in options.items() if key not in SHARED | TOKENIZERS}
     readers = {key: value for key, value in options.items() if key in TOKENIZERS}
     check_model_folder(name)
+    folder = name
     if "gguf_file" not in options:
-        _refuse_gguf(Path(name))
+        folder, shared = _find_gguf_file(name, shared)
     with _explain_loading_errors(name):
-        config = AutoConfig.from_pretrained(name, **shared)
-        model, missing = _load_weights(name, config, _auto_class(config), dtype, shared | own)
+        config = AutoConfig.from_pretrained(folder, **shared)
+        architectures = config.architectures or (GGUF_HEADS if "gguf_file" in shared else ())
+        model, missing = _load_weights(folder, config, _auto_class(config, architectures), dtype, shared | own)
         if missing and type(model).base_model_prefix and model.base_model is not model:
             # Perhaps only the head is missing.
-            model, missing = _load_weights(name, config, "AutoModel", dtype, shared | own)
+            model, missing = _load_weights(folder, config, "AutoModel", dtype, shared | own)
     with _explain_loading_errors(name, config):
         kind = "pictures" if reads_pictures(config) else _input_kind(config, model)
-        tokenizer = _load_tokenizer(name, kind, shared | readers)
+        tokenizer = _load_tokenizer(folder, kind, shared | readers)
     if missing:
         raise NormscopeError(
             f"The checkpoint {name!r} lacks {len(missing)} weights of the model, such as {missing[0]}; they would be "
@@ -100,7 +103,7 @@ def _explain_loading_errors(name: str, config: Any = None) -> Iterator[None]:
                 f"{packages.package_install_command(package)}"
             ) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise NormscopeError(f"{start} {reason} {EXPECTED_MODEL}") from error
+        raise NormscopeError(f"{start} {reason.rstrip('.')}. {EXPECTED_MODEL}") from error
 
 
 def _refuse_options(options: dict[str, Any]) -> None:
@@ -120,14 +123,24 @@ def _refuse_options(options: dict[str, Any]) -> None:
             raise NormscopeError(f"from_pretrained() takes no {name}. To set the precision, use dtype=torch.float32.")
 
 
-def _refuse_gguf(path: Path) -> None:
-    """Refuse a GGUF file passed without `gguf_file`, and explain how to load it."""
-    files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
+def _find_gguf_file(name: str, shared: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The folder and the options for a name that is the path of a GGUF file; other names as they are."""
+    path = Path(name)
+    if path.is_file() and path.suffix == ".gguf":
+        for package in ("gguf", "accelerate"):
+            if not packages.is_package_installed(package):
+                raise NormscopeError(
+                    f"Cannot load {name!r}: GGUF files need {package}, which is not installed. Install it with: "
+                    f"{packages.package_install_command(package)}"
+                )
+        return str(path.parent), shared | {"gguf_file": path.name}
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else []
     if files and not (path / "config.json").is_file():
         raise NormscopeError(
-            f"{str(files[0])!r} is a GGUF file. Load it with Analyzer.from_pretrained({str(files[0].parent)!r}, "
-            f"gguf_file={files[0].name!r}). This needs gguf and accelerate: pip install gguf accelerate"
+            f"{name!r} has no config.json, but {'a GGUF file' if len(files) == 1 else 'GGUF files'}. Pass the path of "
+            f"the file: {str(files[0])!r}."
         )
+    return name, shared
 
 
 def _load_weights(
@@ -143,9 +156,9 @@ def _load_weights(
     return model, sorted(key for key in report["missing_keys"] if "pooler." not in key)
 
 
-def _auto_class(config: Any) -> str:
+def _auto_class(config: Any, architectures: Sequence[str]) -> str:
     """The auto class with the head of the checkpoint, or `AutoModel` if that head is not known."""
-    heads = " ".join(config.architectures or ())
+    heads = " ".join(architectures)
     if reads_pictures(config) and "ForConditionalGeneration" in heads:
         return HEADS["pictures"]
     for family in families():

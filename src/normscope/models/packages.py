@@ -75,7 +75,7 @@ def package_install_command(package: str) -> str:
 
 def _tokenizer_file_for_packages(name: str, file: str) -> Path | None:
     """A file in a local folder, or in the local cache of a hub model; None if there is no such file."""
-    if Path(name).is_dir():
+    if Path(name).exists():  # a folder, or a GGUF file, which holds its tokenizer
         return Path(name, file) if Path(name, file).is_file() else None
     found = try_to_load_from_cache(name, file)
     return Path(found) if isinstance(found, str) else None

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from normscope.errors import NormscopeError
 
-EXPECTED_MODEL = "Pass a hub name or the path of a folder with config.json, model.safetensors and a tokenizer."
+EXPECTED_MODEL = (
+    "Pass a hub name or the path of a folder with config.json, model.safetensors and a tokenizer, or of a GGUF file."
+)
 DTYPES = ("float32", "float64")
 
 
@@ -21,7 +23,7 @@ def check_model_folder(name: str) -> None:
 class ModelSource:
     """A model by name, and how to load it."""
 
-    name: str  # on the hub, or the path of a folder
+    name: str  # on the hub, or the path of a folder or GGUF file
     device: str | None = None  # such as "cuda:1"; None: the CPU, or the GPU that Ray assigns to a worker
     dtype: str | None = None  # "float32" or "float64"; None: float32
     revision: str | None = None  # branch, tag or commit on the hub
@@ -39,8 +41,8 @@ class ModelSource:
     def check(self) -> None:
         """Raise on errors that can be found without loading the model."""
         check_model_folder(self.name)
-        if self.revision is not None and Path(self.name).is_dir():
+        if self.revision is not None and Path(self.name).exists():
             raise NormscopeError(
                 f"revision={self.revision!r} names a version on the Hugging Face hub, but {self.name!r} is a local "
-                "folder. Leave it out."
+                f"{'folder' if Path(self.name).is_dir() else 'file'}. Leave it out."
             )

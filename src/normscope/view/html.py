@@ -271,7 +271,7 @@ def _flow_map_html(flow: Flow) -> list[str]:
 
 
 def _flow_map_row_html(label: Label, values: Sequence[float], scale: Scale) -> str:
-    shades = [_css_shade(ORANGE, scale.share(value)) for value in values]
+    shades = [css_shade(ORANGE, scale.share(value)) for value in values]
     cells = (f'<td style="background: {shade}">{value:.2g}</td>' for shade, value in zip(shades, values, strict=True))
     return f"<tr><th>{_escape_token(label.token)}</th>{''.join(cells)}</tr>"
 
@@ -279,13 +279,14 @@ def _flow_map_row_html(label: Label, values: Sequence[float], scale: Scale) -> s
 def flow_scored_token_html(label: Label, value: float, most: float, shown: float | None = None) -> str:
     """A token coloured by its score; `shown` is the score in its tooltip, if the colour is of a clipped one."""
     share = abs(value) / most if math.isfinite(value) else 0.0
-    shade = _css_shade(ORANGE if value >= 0 else BLUE, share)
+    shade = css_shade(ORANGE if value >= 0 else BLUE, share)
     style = f"background: {shade}; padding: 0.1em 0.2em"
     title = _format_score(value if shown is None else shown)
     return f'<bdi title="{title}" style="{style}">{_escape_token(label.token)}</bdi>'
 
 
-def _css_shade(colour: Sequence[int], share: float) -> str:
+def css_shade(colour: Sequence[int], share: float) -> str:
+    """A colour of the page, as strong as a share of the largest score."""
     return f"rgba({', '.join(map(str, colour))}, {0.75 * share:.3f})"
 
 

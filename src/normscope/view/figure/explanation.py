@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import NormscopeError
-from normscope.explain.groups import TokenGroup, sum_groups
-from normscope.explain.result import PROMPT, Explanation
+from normscope.explain.result import Explanation
 from normscope.figure_style import figure_style
-from normscope.inputs.item import ANSWER
-from normscope.inputs.marked_text import REST
 from normscope.labels import shorten_label, visible_label_text
+from normscope.view.explained import explained_parts
 from normscope.view.figure.flow import LOWERS, RAISES
 from normscope.view.figure.maps import figure_of
 from normscope.view.figure.pictures import SIDE, plot_scores_on_pictures
 from normscope.view.figure.style import LABELLED, WIDTH, new_figure, write_caption
-from normscope.view.pictures import PictureValues, picture_names, scores_on_pictures
+from normscope.view.pictures import PictureValues, scores_on_pictures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,22 +28,21 @@ def plot_explanation(told: Explanation, ax: Axes | None = None, image: Any = Non
     `ax`, the scores of the patches of pictures for the whole answer, over `image`."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    rows, groups = told.grouped("token").rows, _plotted_groups(told)
     seen = scores_on_pictures(told)
     if image is not None and (not seen or ax is not None):
         raise NormscopeError(
             "image= is for an explanation of a text with pictures whose patches are known, without ax=."
         )
-    table = sum_groups(told.scores, rows, groups).tolist()
-    table = [[*line, left] for line, left in zip(table, told.remainder.tolist(), strict=True)]
-    names = [*(shorten_label(visible_label_text(one.name), 18) for one in groups), "(no input)"]
+    parts = explained_parts(told, "word")
+    table = parts.scores.tolist()
+    names = [shorten_label(visible_label_text(one.name), 18) for one in parts.columns]
     most = max((abs(value) for line in table for value in line), default=0.0) or 1.0
     with figure_style():
         colours = LinearSegmentedColormap.from_list("blue-white-orange", [LOWERS, "#ffffff", RAISES])
-        height = min(max(1.6, CELL * len(rows) + 1.2), 9.0)
+        height = min(max(1.6, CELL * len(told.tokens) + 1.2), 9.0)
         made: Axes = _new_explanation_axes(told, height, seen, image) if ax is None else ax
         image = made.imshow(table, cmap=colours, vmin=-most, vmax=most, aspect="auto")
-        for axis, texts in ((made.xaxis, names), (made.yaxis, [visible_label_text(one.name) for one in rows])):
+        for axis, texts in ((made.xaxis, names), (made.yaxis, [visible_label_text(one) for one in told.tokens])):
             step = math.ceil(len(texts) / LABELLED)
             places = list(range(0, len(texts), step))
             axis.set_ticks(places, [shorten_label(texts[k], 18) for k in places])
@@ -59,19 +56,6 @@ def plot_explanation(told: Explanation, ax: Axes | None = None, image: Any = Non
             write_caption(figure_of(made), note)
             figure_of(made).draw_without_rendering()
     return made
-
-
-def _plotted_groups(told: Explanation) -> tuple[TokenGroup, ...]:
-    """The columns of the table: the sources that the user named, or each picture and the words of the text."""
-    named = [name for name in told.sources if name not in (PROMPT, ANSWER, REST)]
-    if named != picture_names(told.info):
-        groups = told.grouped(inputs="source").columns
-    else:
-        seen = {k for name in named for k in told.sources[name]}
-        words = told.grouped(inputs="word").columns
-        pictures = (TokenGroup(name, told.sources[name]) for name in named)
-        groups = (*pictures, *(one for one in words if not seen.intersection(one.places)))
-    return tuple(one for one in groups if one.places)
 
 
 def _new_explanation_axes(told: Explanation, height: float, seen: Sequence[PictureValues], image: Any) -> Axes:

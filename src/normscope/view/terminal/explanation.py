@@ -23,14 +23,12 @@ def terminal_explanation(told: Explanation) -> RenderableType:
     table.add_column("rests on", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
     for sentence in explained_sentences(told):
-        parts = [(part.name, part.score) for part in sentence.parts]
-        parts += [("(answer)", sentence.answer), ("(first token)", sentence.first), ("(no input)", sentence.nothing)]
         names, scores = Text(), Text()
-        for n, (name, score) in enumerate(parts):
-            style = "dim" if name.startswith("(") else ""
-            names.append(shorten_label(visible_label_text(" ".join(name.split())), NAME), style)
-            scores.append(f"{score:+.3g}", "dim" if style else ("dark_orange" if score > 0 else "blue"))
-            if n < len(parts) - 1:
+        for n, part in enumerate(sentence.parts):
+            style = "dim" if part.name.startswith("(") else ""
+            names.append(shorten_label(visible_label_text(" ".join(part.name.split())), NAME), style)
+            scores.append(f"{part.score:+.3g}", "dim" if style else ("dark_orange" if part.score > 0 else "blue"))
+            if n < len(sentence.parts) - 1:
                 names.append("\n")
                 scores.append("\n")
         table.add_row(Text(visible_label_text(sentence.text)), names, scores)

@@ -75,8 +75,8 @@ METHODS: dict[str, Method] = {
     "alti+": Method(run_alti, refusal=_method_refuses_one_sided),
     "alti_logit": Method(None, run_alti_logit, options=("all", "attention"), refusal=_method_refuses_post_norm),
     "value_zeroing": Method(run_value_zeroing, refusal=_method_refuses_two_sided),
-    "gradient_x_input": Method(None, gradient_x_input),
+    "gradient_x_input": Method(None, gradient_x_input, frozen=False),
     "integrated_gradients": Method(
-        None, integrated_gradients, options=("50",), free_option=True, refusal=_method_refuses_steps
+        None, integrated_gradients, options=("50",), free_option=True, frozen=False, refusal=_method_refuses_steps
     ),
 }

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.trust import metrics
+from benchmarks.trust.__main__ import METRICS, measure_question, read_finished
+from benchmarks.trust.asking import ask
 from benchmarks.trust.summary import estimates, summary_tables
 from benchmarks.trust.tasks import KINDS, Question, questions
+from normscope import Analyzer
+from tests.helpers.files import real_model
 
 WEIGHTS = (0.3, 2.0, 0.0, 0.1, 1.0, 0.05)  # what each source adds to the log-odds of the planted answer
 
@@ -133,8 +139,6 @@ def test_summaries_over_the_questions_answered_right() -> None:
 
 
 def test_a_run_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
-    from benchmarks.trust.__main__ import read_finished
-
     path, settings = tmp_path / "runs" / "trust.jsonl", {"seed": 0}
     assert read_finished(path, settings) == {}
     with path.open("a") as file:
@@ -143,3 +147,24 @@ def test_a_run_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     assert list(read_finished(path, settings)) == ["needle-0"]  # the cut line is gone
     with pytest.raises(SystemExit, match="other settings"):
         read_finished(path, {"seed": 1})
+
+
+def test_a_real_model_is_asked_and_measured() -> None:
+    """The whole path on a small model, whose answer is taken as right."""
+    folder = real_model("stories15M")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    lens: Analyzer = Analyzer(model, AutoTokenizer.from_pretrained(folder))
+    asked = ask(lens, questions(1)[0])
+    sources = len(asked.question.sentences)
+    some = [0, 2]
+    asked.prepare([some, [1], []])
+    with torch.no_grad():
+        alone = model(**lens.tokenizer(asked.question.text(some), return_tensors="pt")).logits[0, -1]
+    assert asked.log_probability(some) == pytest.approx(float(alone.log_softmax(-1)[asked.target]), abs=1e-4)
+    assert asked.soft_drop([1.0] * 500, 1.0, 2, 0) == pytest.approx(0, abs=1e-4)  # nothing is taken away
+    found = measure_question(asked, ["exact", "rollout", "alti+"], METRICS)["methods"]
+    assert set(found) == {"exact", "rollout", "random", "leave one out"}
+    for name in ("exact", "rollout", "random"):
+        assert len(found[name]["scores"]) == sources
+        assert np.isfinite([found[name][key] for key in ("recovery", "LDS", "AOPC", "top-1 drop", "soft-NC")]).all()
+    assert found["leave one out"]["leave-one-out"] == pytest.approx(1)

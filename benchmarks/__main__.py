@@ -1,10 +1,14 @@
-"""`python -m benchmarks`: run the measurements, print a table, save the raw numbers."""
+"""`python -m benchmarks`: run the measurements, print a table, save the raw numbers.
+
+`python -m benchmarks trust` compares methods by their faithfulness instead (see `benchmarks.trust`).
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -179,6 +183,11 @@ def _cpu() -> str:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["trust"]:  # has options of its own
+        from benchmarks.trust.__main__ import main as run_trust
+
+        run_trust(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Side-by-side measurements of normscope.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument(

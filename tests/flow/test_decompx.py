@@ -11,11 +11,12 @@ from torch import Tensor
 from normscope import Analyzer
 from normscope.flow import attention_blocks, decompx
 from tests.helpers.bert_oracle import trace
-from tests.helpers.compare import relative
-from tests.helpers.flow_cases import CASES, LANGUAGE, encoding, open_case, place, tolerance
+from tests.helpers.compare import refused, relative
+from tests.helpers.flow_cases import CASES, LANGUAGE, POST_NORM, encoding, heads, open_case, place, tolerance
 from tests.helpers.oracle_parts import deviation, normalise
 from tests.helpers.tiny import tiny
 
+VALUE_BIASES = ("value.bias", "v_lin.bias", "attn.v.bias", "v_proj.bias", "value_proj.bias")
 SPLITS = ("absdot", "abssim", "norm", "equal")
 
 
@@ -36,8 +37,11 @@ def split(vectors: Tensor, b: Tensor, kind: str) -> Tensor:
 
 
 @torch.no_grad()
-def published(model: Any, given: dict[str, Tensor], kind: str) -> tuple[list[Tensor], Tensor]:
-    """(n, n, d) after every layer of a BERT classifier, and (n, classes) its logits by token, as in the paper."""
+def published(
+    model: Any, given: dict[str, Tensor], kind: str, bias_inside: bool = False
+) -> tuple[list[Tensor], Tensor]:
+    """(n, n, d) after every layer of a BERT classifier, and (n, classes) its logits by token, as in the paper. With
+    `bias_inside`, as in the code: the values of the first layer have their bias."""
     traces = trace(model, given)
     n, d = traces[0].x.shape
     X = torch.zeros(n, n, d, dtype=torch.float64)
@@ -45,7 +49,7 @@ def published(model: Any, given: dict[str, Tensor], kind: str) -> tuple[list[Ten
         X[k, k] = traces[0].x[k]
     found = []
     for layer, module in zip(traces, model.bert.encoder.layer, strict=True):
-        value = module.attention.self.value
+        value, inside = module.attention.self.value, bias_inside and not found
         heads = len(layer.weights)
         new = torch.zeros_like(X)
         for i in range(n):
@@ -56,8 +60,11 @@ def published(model: Any, given: dict[str, Tensor], kind: str) -> tuple[list[Ten
                     v = (X[j, k] @ value.weight.T).view(heads, -1)
                     for h in range(heads):
                         mixed[h] += layer.weights[h, i, j] * v[h]
+                        if inside and j == k:
+                            mixed[h] += layer.weights[h, i, j] * value.bias.view(heads, -1)[h]
                 sums[k] = mixed.flatten() @ layer.output.weight + X[i, k]
-            sums = split(sums, value.bias @ layer.output.weight + layer.output.bias, kind)
+            outside = torch.zeros_like(value.bias) if inside else value.bias
+            sums = split(sums, outside @ layer.output.weight + layer.output.bias, kind)
             s = deviation(layer.actual["ATTNRES-N"][i], layer.norm1)
             z = split(torch.stack([normalise(one, layer.norm1, s) for one in sums]), layer.norm1.beta, kind)
             p = split(torch.stack([one @ layer.ff_in.weight for one in z]), layer.ff_in.bias, kind)
@@ -86,6 +93,43 @@ def test_against_the_published_algorithm(kind: str) -> None:
     torch.testing.assert_close(logits.sum(0)[1], torch.tensor(found.value, dtype=torch.float64))
     if kind == "absdot":
         torch.testing.assert_close(lens.flow(given, method="decompx", target=1).scores, found.scores)
+
+
+def test_against_the_published_code() -> None:
+    """It leaves the value bias of the first layer inside the values of its token."""
+    lens, given, _, _ = open_case("bert", "SequenceClassification")
+    states, logits = published(lens.model, given, "absdot", bias_inside=True)
+    found = lens.flow(given, method="decompx:published", target=1)
+    for ours, theirs in zip(found.maps, states, strict=True):
+        assert relative(ours, theirs.norm(dim=-1)) <= 1e-9
+    assert relative(found.scores, logits[:, 1]) <= 1e-9
+    assert found.to is not None
+    assert found.to.completeness <= 1e-9
+    paper = lens.flow(given, method="decompx", target=1)
+    assert relative(found.scores, paper.scores) > 1e-3
+
+
+@pytest.mark.parametrize("name", POST_NORM)
+def test_the_published_variant_is_complete_and_differs_by_the_first_value_bias(name: str) -> None:
+    model = tiny(name, heads(name)[0])
+    lens, given = Analyzer(model), encoding(name, model)
+    ours, paper = (lens.flow(given, method=method) for method in ("decompx:published", "decompx"))
+    assert ours.completeness is not None
+    assert float(ours.completeness.max()) <= 1e-9
+    assert relative(ours.maps, paper.maps) > 1e-4
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith(VALUE_BIASES):
+                parameter.zero_()
+    lens = Analyzer(model)
+    ours, paper = (lens.flow(given, method=method) for method in ("decompx:published", "decompx"))
+    torch.testing.assert_close(ours.maps, paper.maps, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_the_published_variant_is_for_post_norm_encoders(name: str) -> None:
+    lens, given, _, _ = open_case(name, heads(name)[0])
+    refused(lambda: lens.flow(given, method="decompx:published"), "post-LN", "use decompx")
 
 
 def test_a_difference_of_two_classes() -> None:
@@ -136,10 +180,10 @@ def test_bias_kept_apart_is_the_exact_flow() -> None:
 def test_rows_in_blocks_of_any_size(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head = dict(LANGUAGE)[name]
     _, _, _, frozen = open_case(name, head)
-    whole, _ = decompx.decompx_maps(frozen, kind)  # type: ignore[arg-type]
+    whole, _ = decompx.decompx_maps(frozen, kind)
     for size in (1, 3 * 8 * 7 * 36):
         monkeypatch.setattr(attention_blocks, "ROW_BYTES", size)
-        found, _ = decompx.decompx_maps(frozen, kind)  # type: ignore[arg-type]
+        found, _ = decompx.decompx_maps(frozen, kind)
         torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-12)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from normscope import Analyzer
+from normscope.flow import gradients
+from normscope.inputs.encode import forward_inputs
 from tests.helpers.compare import relative
 from tests.helpers.detached import layer_names
-from tests.helpers.flow_cases import open_case, place
+from tests.helpers.flow_cases import encoding, open_case, place
+from tests.helpers.tiny import tiny
 
 
 def scaled(name: str, head: str, side: str, token: int, factor: float, row: int) -> float:
@@ -93,3 +98,63 @@ def test_integrated_gradients_by_a_plain_sum() -> None:
         total += (slope * states[-1] / t)[0].sum(-1).detach() / 400
     handle.remove()
     assert relative(found.scores, total) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("bert", "TokenClassification"), ("gpt2", "CausalLM"), ("t5", "Seq2SeqLM"), ("dinov2", "ImageClassification"),
+     ("llama", "SequenceClassification"), ("gpt_oss", "CausalLM")],
+)  # fmt: skip
+def test_steps_in_batches_of_any_size(name: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All steps in one batch, one in a pass, and a few."""
+    lens, given, _, frozen = open_case(name, head)
+    method = "integrated_gradients:9"
+    whole = lens.flow(given, method=method, target=1, position=place(frozen))
+    for tokens in (1, 30):
+        monkeypatch.setattr(gradients, "PASS_TOKENS", tokens)
+        found = lens.flow(given, method=method, target=1, position=place(frozen))
+        assert relative(found.scores, whole.scores) <= 1e-6
+        assert found.remainder == pytest.approx(whole.remainder, rel=1e-6, abs=1e-9)
+
+
+def test_a_small_budget_runs_one_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, given, _, _ = open_case("gpt2", "CausalLM")
+    sizes: list[int] = []
+
+    def encode(loaded: Any, items: list[Any]) -> dict[str, Any]:
+        sizes.append(len(items))
+        return forward_inputs(loaded, items)
+
+    monkeypatch.setattr(gradients, "forward_inputs", encode)
+    expected = lens.flow(given, method="integrated_gradients:4", target=1)
+    assert sizes == [2, 4]  # the first is the check that batches work
+    sizes.clear()
+    found = Analyzer(lens.model, memory_budget=1).flow(given, method="integrated_gradients:4", target=1)
+    assert sizes == [2, 1, 1, 1, 1]
+    assert relative(found.scores, expected.scores) <= 1e-9
+
+
+def test_a_classifier_that_refuses_batches() -> None:
+    """GPT-2 needs a padding token to find the last token of each of several inputs."""
+    model = tiny("gpt2", "SequenceClassification")
+    lens, given = Analyzer(model), encoding("gpt2", model)
+    expected = lens.flow(given, method="integrated_gradients:5", target=1)
+    other = copy.deepcopy(model)
+    other.config.pad_token_id = None
+    with pytest.raises(ValueError, match="padding token"):
+        other(input_ids=given["input_ids"].repeat(2, 1))
+    found = Analyzer(other).flow(given, method="integrated_gradients:5", target=1)
+    assert relative(found.scores, expected.scores) <= 1e-9
+
+
+def test_a_hook_that_mixes_the_items_of_a_batch() -> None:
+    """A model that someone else has hooked runs one step at a time."""
+    model = tiny("gpt2", "CausalLM")
+    lens, given = Analyzer(model), encoding("gpt2", model)
+    expected = lens.flow(given, method="integrated_gradients:5", target=1)
+    handle = model.transformer.h[1].register_forward_hook(lambda module, args, made: 2 * made - made.mean(0))
+    try:
+        found = Analyzer(model).flow(given, method="integrated_gradients:5", target=1)
+    finally:
+        handle.remove()
+    assert relative(found.scores, expected.scores) <= 1e-9

@@ -11,6 +11,7 @@ from tests.helpers.compare import refused, relative
 from tests.helpers.flow_cases import ONE_SIDED, heads, open_case, tolerance
 from tests.helpers.naive_flow import naive, naive_joint_rollout, naive_rollout, to_one
 from tests.helpers.tiny import ENCODER_DECODER
+from tests.helpers.toys import speaker
 
 
 def test_by_hand() -> None:
@@ -81,3 +82,11 @@ def test_scopes_that_cannot_be_rolled_out() -> None:
     refused(lambda: bart.flow(given, method="rollout"), "BART", "cross-attention is not in its definition")
     for scope in ("ATTNRESLN-N", "attention", "XATTN-N", "ATTNRESLNXATTNRESLN-N"):
         refused(lambda scope=scope: bart.flow(given, method=f"rollout:{scope}"), "both sides", "rollout:layer")
+
+
+@pytest.mark.parametrize("method", ["rollout", "rollout:layer", "rollout-raw:layer"])
+def test_sources_do_not_change_the_maps(method: str) -> None:
+    lens = speaker()
+    found = lens.flow("the cat sat", method=method, target="top", sources="word")
+    assert relative(found.maps, lens.flow("the cat sat", method=method).maps) <= 1e-9
+    assert sum(map(len, found.sources.values())) == len(found.columns)

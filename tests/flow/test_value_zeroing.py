@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normscope.flow import value_zeroing, zeroed_values
 from tests.helpers.bert_oracle import LayerTrace, trace
 from tests.helpers.compare import relative
 from tests.helpers.detached import layer_names
 from tests.helpers.flow_cases import ONE_SIDED, heads, open_case
 from tests.helpers.naive_flow import naive_rollout, to_one
 from tests.helpers.oracle_parts import normalise
+from tests.helpers.tiny import ENCODERS, IMAGES
 
+EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
 OUTSIDE = ("mpnet", "deberta-v2", "gptj")  # have their own attention code
 
 
@@ -122,3 +125,51 @@ def test_masked_tokens_are_left_out() -> None:
     found = lens.flow(given, method="value_zeroing")
     assert found.map.shape == (5, 5)
     torch.testing.assert_close(found.map.sum(-1), torch.ones(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ONE_SIDED)
+def test_all_tokens_at_once_equal_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer runs once, to prove what was computed for all tokens; layers with experts run once for each token."""
+    lens, given, _, _ = open_case(name, heads(name)[0])
+    runs = count_runs(monkeypatch)
+    fast = lens.flow(given, method="value_zeroing").maps
+    depth, n = fast.shape[:2]
+    assert len(runs) == depth * (n if name in EXPERTS else 1)
+    monkeypatch.setattr(value_zeroing, "takes_zeroed_values", lambda layer: False)
+    slow = lens.flow(given, method="value_zeroing").maps
+    assert len(runs) == depth * (2 * n if name in EXPERTS else n + 1)
+    assert relative(fast, slow) <= 1e-6  # some compute their attention weights or norms in float32
+    if name not in (*ENCODERS, *IMAGES, *EXPERTS):
+        assert float(fast.triu(1).max()) == 0  # no token reads a later one
+
+
+def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens without whose values a layer is run, from now on."""
+    runs: list[int] = []
+    run_layer = value_zeroing._run_with_value_zeroing
+
+    def run(j: int, *args: Any) -> Tensor:
+        runs.append(j)
+        return run_layer(j, *args)
+
+    monkeypatch.setattr(value_zeroing, "_run_with_value_zeroing", run)
+    return runs
+
+
+def test_what_the_proof_contradicts_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that computes something else than its maps say: every token is run."""
+    lens, given, _, _ = open_case("bert", "MaskedLM")
+    expected = lens.flow(given, method="value_zeroing").maps
+    right, runs = zeroed_values.zeroed_value_distances, count_runs(monkeypatch)
+    monkeypatch.setattr(value_zeroing, "zeroed_value_distances", lambda *args: 1.01 * right(*args))
+    found = lens.flow(given, method="value_zeroing").maps
+    assert len(runs) == len(expected) * (1 + expected.shape[1])
+    assert relative(found, expected) <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_rows_in_blocks_of_any_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, given, _, _ = open_case(name, heads(name)[0])
+    whole = lens.flow(given, method="value_zeroing").maps
+    monkeypatch.setattr(zeroed_values, "BLOCK_BYTES", 1)
+    assert relative(lens.flow(given, method="value_zeroing").maps, whole) <= 1e-9

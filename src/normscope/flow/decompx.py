@@ -7,11 +7,15 @@ b_1 before the activation, which is frozen at ``g(a) / a``. So ``sum_k x_i<-k`` 
 sum to the logit. A split needs all tokens of one output at once, but outputs interact only in attention: the values of
 a layer are computed first, in the d_h dimensions of its heads; then some rows at a time go through the whole layer and
 overwrite its input.
+
+The code published with the paper splits by "absdot", and in the first layer leaves b_V inside the values of its token,
+``x_i<-k = ... + sum_h alpha^h_ik b_V^h W_O^h``, so that only b_O is split there: "published".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -34,21 +38,22 @@ from normscope.flow.targets import Target, build_target_scores
 
 Split = Literal["absdot", "abssim", "norm", "equal"]
 SPLITS = get_args(Split)
+PUBLISHED = "published"
 
 
 def run_decompx_maps(run: MethodRun) -> FlowMaps:
     """`decompx_maps`; with the option "none", the exact decomposition."""
-    return exact_maps(run.model) if run.option == "none" else decompx_maps(run.model, run.option)  # type: ignore[arg-type]
+    return exact_maps(run.model) if run.option == "none" else decompx_maps(run.model, run.option)
 
 
 def run_decompx_scores(run: MethodRun, target: Target) -> Scores:
     """`decompx_scores`; with the option "none", the exact decomposition."""
     if run.option == "none":
         return exact_scores(run.model, target)
-    return decompx_scores(run.model, target, run.option)  # type: ignore[arg-type]
+    return decompx_scores(run.model, target, run.option)
 
 
-def decompx_maps(model: FrozenModel, split: Split) -> tuple[Tensor, Tensor]:
+def decompx_maps(model: FrozenModel, option: str) -> tuple[Tensor, Tensor]:
     """(layers, rows, columns): ``||x^l_i<-k||`` after every layer of the last side, and (layers,) the completeness.
 
     Columns are the last side's tokens, then the encoder's; masked tokens are left out.
@@ -56,17 +61,18 @@ def decompx_maps(model: FrozenModel, split: Split) -> tuple[Tensor, Tensor]:
     last = model.stacks[-1]
     columns = torch.cat([stack.real for stack in (last, *model.stacks[:-1])])
     norms, errors = [], []
-    for X, actual in zip(decompx_states(model, split), last.states[1:], strict=True):
+    for X, actual in zip(decompx_states(model, option), last.states[1:], strict=True):
         norms.append(X.norm(dim=-1)[last.real][:, columns])
         errors.append(exact_relative_error(X.sum(1)[last.real], actual[last.real]))
     return torch.stack(norms), torch.tensor(errors, dtype=torch.float64)
 
 
-def decompx_scores(model: FrozenModel, target: Target, split: Split) -> Scores:
+def decompx_scores(model: FrozenModel, target: Target, option: str) -> Scores:
     """The target by input token, through the head; what remains is only what the target keeps apart."""
     assert model.logits is not None
     last = model.stacks[-1]
-    *_, X = decompx_states(model, split)  # all are the same tensor
+    *_, X = decompx_states(model, option)  # all are the same tensor
+    split = _decompx_split_of_option(option)
     chain = (*last.tail, *model.head)
     pooled = any(isinstance(one, FrozenPool) for one in chain)
     found = X.new_zeros(X.shape[1])
@@ -79,15 +85,16 @@ def decompx_scores(model: FrozenModel, target: Target, split: Split) -> Scores:
     return build_target_scores(target, model, found[columns], 0.0)
 
 
-def decompx_states(model: FrozenModel, split: Split) -> Iterator[Tensor]:
+def decompx_states(model: FrozenModel, option: str) -> Iterator[Tensor]:
     """(n, sources, d) of the last side after every layer: one tensor, overwritten by the next layer."""
+    split = _decompx_split_of_option(option)
     counts = [len(stack.states[0]) for stack in model.stacks]
     encoder: Tensor | None = None
     for stack in model.stacks:
         last = stack is model.stacks[-1]
         X = exact_input_by_source(stack.states[0], 0 if last else counts[-1], sum(counts), remainder=False)
-        for layer in stack.layers:
-            _decompx_split_layer(layer, X, encoder, split)
+        for number, layer in enumerate(stack.layers):
+            _decompx_split_layer(layer, X, encoder, split, keep_value_bias=option == PUBLISHED and number == 0)
             if last:
                 yield X
         if not last:
@@ -96,13 +103,25 @@ def decompx_states(model: FrozenModel, split: Split) -> Iterator[Tensor]:
             encoder = X
 
 
-def _decompx_split_layer(layer: FrozenLayer, X: Tensor, encoder: Tensor | None, split: Split) -> None:
+def _decompx_split_of_option(option: str) -> Split:
+    return "absdot" if option == PUBLISHED else option  # type: ignore[return-value]
+
+
+def _decompx_split_layer(
+    layer: FrozenLayer, X: Tensor, encoder: Tensor | None, split: Split, keep_value_bias: bool = False
+) -> None:
+    """Overwrite X (n, sources, d). With `keep_value_bias`, the sources are the tokens, in order."""
+    layer = _decompx_without_split_value_bias(layer) if keep_value_bias else layer
     values: dict[int, Tensor] = {}
     for block in layer.blocks:
         for chain in block.branches:
             for number, one in enumerate(chain):
                 if isinstance(one, FrozenAttention):
-                    values[id(one)] = _decompx_split_values(one, chain[:number], encoder if one.cross else X, split)
+                    made = _decompx_split_values(one, chain[:number], encoder if one.cross else X, split)
+                    if keep_value_bias and one.bias is not None:
+                        by_source = made.unflatten(2, (-1, one.bias.shape[1]))  # (H, j, sources, d_h)
+                        by_source.diagonal(dim1=1, dim2=2).add_(one.bias[..., None])
+                    values[id(one)] = made
     widest = max(
         [X.shape[2], *(w.shape[1] for one in _decompx_feed_forwards(layer) for u in one.units for w in u.weights)]
     )
@@ -111,6 +130,25 @@ def _decompx_split_layer(layer: FrozenLayer, X: Tensor, encoder: Tensor | None, 
         for block in layer.blocks:
             x = _decompx_split_block(block, rows, x, values, split)
         X[rows] = x
+
+
+def _decompx_without_split_value_bias(layer: FrozenLayer) -> FrozenLayer:
+    """The layer without ``sum_j sum_h alpha^h_ij b_V^h W_O^h`` in the constants that are split."""
+    blocks = []
+    for block in layer.blocks:
+        branches = []
+        for chain in block.branches:
+            branches.append(tuple(_decompx_attention_without_value_bias(one) for one in chain))
+        blocks.append(replace(block, branches=tuple(branches)))
+    return FrozenLayer(tuple(blocks))
+
+
+def _decompx_attention_without_value_bias(one: FrozenMap) -> FrozenMap:
+    if not isinstance(one, FrozenAttention) or one.bias is None:
+        return one
+    assert one.constant is not None
+    spread = one.mix(one.bias[:, None].expand(-1, one.weights.columns, -1))[:, 0]
+    return replace(one, constant=one.constant - spread)
 
 
 def _decompx_split_values(

@@ -37,4 +37,5 @@ class Method:
     scores: Callable[[MethodRun, Target], Scores | ScoreMatrix] | None = None
     options: tuple[str, ...] = ("",)  # the known options, the default first
     free_option: bool = False  # accepts other options too
+    frozen: bool = True  # reads the frozen maps; otherwise it runs the model again, from the states before its layers
     refusal: Callable[[LoadedModel, str], str] | None = None  # why a model cannot be used with an option; "" if it can

@@ -19,14 +19,9 @@ FEW = 8  # rows computed at least, so that a step of the head is recognised by m
 def logit_rows_of_target(loaded: LoadedModel, item: Item, request: TargetRequest) -> Tensor | None:
     """The positions, ascending, whose logits a target needs; None for all: if the model cannot leave rows out, or if
     the target cannot be read before the logits are known."""
-    side = loaded.stacks[-1].side
-    weight = getattr(loaded.model.get_output_embeddings(), "weight", None)
-    supported = "logits_to_keep" in inspect.signature(loaded.model.forward).parameters
-    if not supported or side != "decoder" or weight is None or loaded.prompt is not None or item.virtual:
+    if not computes_chosen_logit_rows(loaded, item):
         return None
-    if loaded.base._forward_pre_hooks:  # the model may have to be called as the user does
-        return None
-    tokens, words = len(item.sides[side].names), weight.shape[0]
+    tokens, words = len(item.sides[loaded.stacks[-1].side].names), loaded.model.get_output_embeddings().weight.shape[0]
     unknown = torch.zeros(1, device=loaded.base.device).expand(tokens, words)
     try:
         read = resolve_target(loaded, FrozenModel((), logits=unknown), item, request).rows
@@ -35,3 +30,13 @@ def logit_rows_of_target(loaded: LoadedModel, item: Item, request: TargetRequest
     last = torch.arange(max(0, tokens - FEW), tokens, device=read.device)
     rows = torch.cat([read, last]).unique()
     return rows if len(rows) < tokens else None
+
+
+def computes_chosen_logit_rows(loaded: LoadedModel, item: Item) -> bool:
+    """Whether the model can be asked for the logits of some positions only."""
+    supported = "logits_to_keep" in inspect.signature(loaded.model.forward).parameters
+    weight = getattr(loaded.model.get_output_embeddings(), "weight", None)
+    if not supported or loaded.stacks[-1].side != "decoder" or weight is None:
+        return False
+    # With hooks before the base, the model may have to be called as the user does.
+    return loaded.prompt is None and not item.virtual and not loaded.base._forward_pre_hooks

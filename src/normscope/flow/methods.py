@@ -5,7 +5,7 @@ from __future__ import annotations
 from normscope.errors import NormscopeError
 from normscope.flow.alti import run_alti
 from normscope.flow.alti_logit import run_alti_logit
-from normscope.flow.decompx import SPLITS, run_decompx_maps, run_decompx_scores
+from normscope.flow.decompx import PUBLISHED, SPLITS, run_decompx_maps, run_decompx_scores
 from normscope.flow.exact import run_exact_maps, run_exact_scores
 from normscope.flow.globenc import SCOPES, run_globenc
 from normscope.flow.gradients import gradient_x_input, integrated_gradients
@@ -24,6 +24,13 @@ def _method_refuses_two_sided(loaded: LoadedModel, option: str = "") -> str:
 
 def _method_refuses_one_sided(loaded: LoadedModel, option: str = "") -> str:
     return "" if loaded.two_sided else "it is for a decoder that reads an encoder; use alti"
+
+
+def _method_refuses_decompx(loaded: LoadedModel, option: str) -> str:
+    post_norm = all(block.after for stack in loaded.stacks for block in stack.blocks)
+    if option != PUBLISHED or (post_norm and not loaded.two_sided):
+        return ""
+    return "the published code is for encoders with post-LN layers; use decompx"
 
 
 def _method_refuses_pre_norm(loaded: LoadedModel, option: str = "") -> str:
@@ -69,7 +76,12 @@ def _method_refuses_steps(loaded: LoadedModel, option: str) -> str:
 
 METHODS: dict[str, Method] = {
     "exact": Method(run_exact_maps, run_exact_scores),
-    "decompx": Method(run_decompx_maps, run_decompx_scores, options=(*SPLITS, "none")),
+    "decompx": Method(
+        run_decompx_maps,
+        run_decompx_scores,
+        options=(*SPLITS, PUBLISHED, "none"),
+        refusal=_method_refuses_decompx,
+    ),
     "rollout": Method(
         run_rollout, free_option=True, refusal=_method_refuses_rollout
     ),  # :scope, with rows that sum to one
@@ -79,8 +91,8 @@ METHODS: dict[str, Method] = {
     "alti+": Method(run_alti, refusal=_method_refuses_one_sided),
     "alti_logit": Method(None, run_alti_logit, options=("all", "attention"), refusal=_method_refuses_post_norm),
     "value_zeroing": Method(run_value_zeroing, refusal=_method_refuses_two_sided),
-    "gradient_x_input": Method(None, gradient_x_input),
+    "gradient_x_input": Method(None, gradient_x_input, frozen=False),
     "integrated_gradients": Method(
-        None, integrated_gradients, options=("50",), free_option=True, refusal=_method_refuses_steps
+        None, integrated_gradients, options=("50",), free_option=True, frozen=False, refusal=_method_refuses_steps
     ),
 }

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from normscope.decompose.activations import Gate
 from normscope.errors import NormscopeError
 from normscope.flow.freeze import freeze_layers, log_outputs_to_freeze
-from normscope.flow.maps import FrozenMap, FrozenModel, FrozenNorm, FrozenRows
+from normscope.flow.maps import FrozenMap, FrozenModel, FrozenNorm, FrozenRows, FrozenStack
 from normscope.flow.module_calls import (
+    LayerOutputs,
     ModuleCall,
+    ModuleCalls,
     describe_broken_module_call,
     encoder_tail_of_module_calls,
     log_module_calls,
@@ -160,6 +162,27 @@ def _output_head_logit_rows(logits: Tensor, calls: Sequence[ModuleCall], tokens:
     return logits.reshape(-1, 1) if single and logits.shape == (1, tokens) else closeness_rows(logits[0])
 
 
+def read_inputs_and_logits(loaded: LoadedModel, item: Item) -> FrozenModel:
+    """A model with nothing frozen, for methods that run it again: the states before the first layers and after the
+    last ones, and the logits."""
+    inputs: dict[str, Tensor] = {}
+
+    def keep_input(side: str, x: Tensor) -> Tensor:
+        inputs[side] = closeness_rows(x.detach().to(loaded.dtype)).clone()
+        return x
+
+    output, outputs, calls = _run_with_changed_inputs(loaded, item, keep_input)
+    reals = [item.sides[stack.side].real.to(loaded.base.device) for stack in loaded.stacks]
+    stacks = tuple(
+        FrozenStack(stack.side, (inputs[stack.side], outputs.latest[stack.side]), (), (), real)
+        for stack, real in zip(loaded.stacks, reals, strict=True)
+    )
+    names, logits, last = tuple(output) if isinstance(output, dict) else (), find_output_head_logits(output), stacks[-1]
+    if logits is not None:
+        logits = _output_head_logit_rows(logits, calls[last.side], len(last.real)).to(loaded.dtype)
+    return FrozenModel(stacks, logits=logits, outputs=names)
+
+
 def _run_noisy_output_head_pass(loaded: LoadedModel, item: Item, rows: Tensor | None) -> HeadPass:
     """A pass over the same input with noise added to the input of the first layers, so that all states differ."""
     generator = torch.Generator().manual_seed(0)
@@ -168,19 +191,26 @@ def _run_noisy_output_head_pass(loaded: LoadedModel, item: Item, rows: Tensor | 
         noise = torch.randn(x.shape, generator=generator).to(x)
         return x + noise * x.square().mean().sqrt()
 
+    kept = {} if rows is None else {"logits_to_keep": rows}
+    output, outputs, calls = _run_with_changed_inputs(loaded, item, add_noise, **kept)
+    logits, side = find_output_head_logits(output), loaded.stacks[-1].side
+    assert logits is not None
+    return _read_output_head_pass(loaded, calls[side], logits, outputs.latest[side], rows)
+
+
+def _run_with_changed_inputs(
+    loaded: LoadedModel, item: Item, change: Callable[[str, Tensor], Tensor], **kept: Tensor
+) -> tuple[Any, LayerOutputs, ModuleCalls]:
+    """The output of a pass with other inputs of the first layers, those of the layers, and the calls after them."""
     model = module_to_call(loaded, head=True)
     with (
         model_lock(loaded.base),
         torch.no_grad(),
         log_outputs_to_freeze(loaded) as outputs,
         log_module_calls(loaded, outputs) as calls,
-        change_inputs_before_output_head(loaded, add_noise),
+        change_inputs_before_output_head(loaded, change),
     ):
-        kept = {} if rows is None else {"logits_to_keep": rows}
-        logits = find_output_head_logits(model(**forward_inputs(loaded, [item]), **kept))
-    assert logits is not None
-    side = loaded.stacks[-1].side
-    return _read_output_head_pass(loaded, calls[side], logits, outputs.latest[side], rows)
+        return model(**forward_inputs(loaded, [item]), **kept), outputs, calls
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,9 +42,10 @@ def rollout_half_residual(weights: Tensor) -> Tensor:
 
 
 def scope_maps_for_rollout(run: MethodRun, scope: str) -> list[Tensor]:
-    """The maps of one scope, as `Analyzer.analyze` computes them, for each side."""
+    """The maps of one scope between tokens, as `Analyzer.analyze` computes them, for each side."""
+    item = replace(run.item, sources=None)
     requests = requests_for(run.loaded, Options(scopes=[scope]))
-    found: Any = run_batch(run.loaded, [run.item], requests, run.workspace)[0]
+    found: Any = run_batch(run.loaded, [item], requests, run.workspace)[0]
     return [one[scope] for one in ((found.encoder, found.decoder) if run.loaded.two_sided else (found,))]
 
 

@@ -17,7 +17,7 @@ from normscope.flow.interface import FlowMaps, Method, MethodRun
 from normscope.flow.logit_rows import logit_rows_of_target
 from normscope.flow.maps import FrozenModel
 from normscope.flow.methods import METHODS
-from normscope.flow.output_head import freeze_to_end, freeze_with_output_head
+from normscope.flow.output_head import freeze_to_end, freeze_with_output_head, read_inputs_and_logits
 from normscope.flow.resolve import TargetRequest, check_target_request, resolve_target
 from normscope.flow.result import Flow, ScoreMatrix, Scores
 from normscope.flow.similarity import Similarity
@@ -58,7 +58,10 @@ def _flow_of_item(
     gate: str,
     workspace: Workspace,
 ) -> Flow:
-    model = freeze_for_target(loaded, item, request, gate, every_row=method != "exact")
+    if chosen.frozen or item.pictures:  # features of pictures may be added before several layers
+        model = freeze_for_target(loaded, item, request, gate, every_row=method != "exact")
+    else:
+        model = read_inputs_and_logits(loaded, item)
     if method != "exact" and any(stack.added for stack in model.stacks):
         raise NormscopeError(
             f"{type(loaded.model).__name__} adds features of its pictures before several layers, which only "

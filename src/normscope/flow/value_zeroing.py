@@ -3,10 +3,15 @@
 Every layer is run again on its own input, once for each token j, with ``v_j = 0`` in all heads and the original
 attention weights; ``z_ij = 1 - cos(y_i, y_i without v_j)``, with rows normalized to sum to one. This covers the whole
 layer: the feed-forward, and the norms with new statistics. The maps are rolled out without a residual connection.
+
+Most layers are not run again for each token: `zeroed_values` computes all z_ij at once. The token with the largest
+effect is run to prove it; where that does not agree, and in layers that it does not know, every token is run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +21,7 @@ from normscope.errors import NormscopeError
 from normscope.flow.interface import FlowMaps, MethodRun
 from normscope.flow.maps import FrozenAttention, FrozenLayer, FrozenModel
 from normscope.flow.rollout import roll_out_sides
+from normscope.flow.zeroed_values import takes_zeroed_values, zeroed_distance, zeroed_value_distances
 from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.measures.first_token import normalise_rows
@@ -29,6 +35,7 @@ from normscope.tracing.hooks import only_in_this_thread
 from normscope.tracing.model_state import model_lock
 from normscope.tracing.products import ProductWatch
 
+SAME_DISTANCE = 1e-3  # of the largest in a column: what rounding may add in float32
 LayerRun = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]  # a layer, its arguments and its output
 
 
@@ -45,18 +52,37 @@ def value_zeroing_maps(loaded: LoadedModel, item: Item, model: FrozenModel) -> T
         layer: next(b.op for block in some for b in block.branches if isinstance(b.op, Attention))
         for layer, some in blocks.items()
     }
-    real = item.sides[stack.side].real.nonzero().flatten().tolist()
+    real = item.sides[stack.side].real.nonzero().flatten().to(loaded.base.device)
     found = []
-    sizes = [_value_zeroing_head_sizes(layer) for layer in model.stacks[0].layers]
     with model_lock(loaded.base), torch.no_grad():
-        for (layer, args, kwargs, y), size in zip(_record_value_zeroing_runs(loaded, item), sizes, strict=True):
-            part = parts[layer]
+        runs = _record_value_zeroing_runs(loaded, item)
+        frozen = model.stacks[0]
+        for run, one, x in zip(runs, frozen.layers, frozen.states, strict=False):
+            layer, args, kwargs, y = run
+            part, sizes = parts[layer], _value_zeroing_head_sizes(one)
             if part.probabilities is None and is_built_in(loaded.family):
-                changed = [_run_with_value_zeroing(j, layer, part, size, args, kwargs) for j in real]
+                zeroed_run = partial(_run_with_value_zeroing, layer, part, sizes, args, kwargs)
             else:  # the projection may make keys or queries of the same columns
-                changed = [_run_with_zeroed_product(j, layer, part, len(y[0]), args, kwargs) for j in real]
-            found.append([_value_zeroing_cosine_distance(y, one)[real] for one in changed])
-    return normalise_rows(torch.stack([torch.stack(columns, dim=-1) for columns in found]).to(loaded.dtype).cpu())
+                zeroed_run = partial(_run_with_zeroed_product, layer, part, len(y[0]), args, kwargs)
+
+            def run_without(j: int) -> Tensor:
+                return zeroed_distance(y[0].double(), zeroed_run(j)[0].double())[real]  # noqa: B023
+
+            found.append(_value_zeroing_layer_map(one, x, real, run_without))
+    return normalise_rows(torch.stack(found).to(loaded.dtype).cpu())
+
+
+def _value_zeroing_layer_map(
+    layer: FrozenLayer, x: Tensor, real: Tensor, run_without: Callable[[int], Tensor]
+) -> Tensor:
+    """(n, n) z of one layer that reads x; `run_without` gives one column of it by running the layer."""
+    if takes_zeroed_values(layer):
+        made = zeroed_value_distances(layer, x, real)[real].double()
+        largest = int(made.sum(0).argmax())
+        proof = run_without(int(real[largest]))
+        if float((made[:, largest] - proof).abs().max()) <= SAME_DISTANCE * float(proof.max()):
+            return made
+    return torch.stack([run_without(j) for j in real.tolist()], dim=-1)
 
 
 def _record_value_zeroing_runs(loaded: LoadedModel, item: Item) -> list[LayerRun]:
@@ -78,7 +104,7 @@ def _record_value_zeroing_runs(loaded: LoadedModel, item: Item) -> list[LayerRun
 
 
 def _run_with_value_zeroing(
-    j: int, layer: nn.Module, part: Attention, sizes: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]
+    layer: nn.Module, part: Attention, sizes: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any], j: int
 ) -> Tensor:
     """The layer's output with the values of token j, their bias included, set to zero."""
 
@@ -121,7 +147,7 @@ def _run_with_value_zeroing(
 
 
 def _run_with_zeroed_product(
-    j: int, layer: nn.Module, part: Attention, length: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    layer: nn.Module, part: Attention, length: int, args: tuple[Any, ...], kwargs: dict[str, Any], j: int
 ) -> Tensor:
     """The same, with the values set to zero where they are multiplied with the probabilities."""
     attending: list[bool] = []
@@ -163,8 +189,3 @@ def _value_zeroing_head_sizes(layer: FrozenLayer) -> tuple[int, int]:
 
 def _value_zeroing_layer_output(made: Any) -> Tensor:
     return made[0] if isinstance(made, tuple | list) else made  # type: ignore[no-any-return]
-
-
-def _value_zeroing_cosine_distance(y: Tensor, other: Tensor) -> Tensor:
-    """(n,): 1 - cos, clamped at zero against rounding."""
-    return (1 - torch.cosine_similarity(y[0].double(), other[0].double(), dim=-1)).clamp_min(0)

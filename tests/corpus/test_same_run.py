@@ -254,3 +254,21 @@ def test_the_code_of_a_helper_module_counts(tmp_path: Path, monkeypatch: pytest.
             function_fingerprint(compiled("import made_up_helpers\ndef measure(x): return made_up_helpers.helper(x)\n"))
         )
     assert digests[0] == digests[2] != digests[1]
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "own"])
+def test_modules_that_contain_one_another(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does; of a package on Python's path, wherever it is installed, only the names count."""
+    package = tmp_path / folder / "made_up_package"
+    package.mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    digests = []
+    for body in ("x + 1", "x + 2"):
+        (package / "__init__.py").write_text("from made_up_package import inner\n")
+        (package / "inner.py").write_text(f"import made_up_package as inner\ndef helper(x):\n    return {body}\n")
+        for name in ("made_up_package", "made_up_package.inner"):
+            sys.modules.pop(name, None)
+        source = "import made_up_package\ndef measure(x): return made_up_package.inner.inner.inner.helper(x)\n"
+        digests.append(function_fingerprint(compiled(source)))
+    assert (digests[0] == digests[1]) == (folder == "site-packages")

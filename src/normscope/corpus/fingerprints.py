@@ -31,6 +31,7 @@ PROVENANCE = frozenset(
 )
 
 INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+SITES = {"site-packages", "dist-packages"}
 
 
 def runner_model_fingerprint(lens: Analyzer, head: bool = False) -> str:
@@ -120,13 +121,13 @@ def function_fingerprint(function: Callable[..., Any]) -> str:
 
     It begins with the version of Python, whose bytecode it reads.
     """
-    seen: set[int] = set()
+    seen: set[Any] = set()
     parts = list(_function_parts(function, seen))
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     return f"{version}:{fingerprint(part.encode('utf-8', 'surrogatepass') for part in parts)}"
 
 
-def _function_parts(function: Any, seen: set[int]) -> Iterator[str]:
+def _function_parts(function: Any, seen: set[Any]) -> Iterator[str]:
     function = getattr(function, "__wrapped__", function)
     if id(function) in seen or not isinstance(function, FunctionType):
         return
@@ -142,7 +143,7 @@ def _function_parts(function: Any, seen: set[int]) -> Iterator[str]:
             yield from _value_parts(function.__globals__[name], function, seen)
 
 
-def _value_parts(value: Any, reader: FunctionType, seen: set[int]) -> Iterator[str]:
+def _value_parts(value: Any, reader: FunctionType, seen: set[Any]) -> Iterator[str]:
     """What a value that a function reads adds: code that is not another package's, and plain values."""
     if isinstance(value, FunctionType):
         if _is_own_module(value.__module__, reader):
@@ -156,7 +157,8 @@ def _value_parts(value: Any, reader: FunctionType, seen: set[int]) -> Iterator[s
                     yield name
                     yield from _function_parts(member, seen)
     elif isinstance(value, ModuleType):
-        if _is_own_module(value.__name__, reader):
+        if _is_own_module(value.__name__, reader) and (id(value), id(reader)) not in seen:
+            seen.add((id(value), id(reader)))  # modules may contain one another
             for name in sorted(_names_in_code(reader.__code__) & set(vars(value))):
                 yield name
                 yield from _value_parts(vars(value)[name], reader, seen)
@@ -182,7 +184,13 @@ def _is_own_module(name: str | None, reader: FunctionType) -> bool:
     if (name or "").partition(".")[0] == (reader.__module__ or "").partition(".")[0]:
         return True
     file = getattr(sys.modules.get(name or ""), "__file__", None)
-    return file is not None and not any(Path(file).is_relative_to(folder) for folder in INSTALLED)
+    return file is not None and not _is_installed(Path(file))
+
+
+def _is_installed(file: Path) -> bool:
+    """Whether a file is of Python or of an installed package: of this environment, the user's, or another one on
+    Python's path."""
+    return not SITES.isdisjoint(file.parts) or any(file.is_relative_to(folder) for folder in INSTALLED)
 
 
 def _code_parts(code: CodeType, documentation: str | None) -> Iterator[str]:

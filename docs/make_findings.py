@@ -63,7 +63,12 @@ MODELS = (
 )
 CORPORA = (
     Name("WikiText-2", "the test split, as pairs of paragraphs", ("wikitext2.raw.test.txt",), 1074),
-    Name("WikiText-2 paragraphs", "300 paragraphs of 40 to 100 words of the test split", ("wiki-small.txt",), 300),
+    Name(
+        "WikiText-2 paragraphs",
+        "300 paragraphs of 40 to 100 words of the test split, in the order of `random.Random(0).shuffle`",
+        ("wiki-small.txt",),
+        300,
+    ),
     Name("SST-2", "the validation split", ("sst2.dev.tsv",), 872),
     Name("CoNLL-2003", "the validation split", ("conll2003.eng.testa",), 3250),
     Name(

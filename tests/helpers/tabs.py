@@ -148,14 +148,23 @@ class Tab:
 
     def serious(self) -> list[str]:
         """The serious accessibility problems that axe-core finds."""
+        return [text for impact, text in self._axe({}) if impact in ("serious", "critical")]
+
+    def violations(self) -> list[str]:
+        """Everything that axe-core finds against WCAG 2.2 A and AA and best practices."""
+        self.page.evaluate("scrollTo(0, 0)")  # the header covers part of what has been scrolled under it
+        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+        return [text for _, text in self._axe({"runOnly": tags, "rules": {"target-size": {"enabled": True}}})]
+
+    def _axe(self, options: dict[str, Any]) -> list[tuple[str, str]]:
+        """The impact of every violation, and what it is."""
         if not AXE.is_file():
             pytest.skip("axe-core is not installed: `cd web && npm ci` does it")
         self.page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        found = self.page.evaluate("options => axe.run(document, {resultTypes: ['violations'], ...options})", options)
         return [
-            f"{entry['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+            (entry["impact"], f"{entry['id']}: {node['html'][:200]} {node['failureSummary'][:300]}")
             for entry in found["violations"]
-            if entry["impact"] in ("serious", "critical")
             for node in entry["nodes"]
         ]
 

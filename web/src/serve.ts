@@ -1,5 +1,6 @@
 /** The viewer of `normscope serve`: a list of models, and the analysis given by the URL fragment. */
 
+import type { ExplanationRequest } from "./data/explanation";
 import { sameInput, type Lab, type ModelInfo, type Request } from "./data/source";
 import { fromFragment } from "./state/address";
 import type { Store } from "./state/store.svelte";
@@ -18,6 +19,12 @@ export const requestOf = (part: Partial<Request>, models: readonly ModelInfo[]):
   flow: part.flow ?? null,
 });
 
+/** The request to explain `generate` tokens, or with 0 the given answer. */
+export const explanationOf = (part: Partial<Request>, generate: number, models: readonly ModelInfo[]): ExplanationRequest => {
+  const { model, text, target } = requestOf(part, models);
+  return { model, text, generate: generate || !target ? generate || 1 : null, answer: generate ? null : target, contrast: null };
+};
+
 /** Whether two requests are equivalent. Heads do not count: they belong to the view. */
 const alike = (a: Partial<Request>, b: Partial<Request>): boolean =>
   sameInput(a, b) && JSON.stringify(a.flow ?? null) === JSON.stringify(b.flow ?? null);
@@ -26,8 +33,13 @@ const alike = (a: Partial<Request>, b: Partial<Request>): boolean =>
  *  page: a later one takes over. */
 export async function follow(store: Store, fragment: string, now = (): string => fragment): Promise<void> {
   const before = store.asked;
-  const { request, other } = store.recall(fragment);
+  const { request, other, explain } = store.recall(fragment);
   if (!store.lab) return;
+  if (request.text && typeof explain === "number") {
+    if (explain !== before.explain || !alike(request, before.request)) await store.explain(explanationOf(request, explain, store.models));
+    return;
+  }
+  if (store.explained && store.doc) store.closeExplanation();
   if (request.text && !alike(request, before.request)) await store.analyse(requestOf({ ...request, heads: store.view.heads }, store.models));
   if (!store.doc || now() !== fragment) return;
   const second = other && requestOf({ ...request, ...other }, store.models);
@@ -55,9 +67,12 @@ export async function serve(store: Store, lab: Lab): Promise<void> {
   store.models = await lab.models();
   const request = requestOf({ ...asked.request, heads: store.view.heads }, store.models);
   if (!request.text) {
+    const able = store.models.find((one) => one.kind !== "vision");
     store.phase = "empty";
-    return;
+    if (!able || store.typed) return; // never over what somebody types
+    return store.analyse({ ...request, model: able.name, text: EXAMPLE });
   }
+  if (typeof asked.explain === "number") return store.explain(explanationOf(request, asked.explain, store.models));
   await store.analyse(request);
   if (store.doc && asked.other) await store.analyse(requestOf({ ...request, ...asked.other }, store.models), true);
 }

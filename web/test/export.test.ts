@@ -10,7 +10,7 @@ import { label } from "./fake";
 const rows = ['</text><script>alert("1")</script>', "a,b", "\u0000\u202e"].map((token, k) => label(token, k));
 const plane = planeOf(Float32Array.of(1, 2, 3, 4, 5, 6, 7, 8, 9), 3, picksOf(rows, rows, true));
 const ink = { palette: PALETTES.light, diagonal: "show" as const, scale: scaleOf([extentOf(plane)], "show", false) };
-const panel: Panel = { title: "model <b>, layer 1", rows, columns: rows, plane, ink, seam: -1, legend: "share of the row", own: false };
+const panel: Panel = { title: "model <b>, layer 1", rows, columns: rows, plane, ink, seam: -1, legend: "share of the row", own: false, share: true };
 const colours = { paper: "#fff", ink: "#000", quiet: "#666", soft: "#eee" };
 
 describe("SVG", () => {

@@ -46,7 +46,7 @@ describe("views", () => {
     expect(view).toBeNull();
   });
   it("cycle through the options", () => {
-    expect([nextNorm(first).norm, nextNorm(nextNorm(first)).norm, nextNorm(nextNorm(nextNorm(first))).norm]).toEqual(["row", "column", "raw"]);
+    expect([nextNorm(first).norm, nextNorm(nextNorm(first)).norm, nextNorm(nextNorm(nextNorm(first))).norm]).toEqual(["raw", "column", "row"]);
     expect(nextDiagonal(first).diagonal).toBe("show");
   });
 });
@@ -156,7 +156,7 @@ describe("the URL fragment", () => {
   });
   it("ignores what it does not understand", () => {
     const { view } = fromFragment("layer=-4&scope=%E0%A4&head=x&norm=huge&cell=0,0&token=encoder:0&beside=,&nonsense");
-    expect([view.layer, view.head, view.norm, view.cell, view.token, view.beside]).toEqual([0, null, "raw", null, null, null]);
+    expect([view.layer, view.head, view.norm, view.cell, view.token, view.beside]).toEqual([0, null, "row", null, null, null]);
     expect(() => fromFragment("%%%=&&&")).not.toThrow();
   });
 });

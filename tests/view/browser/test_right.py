@@ -59,9 +59,9 @@ def read_figure(svg: str) -> NDArray[np.float64]:
     below = max(y for _, y, high, _ in rects if high == side) + side
     strip = [fill for _, y, high, fill in rects if high == 8 and y > below][:64]
     numbers = [
-        (float(x), float(text))
+        (float(x), float(text.removesuffix(" %")) / (100 if "%" in text else 1))
         for x, y, text in re.findall(
-            r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="middle"[^>]*>([\d.e-]+)</text>', svg
+            r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="middle"[^>]*>([\d.e-]+(?: %)?)</text>', svg
         )
         if float(y) > below
     ]

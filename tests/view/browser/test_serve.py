@@ -124,13 +124,14 @@ def test_a_tour(browser: Browser, server: Live, model: str, size: str) -> None:
 
 
 def test_first_visit(browser: Browser, server: Live) -> None:
-    """An empty page offers an example."""
+    """The page opens on a finished example."""
     with open_tab(browser) as tab:
-        visit(tab, server)
-        expect(tab.button("Analyse")).to_be_disabled()
-        tab.button(re.compile("^Try")).click()
+        tab.page.goto(server.address)
         tab.wait_for_map()
-        assert "colin" in tab.part("arcs").locator("..").inner_text()
+        assert tab.state["model"] == server.client.get("/api/models").json()[0]["name"]
+        expect(tab.box("Text")).to_have_value(SENTENCE)
+        tab.analyse("the cat")  # and goes on
+        expect(tab.button(re.compile("^Token 2: the"))).to_be_attached()
 
 
 def test_hovering_shows_both_tokens_and_the_value(browser: Browser, server: Live) -> None:
@@ -249,15 +250,16 @@ def test_how_maps_are_shown(browser: Browser, server: Live) -> None:
     with open_tab(browser) as tab:
         start(tab, server)
         rows = int(re.findall(r"(\d+) outputs", tab.label())[0])
+        choose(tab, "Values", 1)
+        tab.button("Display").click()
         tab.page.get_by_label("Special tokens").uncheck()
         expect(tab.part("map")).to_have_attribute("aria-label", re.compile(f"{rows - 2} outputs by {rows - 2} inputs"))
-        choose(tab, "Values", 1)
         choose(tab, "Colour", 1)
         choose(tab, "Diagonal", 1)
         choose(tab, "[Ss]cale", 2)
         now = tab.state
         assert (now["norm"], now["log"], now["diagonal"], now["reach"], now["special"]) == (
-            "row",
+            "raw",
             True,
             "hide",
             "all",
@@ -272,6 +274,7 @@ def test_the_url_contains_the_view(browser: Browser, server: Live) -> None:
         tab.select("Scope").select_option("ATTNRESLNFF-N")
         tab.page.keyboard.press("ArrowDown")
         tab.page.get_by_role("button", name=re.compile("^Token 8: soap")).click()
+        tab.button("Display").click()
         choose(tab, "Colour", 1)
         expect(tab.page).to_have_url(re.compile("colour=log"))
         address, shown = tab.page.url, tab.state
@@ -382,6 +385,7 @@ def test_a_picture(browser: Browser, server: Live, tmp_path: Path) -> None:
         tab.wait_until_drawn()
         tab.until(lambda now: now["phase"] == "ready")
         assert tab.page.evaluate("window.hacked") is None
+        tab.button("Display").click()
         tab.page.get_by_label("Matrix").check()
         tab.wait_for_map()
         assert tab.colours() > 3
@@ -444,9 +448,7 @@ def test_text_typed_before_the_models_load_is_kept(browser: Browser, server: Liv
 
 
 def waiting_for(server: Live, slow: Slow, tab: Tab) -> None:
-    tab.page.goto(server.address)
-    tab.box("Text").fill("the cats sat on the mat")
-    tab.button("Analyse").click()
+    tab.page.goto(f"{server.address}/#text=the cats sat on the mat")
     expect(tab.page.get_by_role("progressbar")).to_be_visible()
     eventually(lambda: slow.begun == 1)
 

@@ -1,5 +1,6 @@
 /** `normscope serve`: models, analyses and their cells over HTTP. */
 
+import type { Explanation, ExplanationRequest } from "./explanation";
 import { checked, type Header } from "./header";
 import type { Lab, ModelInfo, Request, Source } from "./source";
 
@@ -112,6 +113,26 @@ export class HttpLab implements Lab {
       return new HttpSource(this.path(known.id), known.header);
     } catch (error) {
       if (signal.aborted) void started.then((known) => fetch(this.path(known.id), { method: "DELETE", keepalive: true })).catch(() => undefined);
+      throw error;
+    }
+  }
+
+  /** Run an explanation. Aborting the signal also cancels it on the server. */
+  async explain(request: ExplanationRequest, on: (progress: number) => void, signal: AbortSignal): Promise<Explanation> {
+    const headers = { "Content-Type": "application/json" };
+    const started = ask(`${this.base}/explanations?wait=${SHORT}`, { method: "POST", headers, body: JSON.stringify(request) }).then(async (found) => (await found.json()) as State & { explanation?: Explanation });
+    const path = (id: string) => `${this.base}/explanations/${encodeURIComponent(id)}`;
+    try {
+      let known = await unless(signal, started);
+      while (known.state === "running") {
+        on(known.progress ?? 0);
+        known = (await (await ask(`${path(known.id)}?wait=${LONG}`, { signal })).json()) as State & { explanation?: Explanation };
+      }
+      if (known.state === "cancelled") throw new DOMException("The explanation was cancelled.", "AbortError");
+      if (!known.explanation) throw new ServerError(known.error ?? "The explanation failed.", 422);
+      return known.explanation;
+    } catch (error) {
+      if (signal.aborted) void started.then((known) => fetch(path(known.id), { method: "DELETE", keepalive: true })).catch(() => undefined);
       throw error;
     }
   }

@@ -1,5 +1,6 @@
 /** The source of a document: an HTML file, a server or a notebook. */
 
+import type { Explanation, ExplanationRequest } from "./explanation";
 import type { Header } from "./header";
 
 /** The logit to explain. */
@@ -48,6 +49,8 @@ export interface Source {
 /** A backend that runs analyses; `normscope serve` is the only one. */
 export interface Lab {
   models(): Promise<ModelInfo[]>;
+  /** Explain an answer token by token. */
+  explain?(request: ExplanationRequest, on: (progress: number) => void, signal: AbortSignal): Promise<Explanation>;
   /** `first` is called with the layers that are ready before the others, and again when there are more. */
   analyse(request: Request, on: (progress: number) => void, signal: AbortSignal, first?: (source: Source) => void): Promise<Source>;
 }

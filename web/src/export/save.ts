@@ -6,7 +6,7 @@ import { pool } from "../maths/pool";
 import type { Place, Store } from "../state/store.svelte";
 import { layersOf } from "../maths/scores";
 import { nodeColour } from "../state/nodes";
-import { legendOf, ownApart } from "../state/legend";
+import { legendOf, ownApart, showsShares } from "../state/legend";
 import { pathAt, type Shown } from "../state/path";
 import { csvOf, type Sheet } from "./csv";
 import { pathCsv, pathDrawn, type PathColours, type PathPanel } from "./path";
@@ -48,7 +48,7 @@ function panelOf(store: Store, place: Place): Panel | null {
   const ink = store.inkAt(place);
   const seam = columns.findIndex((label, k) => k > 0 && label.side !== columns[k - 1].side);
   const large = Math.max(plane.rows, plane.columns) > MOST;
-  const made: Panel = { title: titleOf(place), rows, columns, plane, ink, seam, legend: legendOf(store, place, ink, !large), own: ownApart(store, place, ink) };
+  const made: Panel = { title: titleOf(place), rows, columns, plane, ink, seam, legend: legendOf(store, place, ink, !large), own: ownApart(store, place, ink), share: showsShares(store, place) };
   if (large) {
     const canvas = document.createElement("canvas");
     put(canvas, paint(pool(plane, plane.rows, plane.columns, ink.diagonal !== "show"), ink), plane.columns, plane.rows);

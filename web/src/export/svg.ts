@@ -3,7 +3,7 @@
 import type { Label } from "../data/header";
 import { cssOfPixel } from "../look/colours";
 import { CHARACTER } from "../look/frame";
-import { number } from "../look/numbers";
+import { tickText } from "../look/numbers";
 import { pixelOf, type Ink } from "../look/paint";
 import { discRadius, isDeep, LEGIBLE, minusAt } from "../look/shapes";
 import { glyphs, shortened, thinned } from "../look/tokens";
@@ -18,6 +18,7 @@ export interface Panel {
   ink: Ink;
   seam: number;
   legend: string; // what the colours mean
+  share: boolean; // values are shares, written as percentages
   own: boolean; // own tokens are on a scale of their own
   image?: string; // the map as a PNG data URL, if it has too many cells for rectangles
 }
@@ -127,7 +128,7 @@ function linesOf(text: string, width: number): string[] {
 }
 
 /** The colour scale, that of own tokens if they have one, and what the colours mean. */
-function key({ ink, own, legend }: Panel, x: number, y: number, discs: boolean, colours: Colours): { svg: string; tall: number; wide: number } {
+function key({ ink, own, legend, share }: Panel, x: number, y: number, discs: boolean, colours: Colours): { svg: string; tall: number; wide: number } {
   const STEPS = 64;
   const WIDE = 200;
   const { scale, palette } = ink;
@@ -137,7 +138,7 @@ function key({ ink, own, legend }: Panel, x: number, y: number, discs: boolean, 
     for (let k = 0; k < STEPS; k++) parts.push(`<rect x="${r(from + (k * wide) / STEPS)}" y="${r(y + 4)}" width="${r(wide / STEPS + 0.3)}" height="8" fill="${cssOfPixel(table[Math.round((k / (STEPS - 1)) * (table.length - 1))])}"/>`);
   };
   strip(x, WIDE, scale.signed ? palette.diverging : palette.sequential);
-  for (const tick of scale.signed ? [-1, 0, 1] : [0, 0.5, 1]) label(x + (scale.signed ? (tick + 1) / 2 : tick) * WIDE, number(valueAt(tick, scale), 2));
+  for (const tick of scale.signed ? [-1, 0, 1] : [0, 0.5, 1]) label(x + (scale.signed ? (tick + 1) / 2 : tick) * WIDE, tickText(valueAt(tick, scale), share));
   let right = x + WIDE;
   if (!scale.signed && scale.top > scale.end * 1.005) {
     parts.push(`<rect x="${r(right + 4)}" y="${r(y + 4)}" width="8" height="8" fill="${cssOfPixel(palette.beyond)}"/>`);
@@ -148,12 +149,12 @@ function key({ ink, own, legend }: Panel, x: number, y: number, discs: boolean, 
       const value = valueAt(place, scale, true);
       right += 36;
       parts.push(`<circle cx="${r(right)}" cy="${r(y + 4)}" r="${r(discRadius(value, scale) * 24)}" fill="${colours.quiet}"/>`);
-      label(right, `${scale.signed ? "\u00b1" : ""}${number(value, 2)}`);
+      label(right, `${scale.signed ? "\u00b1" : ""}${tickText(value, share)}`);
     }
   else if (own && !scale.signed) {
     strip(right + 30, 64, palette.own);
-    label(right + 30, number(valueAt(0, scale, true), 2));
-    label(right + 94, number(scale.ownEnd, 2));
+    label(right + 30, tickText(valueAt(0, scale, true), share));
+    label(right + 94, tickText(scale.ownEnd, share));
     right += 94;
   }
   const lines = linesOf(legend, 62);

@@ -65,6 +65,22 @@ const WORDS: [RegExp, string][] = [
   [/^FF/, "feed-forward"],
 ];
 
+const OPERATORS: Record<string, string> = { ATTN: "attention", XATTN: "cross-attention", FF: "feed-forward" };
+
+/** A scope in plain words: the component that it follows. The papers' name stands beside it. */
+export function plainScope(scope: string, side: { aliases: Record<string, string> }): string {
+  if (scope === side.aliases.layer) return "whole layer";
+  const parts = scope.replace(/-[WN]$/, "").match(/XATTN|ATTN|RES|LN|FF/g) ?? [];
+  const weights = scope.endsWith("-W");
+  const operators = parts.filter((part) => part in OPERATORS);
+  const operator = operators[operators.length - 1];
+  const last = parts[parts.length - 1];
+  if (!operator) return scope;
+  if (last === operator) return last === "FF" ? "after the feed-forward" : `${OPERATORS[last]}${weights ? " weights" : ""}`;
+  const whose = operator === "ATTN" ? "" : `, ${OPERATORS[operator]}`;
+  return `${weights ? "weights " : ""}+ ${last === "RES" ? "residual" : "norm"}${whose}`;
+}
+
 /** A scope in words: its components. */
 export function described(scope: string): string {
   const words: string[] = [];

@@ -8,6 +8,9 @@ export function number(value: number | null | undefined, digits = 3): string {
   return text.replace("-", "−").replace("e+", "e");
 }
 
+/** A tick of a scale: a share as a percentage, else the number. */
+export const tickText = (value: number, share: boolean): string => (share ? `${number(100 * value, 2)} %` : number(value, 2));
+
 export const signed = (value: number, digits = 3): string => (value > 0 ? `+${number(value, digits)}` : number(value, digits));
 
 export const percent = (share: number | null | undefined, digits = 1): string =>

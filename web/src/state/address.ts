@@ -7,6 +7,7 @@ import { DIAGONALS, NORMS, START, type View } from "./view";
 export interface Asked {
   request: Partial<Request>;
   other: Partial<Request> | null; // for the second document
+  explain?: number | null; // explain this number of generated tokens, or with 0 the given answer; null: show maps
 }
 
 export const EXACT = "exact"; // the default method
@@ -33,6 +34,7 @@ export function toFragment(view: View, asked?: Asked): string {
     if (position !== null) out.set("at", String(position + 1));
     if (method !== EXACT) out.set("method", method);
   }
+  if (asked?.explain !== undefined && asked.explain !== null) out.set("explain", String(asked.explain));
   if (view.band) out.set("side", view.band);
   out.set("layer", String(view.layer + 1));
   if (view.scope) out.set("scope", view.scope);
@@ -99,7 +101,8 @@ export function fromFragment(fragment: string): { view: View; asked: Asked } {
   if (get("model2") !== null) other.model = get("model2") ?? "";
   if (get("text2") !== null) other.text = get("text2") ?? "";
   if (get("target2") !== null) other.target = get("target2");
-  return { view, asked: { request, other: Object.keys(other).length ? other : null } };
+  const explain = /^\d{1,3}$/.test(get("explain") ?? "") ? Number(get("explain")) : null;
+  return { view, asked: { request, other: Object.keys(other).length ? other : null, explain } };
 }
 
 function aimOf(get: (name: string) => string | null): Aim | null {

@@ -1,7 +1,7 @@
 /** What the colours of a map mean, in words: beside the map, and in exported figures. */
 
 import { quantity } from "../look/line";
-import { number } from "../look/numbers";
+import { tickText } from "../look/numbers";
 import type { Ink } from "../look/paint";
 import type { Place, Store } from "./store.svelte";
 
@@ -21,6 +21,9 @@ function sharedBy(store: Store, place: Place): string {
   return reach === "all" ? "all layers" : "this layer";
 }
 
+/** Whether the values on display are shares. */
+export const showsShares = (store: Store, place: Place): boolean => place.against !== null || store.view.norm !== "raw";
+
 /** Whether own tokens are on a scale of their own; without own tokens among the columns there is none. */
 export const ownApart = (store: Store, place: Place, ink: Ink): boolean => ink.diagonal === "own" && store.picksAt(place).own.some((column) => column >= 0);
 
@@ -30,6 +33,6 @@ export function legendOf(store: Store, place: Place, ink: Ink, discs: boolean): 
   const parts = [`${shownQuantity(store, place)}${scale.log ? ", log" : ""}`, `scale shared by ${sharedBy(store, place)}`];
   if (ownApart(store, place, ink)) parts.push(`${discs ? "discs" : scale.signed ? "diagonal" : "grey"}: own tokens on a separate scale${discs ? ", by area" : ""}`);
   if (ink.diagonal === "hide") parts.push("own tokens hidden");
-  if (!scale.signed && scale.top > scale.end * 1.005) parts.push(`beyond the scale: up to ${number(scale.top, 3)}`);
+  if (!scale.signed && scale.top > scale.end * 1.005) parts.push(`beyond the scale: up to ${tickText(scale.top, showsShares(store, place))}`);
   return parts.join("; ");
 }

@@ -2,6 +2,7 @@
 
 import { getContext, setContext } from "svelte";
 import { Doc } from "../data/doc.svelte";
+import type { Explanation, ExplanationRequest } from "../data/explanation";
 import { headScopes, type Figure, type Side } from "../data/header";
 import { sameInput, type Lab, type ModelInfo, type Request, type Source } from "../data/source";
 import { PALETTES, type Theme } from "../look/colours";
@@ -39,6 +40,14 @@ export interface Trouble {
   kind: "error" | "too-long";
 }
 
+/** An explanation on display: a token of the answer, or another token in its place. */
+export interface Explained {
+  request: ExplanationRequest;
+  told: Explanation;
+  row: number;
+  contrast: { token: string; told: Explanation } | null;
+}
+
 export type Phase = "empty" | "loading" | "ready";
 const STEP = 1100; // milliseconds per frame of the animation
 
@@ -64,12 +73,14 @@ export class Store {
   theme = $state<"auto" | Theme>(remembered());
   pageDark = $state(false);
   status = $state("");
+  typed = false; // the reader has begun to type
   printing = $state(false);
   begun = $state(false); // a map has been drawn
   dialog = $state<"help" | "completeness" | "share" | null>(null);
 
   lab = $state.raw<Lab | null>(null);
   models = $state.raw<ModelInfo[]>([]);
+  explained = $state.raw<Explained | null>(null);
   asked = $state.raw<Asked>({ request: {}, other: null });
   progress = $state<number | null>(null);
   started = 0; // when the running analysis began, in milliseconds
@@ -295,6 +306,7 @@ export class Store {
     this.pause();
     this.view = views.settled(this.view, doc.header); // it may have changed in the meantime
     this.doc = doc;
+    this.explained = null;
     this.phase = "ready";
     this.trouble = null;
     await loaded;
@@ -325,7 +337,7 @@ export class Store {
         this.change({ beside: { layer: this.view.layer, scope: this.view.scope, linked: true } });
       } else {
         await this.show(doc);
-        this.asked = { ...this.asked, request };
+        this.asked = { ...this.asked, request, explain: null };
       }
       this.status = "Analysis complete.";
     } catch (error) {
@@ -339,6 +351,58 @@ export class Store {
       if (this.phase === "loading") this.phase = this.doc ? "ready" : "empty";
     }
   };
+
+  /** Explain what the model writes after a text; the maps stay behind it. */
+  explain = async (request: ExplanationRequest): Promise<void> => {
+    const told = await this.explaining(request);
+    if (!told) return;
+    this.pause();
+    this.explained = { request, told, row: 0, contrast: null };
+    this.asked = { request: { model: request.model, text: request.text, target: request.answer }, other: null, explain: request.generate ?? 0 };
+    this.phase = "ready";
+    this.status = "Explanation complete.";
+  };
+
+  /** Explain another token of the answer. */
+  pickAnswer(row: number): void {
+    if (this.explained) this.explained = { ...this.explained, row, contrast: null };
+  }
+
+  /** Explain the chosen token of the answer against another one. */
+  contrastWith = async (token: string): Promise<void> => {
+    const { explained } = this;
+    if (!explained) return;
+    const { position } = explained.told.rows[explained.row];
+    const told = await this.explaining({ ...explained.request, contrast: { position, token } });
+    if (told && this.explained?.told === explained.told) this.explained = { ...explained, contrast: { token, told } };
+  };
+
+  closeExplanation(): void {
+    this.explained = null;
+    this.asked = { ...this.asked, explain: null };
+  }
+
+  private async explaining(request: ExplanationRequest): Promise<Explanation | null> {
+    if (!this.lab?.explain) return null;
+    this.running?.abort();
+    const running = (this.running = new AbortController());
+    this.trouble = null;
+    this.progress = 0;
+    this.started = performance.now();
+    try {
+      return await this.lab.explain(request, (progress) => (this.progress = progress), running.signal);
+    } catch (error) {
+      if (running.signal.aborted || (error as Error).name === "AbortError") this.status = "Cancelled.";
+      else this.fail(error);
+      return null;
+    } finally {
+      if (this.running === running) {
+        this.running = null;
+        this.progress = null;
+      }
+      if (this.phase === "loading") this.phase = this.doc ? "ready" : "empty";
+    }
+  }
 
   /** Show the layers that are done while the others are computed, if the view is of one of them. */
   private async early(source: Source, request: Request, signal: AbortSignal): Promise<void> {

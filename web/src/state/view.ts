@@ -44,7 +44,7 @@ export const START: View = {
   per: "output",
   heads: false,
   head: null,
-  norm: "raw",
+  norm: "row",
   log: false,
   diagonal: "own",
   special: true,
@@ -191,7 +191,7 @@ export function toggleDifference(view: View, header: Header): View {
 }
 
 const turn = <T>(list: readonly T[], now: T): T => list[(list.indexOf(now) + 1) % list.length];
-export const NORMS = ["raw", "row", "column"] as const;
+export const NORMS = ["row", "raw", "column"] as const;
 export const DIAGONALS = ["show", "hide", "own"] as const;
 export const nextNorm = (view: View): View => ({ ...view, norm: turn<Norm>(NORMS, view.norm) });
 export const nextDiagonal = (view: View): View => ({ ...view, diagonal: turn<Diagonal>(DIAGONALS, view.diagonal) });

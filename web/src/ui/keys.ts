@@ -11,7 +11,7 @@ export const KEYS: readonly [string, string][] = [
   ["d", "difference from the previous scope"],
   ["h", "heads"],
   ["p", "path of a token through all layers"],
-  ["n", "values: raw, share of row, share of column"],
+  ["n", "values: share of row, raw, share of column"],
   ["g", "diagonal: shown, hidden, own scale"],
   ["/", "go to the input"],
   ["shift + arrows", "move between the cells of the map or the tokens of the path"],
@@ -44,7 +44,7 @@ export function press(store: Store, event: KeyboardEvent, root: HTMLElement): vo
 function actionOf(store: Store, key: string, at: Element | null, root: HTMLElement): (() => void) | null {
   if (key === "?") return () => (store.dialog = "help");
   if (key === "/") return () => root.querySelector<HTMLElement>("[data-input]")?.focus();
-  if (!store.doc) return null;
+  if (!store.doc || store.explained) return null;
   switch (key) {
     case "ArrowLeft":
       return () => store.stepScope(-1);

@@ -110,14 +110,17 @@ def target_kind(lens: Analyzer) -> Targets:
     return "none" if lens.model.get_output_embeddings() is None else "tokens"
 
 
-def find_served_model(models: Mapping[str, Analyzer], request: AnalysisRequest) -> Analyzer:
-    """The model that a request names."""
-    lens = models.get(request.model)
+def find_model_by_name(models: Mapping[str, Analyzer], name: str) -> Analyzer:
+    lens = models.get(name)
     if lens is None:
         known = ", ".join(models)
-        raise NormscopeError(
-            f"No model {request.model!r} is served.{did_you_mean(request.model, models)} Served: {known}."
-        )
+        raise NormscopeError(f"No model {name!r} is served.{did_you_mean(name, models)} Served: {known}.")
+    return lens
+
+
+def find_served_model(models: Mapping[str, Analyzer], request: AnalysisRequest) -> Analyzer:
+    """The model that a request for an analysis names, which can use its input."""
+    lens = find_model_by_name(models, request.model)
     _check_request(model_kind(lens), request)
     if request.flow is not None and target_kind(lens) == "none":
         raise NormscopeError("This model has no head, so it has no logits to explain. Leave out the flow.")

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Path, Query
 from fastapi.exceptions import RequestValidationError
@@ -23,17 +23,35 @@ from normscope.view.server import jobs
 from normscope.view.server.analyses import (
     Shown,
     describe_model,
+    find_model_by_name,
     find_served_model,
     run_server_analysis,
     server_analysis_request_id,
 )
+from normscope.view.server.explanations import (
+    ToldExplanation,
+    check_explanation_request,
+    explanation_request_id,
+    run_server_explanation,
+)
 from normscope.view.server.guard import BODY, Guard
-from normscope.view.server.schemas import WAIT, AnalysisRequest, ErrorMessage, ModelInfo, Started, Status
+from normscope.view.server.schemas import (
+    WAIT,
+    AnalysisRequest,
+    ErrorMessage,
+    ExplanationRequest,
+    ModelInfo,
+    Started,
+    StartedExplanation,
+    Status,
+)
 
 Wait = Annotated[float, Query(ge=0, le=WAIT, description="seconds to wait for the analysis to progress")]
 First = Annotated[bool, Query(description="return the layers that are done; their cells are available at once")]
 Id = Annotated[str, Path(max_length=64)]
+T = TypeVar("T")
 Run = Callable[[Analyzer, AnalysisRequest, jobs.ProgressReport[Shown]], Shown]
+EXPLANATIONS = 64 * 2**20  # bytes of cached explanations
 REFUSALS: Any = {
     404: {"model": ErrorMessage, "description": "No such analysis, or it has been dropped: request it again"},
     422: {"model": ErrorMessage, "description": "Invalid request"},
@@ -54,10 +72,15 @@ def create_app(
     """An app that serves these models, given by display name, to the local machine."""
     running: jobs.Jobs[Shown] = jobs.Jobs(lambda shown: shown.size, at_once=at_once, waiting=waiting, cache=cache)
 
+    explained: jobs.Jobs[ToldExplanation] = jobs.Jobs(
+        lambda told: told.size, at_once=1, waiting=waiting, cache=EXPLANATIONS
+    )
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         running.close()
+        explained.close()
 
     app = FastAPI(
         title="normscope",
@@ -69,6 +92,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.jobs = running
+    app.state.explanations = explained
     app.add_middleware(Guard, port=port, policy=server_policy(), body=body)
     app.add_exception_handler(NormscopeError, _refusal_response)
     app.add_exception_handler(StarletteHTTPException, _http_error_response)
@@ -76,6 +100,7 @@ def create_app(
     _add_viewer_files(app)
     _add_analysis_routes(app, models, running, run)
     _add_result_routes(app, running)
+    _add_explanation_routes(app, models, explained)
     return app
 
 
@@ -127,6 +152,52 @@ def _add_analysis_routes(app: FastAPI, models: Mapping[str, Analyzer], running: 
         return Response(_status_json(job), media_type="application/json")
 
 
+def _add_explanation_routes(
+    app: FastAPI, models: Mapping[str, Analyzer], explained: jobs.Jobs[ToldExplanation]
+) -> None:
+    """Routes that start, watch and cancel explanations of what a model writes."""
+    tags: Any = ["explanations"]
+    busy: Any = {429: {"model": ErrorMessage, "description": "Too many explanations are waiting"}}
+
+    @app.post(
+        "/api/explanations",
+        status_code=201,
+        response_model=StartedExplanation,
+        tags=tags,
+        responses={422: REFUSALS[422], **busy},
+    )
+    async def explain(request: ExplanationRequest, wait: Wait = 0) -> Response:
+        """Explain every token of an answer by the tokens that the model had read."""
+        lens = find_model_by_name(models, request.model)
+        check_explanation_request(lens, request)
+        try:
+            job = explained.submit(explanation_request_id(request), partial(run_server_explanation, lens, request))
+        except jobs.BusyError as error:
+            raise HTTPException(429, str(error)) from error
+        await explained.finished(job, wait)
+        return Response(_explanation_json(job), 201, media_type="application/json")
+
+    @app.get("/api/explanations/{id}", response_model=StartedExplanation, tags=tags, responses=REFUSALS)
+    async def explanation(id: Id, wait: Wait = 0) -> Response:
+        """The explanation, or its progress; with `wait`, the response is sent once it changes."""
+        job = _job_or_404(explained, id)
+        await explained.changed(job, wait)
+        return Response(_explanation_json(job), media_type="application/json")
+
+    @app.delete("/api/explanations/{id}", response_model=Status, tags=tags, responses=REFUSALS)
+    async def stop_explanation(id: Id) -> Response:
+        """Cancel an explanation. It continues if other clients requested the same one."""
+        job = _job_or_404(explained, id)
+        explained.cancel(job)
+        return Response(_explanation_json(job), media_type="application/json")
+
+
+def _explanation_json(job: jobs.Job[ToldExplanation]) -> bytes:
+    status = {"id": job.id, "state": job.state, "progress": job.progress, "error": job.error}
+    text = json.dumps(status).encode("ascii")
+    return text if job.result is None else text[:-1] + b',"explanation":' + job.result.body + b"}"
+
+
 def _add_result_routes(app: FastAPI, running: jobs.Jobs[Shown]) -> None:
     """Routes that return the header and the cells of a result."""
 
@@ -163,7 +234,7 @@ def _add_result_routes(app: FastAPI, running: jobs.Jobs[Shown]) -> None:
         return Response(document_map_bytes(shown.result, side, scope, layer), media_type="application/octet-stream")
 
 
-def _job_or_404(running: jobs.Jobs[Shown], id: str) -> jobs.Job[Shown]:
+def _job_or_404(running: jobs.Jobs[T], id: str) -> jobs.Job[T]:
     job = running.get(id)
     if job is None:
         raise HTTPException(404, "No such analysis, or it has been dropped. Request it again.")

@@ -69,6 +69,29 @@ class AnalysisRequest(BaseModel):
     )
 
 
+class ContrastRequest(BaseModel):
+    """Another token in the place of one token of an answer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    position: StrictInt = Field(ge=1, le=10**6, description="of the token of the answer, counted from 0 in the text")
+    token: Annotated[str, Field(max_length=LOGIT)] = Field(description="the other token, as in `alternatives`")
+
+
+class ExplanationRequest(BaseModel):
+    """An answer to explain, token by token. Equal requests share one explanation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(max_length=1000, description="a name from /api/models")
+    text: Text
+    generate: int | None = Field(None, ge=1, le=GENERATED, description="explain this number of generated tokens")
+    answer: Text | None = Field(None, description="explain this answer instead")
+    contrast: ContrastRequest | None = Field(
+        None, description="explain one token of the answer against another token, not all against their runners-up"
+    )
+
+
 class Status(BaseModel):
     """The state of an analysis."""
 
@@ -85,6 +108,12 @@ class Started(Status):
     header: dict[str, Any] | None = Field(
         None, description="the header if the analysis is done; with `first`, possibly that of its first layers"
     )
+
+
+class StartedExplanation(Status):
+    """The response to a request for an explanation."""
+
+    explanation: dict[str, Any] | None = Field(None, description="the explanation, once it is done")
 
 
 class ErrorMessage(BaseModel):

@@ -19,9 +19,8 @@ from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.measures.first_token import normalise_rows
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import layer_blocks, layer_modules
+from normscope.models.modules import layer_blocks, layer_modules, packing_at, value_columns
 from normscope.models.spec import Attention
-from normscope.models.values import packing_at, value_columns
 from normscope.tracing.call_values import value_shift_and_scale
 from normscope.tracing.hooks import only_in_this_thread
 from normscope.tracing.model_state import model_lock

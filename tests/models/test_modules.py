@@ -10,7 +10,7 @@ from torch import Tensor
 
 import normscope.models.registry
 from normscope import Analyzer, NormscopeError
-from normscope.models.values import value_rows
+from normscope.models.modules import value_rows
 from tests.helpers.compare import refused
 from tests.helpers.odd_families import IDS, LATENT, bloom, bloom_family, latent, latent_family
 from tests.helpers.tiny import VALUE_PROJECTIONS, inputs, tiny

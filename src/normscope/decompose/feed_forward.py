@@ -17,7 +17,7 @@ from torch import Tensor
 
 from normscope.decompose import kernels
 from normscope.decompose.activations import Gate, apply_gated_unit, gated_constant, gated_unit
-from normscope.decompose.mixing import rows_with_weight
+from normscope.decompose.gram import rows_with_weight
 from normscope.decompose.state import (
     Factored,
     GatedRows,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from normscope.decompose.mixing import mix_values, rows_with_weight
+from normscope.decompose.mixing import mix_values
 from normscope.decompose.state import (
     EXTRA_VECTORS,
     Factored,
@@ -181,6 +181,12 @@ def contribution_vectors(state: Factored, positions: Tensor | None) -> list[Tens
             set_own_cells(mixed, positions, state.own.transpose(1, 2))
         found.append(mixed.permute(0, 3, 2, 1))
     return found
+
+
+def rows_with_weight(weights: Tensor) -> slice:
+    """The range of rows of (tokens, H, R) with any weight. Causal and local attention exclude many."""
+    touched = torch.maximum(weights.amax((0, 1)), -weights.amin((0, 1))).nonzero()
+    return slice(int(touched[0]), int(touched[-1]) + 1) if len(touched) else slice(0, 0)
 
 
 def _same_view(a: Term, b: Term) -> bool:

@@ -34,17 +34,8 @@ def sum_taps(mixed: Tensor, heads: int) -> Tensor:
     return mixed if mixed.shape[-2] == heads else mixed.unflatten(-2, (-1, heads)).sum(-3)
 
 
-def rows_with_weight(weights: Tensor) -> slice:
-    """The range of rows of (tokens, H, R) with any weight. Causal and local attention exclude many."""
-    touched = torch.maximum(weights.amax((0, 1)), -weights.amin((0, 1))).nonzero()
-    return slice(int(touched[0]), int(touched[-1]) + 1) if len(touched) else slice(0, 0)
-
-
-def spread_taps(record: AttentionRecord) -> AttentionRecord:
+def spread_taps(record: AttentionRecord, made: FilterRecord) -> AttentionRecord:
     """The same without a filter: a head for each tap and head, and the constant of the filter in the bias (b, R, d)."""
-    made = record.filter
-    if made is None:
-        return record
     taps, heads, width = made.taps.shape
     items, _, rows, _ = record.weights.shape
     gate = record.gate

@@ -214,7 +214,7 @@ def decompose_attention(
     bias (and the shift of a norm before the attention) is part of f, as in the papers: attention rows sum to one, so it
     is distributed over j. With "remainder" it is added to b_i.
     """
-    record = spread_taps(record)
+    record = record if record.filter is None else spread_taps(record, record.filter)
     weights = record.weights.permute(0, 3, 1, 2)  # (g, j, H, R)
     items, columns, heads, rows = weights.shape
     width, gate, scale = record.matrix.shape[2], record.gate, record.row_scale

@@ -18,10 +18,9 @@ from normscope.errors import NormscopeError
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import has_recurrence, linear_map
+from normscope.models.modules import has_recurrence, linear_map, value_map
 from normscope.models.scopes import layer_steps, resolve_scopes, scope_aliases
 from normscope.models.spec import Attention, Norm, Stack
-from normscope.models.values import value_map
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.records import FeedForwardRecord, LayerRecord, NormRecord, ScaleRecord
 from normscope.tracing.trace import trace

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.decompose.mixing import spread_weights, tap_values
 from normscope.tracing.recorded import convolve, correlate
-from normscope.tracing.records import AttentionRecord, FilterRecord
+from normscope.tracing.records import FilterRecord
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,6 @@ def _from_sources(x: Tensor) -> Tensor:
     return x.permute(1, 2, 0, 3).flatten(2)
 
 
-def freeze_filter(part: AttentionRecord) -> FrozenFilter | None:
+def freeze_filter(made: FilterRecord) -> FrozenFilter:
     """The filter of an attention, for one item; its constant is part of the attention's."""
-    return None if part.filter is None else FrozenFilter(part.filter.taps, part.filter.slope, part.filter.entry)
+    return FrozenFilter(made.taps, made.slope, made.entry)

@@ -35,10 +35,9 @@ from normscope.flow.module_calls import LayerOutputs, ModuleCalls, encoder_tail_
 from normscope.inputs.encode import real_tokens
 from normscope.inputs.item import Item
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import layer_modules, linear_map
+from normscope.models.modules import layer_modules, linear_map, packing_at, value_map
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Stack
-from normscope.models.values import packing_at, value_map
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.call_values import value_shift_and_scale
 from normscope.tracing.recorded import (
@@ -336,7 +335,7 @@ def freeze_attention(part: AttentionRecord, value: Tensor, bias: Tensor | None) 
             mixed = mixed if gate is None else mixed * gate[:, rows]
             made[rows] = mixed.transpose(0, 1).flatten(1) @ part.matrix.flatten(0, 1)
         constant = made if constant is None else made + constant
-    filtered = freeze_filter(part)
+    filtered = None if part.filter is None else freeze_filter(part.filter)
     return FrozenAttention(weights, value, bias, part.matrix, constant, part.cross, shared, gate, read_scale, filtered)
 
 

@@ -26,10 +26,9 @@ from normscope.inputs.encode import forward_inputs
 from normscope.inputs.item import Item
 from normscope.measures.first_token import normalise_rows
 from normscope.models.loaded import LoadedModel
-from normscope.models.modules import layer_blocks, layer_modules, layer_submodule
+from normscope.models.modules import layer_blocks, layer_modules, layer_submodule, packing_at, value_columns
 from normscope.models.registry import is_built_in
 from normscope.models.spec import Attention
-from normscope.models.values import packing_at, value_columns
 from normscope.tracing.call_values import value_shift_and_scale
 from normscope.tracing.hooks import only_in_this_thread
 from normscope.tracing.model_state import model_lock

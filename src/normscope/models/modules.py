@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from normscope.errors import NormscopeError, did_you_mean
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Block, Experts, FeedForward, Norm, Recurrence, Stack
 
+Packing = str | tuple[int, ...]  # of spec.Attention
 MATMUL = "matmul"  # as `probabilities` of an attention: the product of probabilities and values
 # Activations recognised by their class; `decompose.activations` has a closed form for each.
 NAMED_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
@@ -64,9 +65,8 @@ def watched_paths(steps: Sequence[Step], values: bool) -> set[str]:
         elif isinstance(part, Attention):
             found.add(part.output)
             if part.recurrence is not None:
-                found |= {part.value}
-            if isinstance(part.recurrence, Recurrence):
-                found |= {part.recurrence.norm.path}
+                norm = part.recurrence.norm.path if isinstance(part.recurrence, Recurrence) else part.value
+                found |= {part.value, norm}
             if part.probabilities not in (None, MATMUL):
                 found |= {str(part.probabilities), part.value}
             found |= {norm.path for norm in (part.latent_norm, part.value_norm, part.inner_norm) if norm is not None}
@@ -129,23 +129,69 @@ def last_path(steps: Sequence[Step]) -> str | None:
     return part.output if isinstance(part, Attention) else steps[-1].reader
 
 
-def expert_parameters(
-    module: Any, path: str, bias: str | None, expert: int, transposed: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Weight (in, out) and bias of one expert."""
-    weight = layer_attribute(module, path)[expert]
-    return weight if transposed else weight.t(), None if bias is None else layer_attribute(module, bias)[expert]
+def value_constant(module: nn.Module, packing: Packing, heads: int, width: int, shift: Tensor | None) -> Tensor | None:
+    """(heads, width): the part of a value vector that depends on no token, b_V plus W_V times the shift of the norm
+    before it."""
+    weight, bias = linear_map(module)
+    constant = bias
+    if shift is not None:
+        projected = weight @ shift.to(weight.dtype)
+        constant = projected if bias is None else projected + bias
+    return None if constant is None else value_rows(constant, packing, heads, width)
 
 
-def unpack_joint_activation(
-    packed: Callable[[Tensor], Tensor], interleaved: bool
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Turn an activation of the packed (gate, up) tensor into a function of gate and up."""
+def packing_at(layer: nn.Module, part: Attention, heads: int, width: int) -> Packing:
+    """The packing of the values of an attention, with the columns at which they begin if its heads are in groups."""
+    if part.groups is None:
+        return part.packing
+    size, groups = linear_map(layer_submodule(layer, part.value))[0].shape[0], int(layer_attribute(layer, part.groups))
+    each, step = heads // groups, size // groups
+    return tuple(g * step + step - 2 * each * width + s * width for g in range(groups) for s in range(each))
 
-    def function(a: Tensor, u: Tensor) -> Tensor:
-        return packed(torch.stack([a, u], -1).flatten(-2) if interleaved else torch.cat([a, u], -1))
 
-    return function
+def value_rows(x: Tensor, packing: Packing, heads: int, width: int) -> Tensor:
+    """(..., heads, width): the value vectors in the output of a projection; a view unless `packing` lists columns."""
+    columns = value_columns(packing, heads, width, x.shape[-1])
+    if packing == "interleaved":
+        return x.view(*x.shape[:-1], heads, -1)[..., -width:]
+    if isinstance(packing, tuple):
+        return x[..., columns.to(x.device)].view(*x.shape[:-1], heads, width)
+    if packing == "second":
+        return x[..., heads * width : 2 * heads * width].reshape(*x.shape[:-1], heads, width)
+    return x[..., -heads * width :].reshape(*x.shape[:-1], heads, width)
+
+
+def value_columns(packing: Packing, heads: int, width: int, size: int) -> Tensor:
+    """(heads * width,): the outputs of a projection of `size` outputs that are values."""
+    usual = {
+        "alone": (0, width, size == heads * width),
+        "tail": (size - heads * width, width, size >= heads * width > 0),
+        "second": (heads * width, width, size >= 2 * heads * width),
+        "interleaved": (size // heads - width, size // heads, size % heads == 0 and size > heads * width),
+    }
+    if isinstance(packing, tuple):
+        starts, fits = torch.tensor(packing), len(packing) == heads and max(packing) + width <= size
+    else:
+        first, step, fits = usual[packing]
+        starts = first + step * torch.arange(heads)
+    if not fits:
+        raise NormscopeError(
+            f"The value projection has {size} outputs, which does not fit {heads} heads of width {width} with packing "
+            f"{packing!r}. The family is described incorrectly, or its values are computed in more than one step."
+        )
+    columns: Tensor = starts[:, None] + torch.arange(width)
+    return columns.flatten()
+
+
+def value_map(module: nn.Module, packing: Packing, heads: int, shared: int, width: int) -> tuple[Tensor, Tensor | None]:
+    """W_V (H, d, d_h) and b_V (H, d_h) for row vectors; each of the `shared` value heads is repeated H / shared
+    times."""
+    weight, bias = linear_map(module)
+
+    def each(x: Tensor) -> Tensor:
+        return value_rows(x, packing, shared, width).repeat_interleave(heads // shared, -2)
+
+    return each(weight.detach().t()).transpose(0, 1), None if bias is None else each(bias.detach())
 
 
 def linear_map(module: nn.Module) -> tuple[Tensor, Tensor | None]:

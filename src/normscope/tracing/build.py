@@ -20,10 +20,11 @@ from normscope.models.modules import (
     norm_epsilon,
     norm_inverse,
     norm_map,
+    value_constant,
+    value_rows,
 )
 from normscope.models.scopes import Step
 from normscope.models.spec import Attention, Experts, FeedForward, Multiplier, Norm, Stack
-from normscope.models.values import value_constant, value_rows
 from normscope.tracing.build_experts import experts_record, projection_half
 from normscope.tracing.build_recurrence import recurrence_record
 from normscope.tracing.call_values import (

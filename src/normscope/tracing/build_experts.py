@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,8 @@ from torch import Tensor, nn
 
 from normscope.models.modules import (
     activation_name,
-    expert_parameters,
     layer_attribute,
     layer_submodule,
-    unpack_joint_activation,
 )
 from normscope.models.spec import Experts
 from normscope.tracing.recorded import gather_rows
@@ -52,6 +51,25 @@ def experts_record(call: LayerCall, part: Experts, shared: Unit | None) -> FeedF
         units.append(replace(shared, routing=gate))
         output = output + gate[..., None] * made
     return FeedForwardRecord(tuple(units), output)
+
+
+def expert_parameters(
+    module: Any, path: str, bias: str | None, expert: int, transposed: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Weight (in, out) and bias of one expert."""
+    weight = layer_attribute(module, path)[expert]
+    return weight if transposed else weight.t(), None if bias is None else layer_attribute(module, bias)[expert]
+
+
+def unpack_joint_activation(
+    packed: Callable[[Tensor], Tensor], interleaved: bool
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Turn an activation of the packed (gate, up) tensor into a function of gate and up."""
+
+    def function(a: Tensor, u: Tensor) -> Tensor:
+        return packed(torch.stack([a, u], -1).flatten(-2) if interleaved else torch.cat([a, u], -1))
+
+    return function
 
 
 def _expert_unit(call: LayerCall, part: Experts, expert: int, share: Tensor, x: Tensor) -> Unit:

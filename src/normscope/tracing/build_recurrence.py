@@ -14,9 +14,11 @@ from normscope.models.modules import (
     layer_submodule,
     linear_map,
     norm_epsilon,
+    packing_at,
+    value_constant,
+    value_rows,
 )
 from normscope.models.spec import Attention, GatedNorm, Recurrence, ShortConvolution
-from normscope.models.values import packing_at, value_constant, value_rows
 from normscope.tracing.call_values import GATES
 from normscope.tracing.recorded import (
     ELEMENT,

@@ -17,9 +17,10 @@ from normscope.models.modules import (
     layer_submodule,
     linear_map,
     linear_paths,
+    packing_at,
+    value_rows,
 )
 from normscope.models.spec import Attention, AttentionGate, Norm
-from normscope.models.values import packing_at, value_rows
 from normscope.tracing.recorded import closeness_rows, coarser, is_close, is_close_to_product
 from normscope.tracing.records import AttentionRecord, NormRecord, ProofRecord, Record
 

@@ -75,9 +75,9 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Tensor, torch.dtype], Recurrenc
 
 
 @contextmanager
-def recurrence_stand_ins(base: nn.Module, wanted: bool) -> Iterator[None]:
-    """Watch the recurrences of a model, if `wanted`."""
-    files = {cls.__module__ for module in base.modules() for cls in type(module).__mro__} if wanted else set()
+def recurrence_stand_ins(base: nn.Module) -> Iterator[None]:
+    """Watch the recurrences of a model."""
+    files = {cls.__module__ for module in base.modules() for cls in type(module).__mro__}
     places = [(file, name) for file in sorted(files) for name in _READERS if hasattr(sys.modules.get(file), name)]
     swapped = []
     try:

@@ -98,7 +98,7 @@ def watched_pass(
         recurrent = any(has_recurrence(request.stack) for request in requests)
         with (
             attention_stand_in(base, recorder) as handles,
-            recurrence_stand_ins(base, recurrent),
+            recurrence_stand_ins(base) if recurrent else nullcontext(),
             product_watch(recorder) if products else nullcontext(),
         ):
             for request in requests:

@@ -16,6 +16,7 @@ from normscope import NormscopeError, corpus
 from normscope.corpus import line_ranges
 from normscope.corpus.entries import Fault
 from normscope.corpus.line_ranges import can_plan_lines, plan_lines
+from normscope.corpus.readers.data_files import RemoteFile
 from normscope.corpus.shards import split_into_shards
 from tests.helpers.corpus_runs import toy_corpus, toy_run
 from tests.helpers.toys import save_model
@@ -114,6 +115,23 @@ def test_a_file_that_changes_during_a_run_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(NormscopeError, match="is not what it was when the run began"):
         plan.shard(1).read()
     assert not plan.shard(1).is_readable()
+
+
+def test_remote_files_are_read_from_the_middle(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    local = toy_corpus(tmp_path, 10)
+    store = fsspec.filesystem("memory")
+    store.pipe("/line_ranges/data.txt", local.read_bytes())
+    try:
+        remote = RemoteFile("memory://line_ranges/data.txt")
+        assert can_plan_lines("lines", [remote])
+        plan, digest, _ = plan_lines([remote], 4, None, 0)
+        assert digest == plan_lines([local], 4, None, 0)[1]
+        assert [plan.shard(n).read() for n in range(3)] == [one for _, one in split_into_shards(corpus.read(local), 4)]
+        assert plan.shard(2).is_readable()
+    finally:
+        store.rm("/line_ranges", recursive=True)
+    assert not plan.shard(2).is_readable()
 
 
 def test_a_run_makes_no_entries_to_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,9 +70,12 @@ class EntryRange:
         return found
 
     def is_readable(self) -> bool:
-        """Whether this process sees the local files."""
-        places = [(piece.place, piece.size) for piece in self.pieces if isinstance(piece.place, Path)]
-        return all(place.is_file() and place.stat().st_size == size for place, size in places)
+        """Whether this process can read the files."""
+        try:
+            self.read()
+        except NormscopeError:
+            return False
+        return True
 
 
 ShardEntries = tuple[Entry | Fault, ...] | EntryRange

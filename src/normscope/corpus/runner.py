@@ -32,6 +32,7 @@ from normscope.models.source import ModelSource
 
 SHOWN = 3  # faults in a summary
 WIDTH = 200  # characters of a reason in a summary
+Results = Iterator[ShardFiles | WrittenShard]
 Progress = Callable[[int, int], None]  # called with the number of finished entries and of all entries
 
 
@@ -170,9 +171,8 @@ def run(
         store.begin(manifest, survey.earlier, allow_versions)
         done = store.done(retry_errors)
         missing = _missing_shards(lens, plan, source, survey, done)
-        results: Iterator[ShardFiles | WrittenShard]
         if isinstance(model, Analyzer) or engine == "local":
-            results = engines.compute_locally(lens, plan, missing)
+            results: Results = engines.compute_locally(lens, plan, missing)
         else:
             load = partial(load_source, ModelSource.of(model))
             results = engines.compute_with_ray(load, plan, missing, workers, threads, address, manifest, store.target)
@@ -236,7 +236,7 @@ def _missing_shards(
 def _write_shards(
     store: Store,
     done: Mapping[int, Marker],
-    results: Iterator[ShardFiles | WrittenShard],
+    results: Results,
     total: int,
     strict: bool,
     progress: Progress | None,

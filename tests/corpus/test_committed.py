@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import polars as pl
 import pytest
 
 from normscope import NormscopeError, corpus
-from normscope.corpus.committed import COPY, INTERNAL, MANIFEST, PENDING
+from normscope.corpus.committed import COPY, INTERNAL, MANIFEST, PENDING, ShardTarget, marker_numbers, read_marker
+from normscope.corpus.shard_tables import ShardFiles
+from normscope.corpus.writing import Store, write_pending_files
 from tests.helpers.corpus_runs import flip_bit, table_bytes, toy_corpus, toy_run
 from tests.helpers.toys import save_model
 
@@ -57,33 +60,67 @@ def read_all(folder: Path) -> None:
     assert opened.finished
 
 
-# Kills at every file operation of a run: the audit hook ends the process before the operation takes place.
-COMMAND = """
-import os, signal, sys
+# Kills at every file operation of a run: the audit hook ends the process before the operation takes place. A process
+# that has imported everything forks one child for each run.
+SERVER = """
+import json, os, signal, sys
 from normscope import corpus
+from normscope.corpus import runner
 
-left = int(sys.argv[4])
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.chmod", "os.rmdir")
 
 
-def end(event, arguments):
-    global left
-    if event in EVENTS and str(arguments[0]).startswith(sys.argv[3]):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+def run(data, model, out, left, csv):
+    count = 0
+
+    def end(event, arguments):
+        nonlocal count
+        if event in EVENTS and str(arguments[0]).startswith(out):
+            count += 1
+            if count == left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(end)
+    options = {"shard_size": 4, "batch_size": 3, "measures": ["mixing"], "scopes": ["layer"], "maps": ["layer"]}
+    corpus.run(data, model, out, csv=csv, **options)
+    return count
 
 
-sys.addaudithook(end)
-options = {"shard_size": 4, "batch_size": 3, "measures": ["mixing"], "scopes": ["layer"], "maps": ["layer"]}
-corpus.run(sys.argv[1], sys.argv[2], sys.argv[3], csv=len(sys.argv) > 5, **options)
+for line in sys.stdin:
+    child, parent = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(parent, str(run(*json.loads(line))).encode())
+        except BaseException as error:
+            os.write(2, repr(error).encode())
+            os._exit(1)
+        os._exit(0)
+    os.close(parent)
+    _, status = os.waitpid(pid, 0)
+    print(json.dumps([os.waitstatus_to_exitcode(status), int(os.read(child, 20) or 0)]), flush=True)
+    os.close(child)
 """
 
 
-def killed_run(data: Path, model: Path, out: Path, left: int, *more: str) -> int:
-    """A run that is killed before its operation number `left` on its folder; 0: never."""
-    arguments = [sys.executable, "-c", COMMAND, str(data), str(model), str(out), str(left), *more]
-    return subprocess.run(arguments, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL).returncode
+@pytest.fixture(scope="module")
+def killer() -> Iterator[subprocess.Popen[str]]:
+    """A process that starts runs and says how they ended."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options: dict[str, Any] = {"text": True, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    arguments = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(arguments, env=environment, stderr=subprocess.DEVNULL, **options) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def killed_run(killer: Any, data: Path, model: Path, out: Path, left: int, csv: bool = False) -> tuple[int, int]:
+    """A run that is killed before its operation number `left` on its folder; 0: never. Returns its exit code and, if it
+    was not killed, the number of its operations."""
+    print(json.dumps([str(data), str(model), str(out), left, csv]), file=killer.stdin, flush=True)
+    code, count = json.loads(killer.stdout.readline())
+    return code, count
 
 
 def check_partial(folder: Path, whole: dict[str, bytes]) -> None:
@@ -102,13 +139,13 @@ def check_partial(folder: Path, whole: dict[str, bytes]) -> None:
         duckdb.sql(f"select count(*) from '{folder}/mixing/*.parquet'").fetchall()
 
 
-def kills(data: Path, model: Path, finished: Path, folder: Path, moments: list[int]) -> int:
+def kills(killer: Any, data: Path, model: Path, finished: Path, folder: Path, moments: Sequence[int]) -> int:
     """Kill runs at these moments, one after the other in one folder until it is done. Returns the number of kills."""
     whole = table_bytes(finished)
     count = attempt = 0
     for moment in moments:
         out = folder / str(attempt)
-        code = killed_run(data, model, out, moment)
+        code, _ = killed_run(killer, data, model, out, moment)
         check_partial(out, whole)
         if code == -signal.SIGKILL:
             count += 1
@@ -117,20 +154,38 @@ def kills(data: Path, model: Path, finished: Path, folder: Path, moments: list[i
         assert table_bytes(out) == whole
         attempt += 1
     out = folder / str(attempt)
-    assert killed_run(data, model, out, 0) == 0
+    assert killed_run(killer, data, model, out, 0)[0] == 0
     assert table_bytes(out) == whole
     return count
 
 
-def test_kills(data: Path, model: Path, finished: Path, tmp_path: Path) -> None:
-    assert kills(data, model, finished, tmp_path, [3, 14]) >= 1
+def test_kills(killer: Any, data: Path, model: Path, finished: Path, tmp_path: Path) -> None:
+    assert kills(killer, data, model, finished, tmp_path, [3, 14]) >= 1
 
 
 @pytest.mark.slow
-def test_random_kills(data: Path, model: Path, finished: Path, tmp_path: Path) -> None:
+def test_kills_at_every_operation_and_at_random(
+    killer: Any, data: Path, model: Path, finished: Path, tmp_path: Path
+) -> None:
+    """A whole run is killed at each of its operations and finished; then runs are killed at random until they end."""
+    whole = table_bytes(finished)
+    code, operations = killed_run(killer, data, model, tmp_path / "counted", 0)
+    assert code == 0
+    assert operations > 50
+    count = 0
+    for moment in range(1, operations + 1):
+        out = tmp_path / f"at{moment}"
+        assert killed_run(killer, data, model, out, moment)[0] == -signal.SIGKILL
+        check_partial(out, whole)
+        assert killed_run(killer, data, model, out, 0)[0] == 0
+        assert table_bytes(out) == whole
+        shutil.rmtree(out)
+        count += 1
     generator = random.Random(5)
-    moments = [*range(1, 60), *(generator.randint(1, 40) for _ in range(60))]
-    assert kills(data, model, finished, tmp_path, moments) > 60
+    (tmp_path / "random").mkdir()
+    moments = [generator.randint(1, 30) for _ in range(330 - min(count, 200))]
+    count += kills(killer, data, model, finished, tmp_path / "random", moments)
+    assert count >= 300, f"{operations} operations, {count} kills"
 
 
 def test_a_kill_while_the_manifest_is_written(data: Path, model: Path, tmp_path: Path) -> None:
@@ -220,7 +275,7 @@ def test_a_flipped_bit_is_noticed_and_not_served(run: Path) -> None:
 @pytest.mark.slow
 def test_many_flipped_bits(data: Path, model: Path, run: Path) -> None:
     toy_run(data, model, run, csv=True, **MAPS)
-    flips(run, 600, 2)
+    flips(run, 1000, 2)
 
 
 def test_letters_of_another_case_in_json_are_noticed(run: Path) -> None:
@@ -273,3 +328,30 @@ def test_verify_on_the_command_line(run: Path) -> None:
     code, text = call()
     assert code == 1
     assert "manifest.json" in text
+
+
+def test_shards_that_workers_wrote(data: Path, model: Path, finished: Path, tmp_path: Path) -> None:
+    """Two processes compute the same shards, one is killed before anything is committed: the tables are the same."""
+    stored = Store(tmp_path / "run")
+    whole = corpus.open(finished)
+    shards = []
+    for number in marker_numbers(finished):
+        marker = read_marker(finished, number, whole.manifest["run"])
+        files = {name: (finished / name).read_bytes() for name in marker.files}
+        shards.append(ShardFiles(number, marker.entries, marker.faults, files))
+    with stored.locked():
+        stored.begin({key: value for key, value in whole.manifest.items() if key != "run"})
+        assert stored.target.is_reachable()
+        assert not ShardTarget(stored.target.folder, "another run").is_reachable()
+        assert not ShardTarget(str(tmp_path / "elsewhere"), stored.target.run).is_reachable()
+        folder = Path(stored.target.folder)
+        write_pending_files(folder, shards[0])  # by a worker that counts as dead
+        for shard in shards:
+            written = write_pending_files(folder, shard)
+            assert table_bytes(folder).keys() == {name for one in shards[: shard.number] for name in one.files}
+            stored.write_shard(written)
+    assert table_bytes(folder) == table_bytes(finished)
+    assert len(list((folder / PENDING).iterdir())) == len(shards[0].files)
+    assert toy_run(data, model, folder, **MAPS).computed == 0
+    assert list((folder / PENDING).iterdir()) == []
+    assert corpus.open(folder).verify() == []

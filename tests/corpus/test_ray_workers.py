@@ -22,8 +22,10 @@ import pytest
 
 from normscope import NormscopeError, NormscopeWarning, corpus
 from normscope.corpus import engines, measure_registry
+from normscope.corpus.committed import ShardTarget
 from normscope.corpus.engines import DEATHS, _RayPool, _RayWorker
 from normscope.corpus.entries import Entry
+from normscope.corpus.line_ranges import EntryRange, plan_lines, read_shard_entries
 from normscope.corpus.plan import Plan
 from normscope.corpus.ray_cluster import Cluster, Placement, connected_cluster, place_workers
 from normscope.corpus.shard_tables import ShardFiles
@@ -143,6 +145,61 @@ def test_workers_that_die_at_the_start() -> None:
     ray = FakeRay(lambda worker, shard: None, die)
     with pytest.raises(NormscopeError, match="3 Ray workers in a row died while they loaded the model: out of memory"):
         pooled(ray)
+
+
+class SeeingRay(FakeRay):
+    """Ray whose workers see the files of the data, the folder of the run, both or neither; it keeps what they get."""
+
+    def __init__(self, answer: tuple[bool, bool] | None) -> None:
+        super().__init__(lambda worker, shard: None)
+        self.answer = answer  # None: the worker does not answer
+        self.given: list[tuple[Any, ...]] = []
+
+    def make(self) -> Any:
+        actor = super().make()
+
+        def remote(work: Callable[..., Any]) -> Any:
+            return SimpleNamespace(remote=lambda *given: SimpleNamespace(worker=actor.number, run=lambda: work(*given)))
+
+        def sees(given: Any, target: Any) -> tuple[bool, bool]:
+            if self.answer is None:
+                raise TimeoutError
+            return self.answer
+
+        def shard(number: int, *given: Any) -> ShardFiles:
+            self.given.append(given)
+            return ShardFiles(number, len(read_shard_entries(given[0])), 0, {})
+
+        actor.sees, actor.shard = remote(sees), remote(shard)
+        return actor
+
+    def get(self, task: Any, timeout: float | None = None) -> Any:
+        return super().get(task)
+
+
+@pytest.mark.parametrize("answer", [(True, True), (True, False), (False, True), (False, False), None])
+def test_workers_get_what_they_do_not_see(tmp_path: Path, answer: tuple[bool, bool] | None) -> None:
+    ray, target = SeeingRay(answer), ShardTarget(str(tmp_path), "run")
+    plan, _, _ = plan_lines([toy_corpus(tmp_path)], 4, None, 0)
+    shards = iter([(n, plan.shard(n)) for n in range(3)])
+    pool = _RayPool(Cluster(ray, None), ray.make, Plan(), shards, 60.0, target)
+    pool.start(2)
+    assert [shard.entries for shard in pool.results()] == [4, 4, 2]
+    data, folder = answer or (False, False)
+    assert [isinstance(given[0], EntryRange) for given in ray.given] == [data] * 3
+    assert [given[1:] for given in ray.given] == [(target,) if folder else ()] * 3
+
+
+def test_a_worker_knows_what_it_sees(tmp_path: Path) -> None:
+    data, out = toy_corpus(tmp_path), tmp_path / "run"
+    toy_run(data, save_model(tmp_path / "model", max_position_embeddings=24), out)
+    plan, _, _ = plan_lines([data], 4, None, 0)
+    worker = object.__new__(_RayWorker)
+    target = ShardTarget(str(out), corpus.open(out).manifest["run"])
+    assert worker.sees(plan.shard(0), target) == (True, True)
+    assert worker.sees(None, None) == (False, False)
+    data.unlink()
+    assert worker.sees(plan.shard(0), ShardTarget(str(tmp_path), target.run)) == (False, False)
 
 
 def test_a_worker_that_is_late_is_waited_for() -> None:

@@ -76,6 +76,32 @@ class Marker:
         return signed_json({**counts, "run": self.run, "files": files})
 
 
+@dataclass(frozen=True)
+class ShardTarget:
+    """Where workers write the files of their shards."""
+
+    folder: str  # an absolute path
+    run: str  # id of the run
+
+    def is_reachable(self) -> bool:
+        """Whether this process sees the folder of the run."""
+        try:
+            return bool(read_signed_json(Path(self.folder) / COPY)["run"] == self.run)
+        except (DamagedError, KeyError):
+            return False
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """A shard whose files a worker has written, but nobody committed."""
+
+    number: int
+    entries: int
+    faults: int
+    files: Mapping[str, FileSum]  # by path in the folder of the run
+    attempt: str  # of the worker
+
+
 def signed_json(content: Mapping[str, Any]) -> bytes:
     """A JSON object with the digest of its content as "checksum"."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -124,9 +150,10 @@ def read_marker(folder: Path, number: int, run: str) -> Marker:
     return found
 
 
-def pending_path(folder: Path, name: str) -> Path:
-    """Where a shard's file is before it is moved to its table. The name has no suffix that other tools look for."""
-    return folder / PENDING / f"{name.replace('/', '-')}.part"
+def pending_path(folder: Path, name: str, attempt: str = "") -> Path:
+    """Where a shard's file is before it is moved to its table. The name has no suffix that other tools look for. With
+    `attempt`, the file of one of several processes that may compute the same shard."""
+    return folder / PENDING / f"{name.replace('/', '-')}{f'.{attempt}' if attempt else ''}.part"
 
 
 def committed_path(folder: Path, name: str, expected: FileSum) -> Path | None:

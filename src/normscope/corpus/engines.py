@@ -7,20 +7,23 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from normscope.corpus.entries import Entry, Fault
+from normscope.corpus.committed import ShardTarget, WrittenShard
+from normscope.corpus.line_ranges import EntryRange, ShardEntries, read_shard_entries
 from normscope.corpus.plan import Plan
 from normscope.corpus.ray_cluster import Cluster, connected_cluster, place_workers
 from normscope.corpus.run_manifest import describe_run_model, package_versions
 from normscope.corpus.same_run import public_version
 from normscope.corpus.shard_tables import ShardFiles
 from normscope.corpus.shards import EncodedShard, compute_shard, encode_shard, shard_of_faults
+from normscope.corpus.writing import write_pending_files
 from normscope.errors import NormscopeError
 
-Shard = tuple[int, tuple[Entry | Fault, ...]]
+Shard = tuple[int, ShardEntries]
 LoadAnalyzer = Callable[..., Any]  # loads the Analyzer on a `device`; pickled for the workers
 AHEAD = 2  # shards tokenised in advance, and shards queued for each worker
 DEATHS = 3  # of workers, until their shard is given up, or until none is started any more
@@ -36,13 +39,17 @@ def compute_locally(lens: Any, plan: Plan, shards: Iterable[Shard]) -> Iterator[
 
         def fill() -> None:
             while len(waiting) < AHEAD and (shard := next(given, None)) is not None:
-                waiting.append(pool.submit(encode_shard, lens, plan, *shard))
+                waiting.append(pool.submit(_encode_given_shard, lens, plan, *shard))
 
         fill()
         while waiting:
             encoded: EncodedShard = waiting.pop(0).result()
             fill()
             yield compute_shard(lens, plan, encoded)
+
+
+def _encode_given_shard(lens: Any, plan: Plan, number: int, given: ShardEntries) -> EncodedShard:
+    return encode_shard(lens, plan, number, read_shard_entries(given))
 
 
 def compute_with_ray(
@@ -53,9 +60,13 @@ def compute_with_ray(
     threads: int,
     address: str | None,
     expected: Mapping[str, Any] | None = None,
+    target: ShardTarget | None = None,
     start_seconds: float = START_SECONDS,
-) -> Iterator[ShardFiles]:
+) -> Iterator[ShardFiles | WrittenShard]:
     """Compute shards with one model per worker.
+
+    Workers that see the files of the data read their entries there, and those that see the folder of the run write
+    their files there; entries and files of the others are sent.
 
     A worker that dies is replaced and its shards are computed again. A shard at which three workers died is given up:
     its entries become faults.
@@ -68,12 +79,15 @@ def compute_with_ray(
         threads: Threads of each worker.
         address: The address of the cluster; None starts one on this machine.
         expected: The manifest of the run, whose model and versions every worker must have.
+        target: Where workers write their files; None: they return them.
         start_seconds: How long to wait while no worker has loaded the model.
     """
     with connected_cluster(address) as cluster:
         placement = place_workers(cluster.ray.nodes(), workers, threads)
         actor = cluster.ray.remote(num_cpus=threads, num_gpus=placement.gpus, max_restarts=0)(_RayWorker)
-        pool = _RayPool(cluster, lambda: actor.remote(load, plan, threads, expected), plan, iter(shards), start_seconds)
+        pool = _RayPool(
+            cluster, lambda: actor.remote(load, plan, threads, expected), plan, iter(shards), start_seconds, target
+        )
         pool.start(placement.workers)
         yield from pool.results()
 
@@ -85,6 +99,7 @@ class _Worker:
     actor: Any
     ready: Any  # the task that ends when the model is loaded; None afterwards
     tasks: deque[tuple[Any, Shard]] = field(default_factory=deque)
+    sees: tuple[bool, bool] | None = None  # the files of the data, and the folder of the run; None: not asked yet
 
 
 @dataclass
@@ -96,6 +111,7 @@ class _RayPool:
     plan: Plan
     given: Iterator[Shard]
     start_seconds: float
+    target: ShardTarget | None = None
     workers: list[_Worker] = field(default_factory=list)
     again: deque[Shard] = field(default_factory=deque)  # of dead workers; each is computed alone
     deaths: Counter[int] = field(default_factory=Counter)  # by shard
@@ -109,7 +125,7 @@ class _RayPool:
             actor = self.make()
             self.workers.append(_Worker(actor, actor.ready.remote()))
 
-    def results(self) -> Iterator[ShardFiles]:
+    def results(self) -> Iterator[ShardFiles | WrittenShard]:
         """The finished shards."""
         ray = self.cluster.ray
         while self._fill():
@@ -137,12 +153,26 @@ class _RayPool:
                 shard = self.again.popleft() if self.again else next(self.given, None)
                 if shard is None:
                     break
-                worker.tasks.append((worker.actor.shard.remote(*shard), shard))
+                worker.tasks.append((self._submit(worker, shard), shard))
         if any(worker.tasks for worker in self.workers) or self.again:
             return True
         if any(worker.ready is None for worker in self.workers):
             return False  # ready and without work: none is left
         return bool(self.workers)
+
+    def _submit(self, worker: _Worker, shard: Shard) -> Any:
+        """Give a shard to a worker: where its entries are, unless the worker does not see the files, and where its
+        results go, unless it does not see that folder."""
+        number, given = shard
+        where = given if isinstance(given, EntryRange) else None
+        if worker.sees is None and (where is not None or self.target is not None):
+            try:
+                worker.sees = self.cluster.ray.get(worker.actor.sees.remote(where, self.target), timeout=PATIENCE)
+            except Exception:  # a dead or slow worker is found out when its tasks are
+                worker.sees = False, False
+        data, folder = worker.sees or (False, False)
+        sent = given if where is None or data else where.read()
+        return worker.actor.shard.remote(number, sent, *([self.target] if folder else []))
 
     def _finish_start(self, worker: _Worker) -> None:
         try:
@@ -160,13 +190,13 @@ class _RayPool:
         else:
             worker.ready, self.failed_starts = None, 0
 
-    def _finish_tasks(self, worker: _Worker) -> Iterator[ShardFiles]:
+    def _finish_tasks(self, worker: _Worker) -> Iterator[ShardFiles | WrittenShard]:
         """Take the results of a worker, up to the first task that is not done; replace the worker if it has died."""
         ray = self.cluster.ray
         while worker.tasks and ray.wait([worker.tasks[0][0]], timeout=0)[0]:
             task, shard = worker.tasks.popleft()
             try:
-                finished: ShardFiles = ray.get(task)
+                finished: ShardFiles | WrittenShard = ray.get(task)
             except Exception as error:
                 if not self._is_death(error):
                     raise _explain_task_error(error) from error
@@ -176,7 +206,7 @@ class _RayPool:
 
     def _mourn(self, worker: _Worker, shard: Shard, error: Exception) -> Iterator[ShardFiles]:
         """After a death: the shard that was computed is tried again or given up, those behind it are computed again."""
-        number, entries = shard
+        number, given = shard
         self.deaths[number] += 1
         self.again.extend(behind for _, behind in worker.tasks)
         self._replace(worker)
@@ -184,7 +214,7 @@ class _RayPool:
             self.again.append(shard)
         else:
             reason = f"{DEATHS} Ray workers died while they computed this shard. The last: {_shortened(error)}"
-            yield shard_of_faults(self.plan, number, entries, "worker", reason)
+            yield shard_of_faults(self.plan, number, read_shard_entries(given), "worker", reason)
 
     def _replace(self, worker: _Worker) -> None:
         self.workers.remove(worker)
@@ -254,5 +284,11 @@ class _RayWorker:
                 "same packages and copy the same model to every machine of the cluster."
             )
 
-    def shard(self, number: int, entries: tuple[Entry | Fault, ...]) -> ShardFiles:
-        return compute_shard(self.lens, self.plan, encode_shard(self.lens, self.plan, number, entries))
+    def sees(self, given: EntryRange | None, target: ShardTarget | None) -> tuple[bool, bool]:
+        """Whether the files of these entries, and the folder of the run, are where the driver sees them."""
+        return given is not None and given.is_readable(), target is not None and target.is_reachable()
+
+    def shard(self, number: int, given: ShardEntries, target: ShardTarget | None = None) -> ShardFiles | WrittenShard:
+        """Compute a shard and write its files; without a target, return them."""
+        found = compute_shard(self.lens, self.plan, _encode_given_shard(self.lens, self.plan, number, given))
+        return found if target is None else write_pending_files(Path(target.folder), found)

@@ -21,6 +21,7 @@ from normscope.corpus.fingerprints import (
     file_fingerprint,
     function_fingerprint,
 )
+from normscope.corpus.line_ranges import LinePlan, can_plan_lines, plan_lines
 from normscope.corpus.measure_registry import find_registered_measures
 from normscope.corpus.plan import Plan
 from normscope.corpus.readers.data_files import Data, distinct_names
@@ -48,6 +49,15 @@ class RunSource:
         if self.format == "pairs":
             options.setdefault("tokenizer", tokenizer)
         return islice(read(self.data, self.format, **options), self.limit)
+
+    def survey(self, tokenizer: Any, shard_size: int, earlier: int) -> Survey:
+        """Count and digest the entries; of texts with one entry per line, without making them."""
+        format, files = check_corpus_format(self.data, self.format, **self.reader)
+        if not can_plan_lines(format, files):
+            return survey_entries(self.read_entries(tokenizer), earlier)
+        chosen = [file for file in files if not isinstance(file, str)]
+        plan, digest, before = plan_lines(chosen, shard_size, self.limit, earlier)
+        return Survey(plan.entries, digest, before, plan.faults, plan.first_fault, plan)
 
     def check_readable(self, survey: Survey) -> None:
         """Refuse data of which no entry can be read, which suggests another format."""
@@ -78,6 +88,7 @@ class Survey:
     earlier: str  # of as many entries as an earlier run has
     faults: int = 0  # entries that cannot be read
     first_fault: str = ""
+    lines: LinePlan | None = None  # where the entries of each shard are, if they can be read from there
 
 
 def survey_entries(entries: Iterable[Entry | Fault], earlier: int) -> Survey:

@@ -9,19 +9,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
 from normscope.analyzer import Analyzer
 from normscope.arguments import check_integers
 from normscope.corpus import engines
-from normscope.corpus.committed import Marker
+from normscope.corpus.committed import Marker, WrittenShard
 from normscope.corpus.csv_export import write_csv_tables
 from normscope.corpus.plan import MaskDraw, Plan, check_plan, check_plan_counts, names_in_plan_option
 from normscope.corpus.readers.data_files import Data
-from normscope.corpus.run_manifest import RunSource, make_run_manifest, survey_entries
-from normscope.corpus.shard_tables import ShardFiles, import_polars
+from normscope.corpus.run_manifest import RunSource, Survey, make_run_manifest
+from normscope.corpus.shard_tables import ShardFiles
 from normscope.corpus.shards import draw_masks_in_order, split_into_shards
 from normscope.corpus.stop_signals import stop_after_shard
 from normscope.corpus.store import Run
@@ -33,6 +32,7 @@ from normscope.models.source import ModelSource
 
 SHOWN = 3  # faults in a summary
 WIDTH = 200  # characters of a reason in a summary
+Results = Iterator[ShardFiles | WrittenShard]
 Progress = Callable[[int, int], None]  # called with the number of finished entries and of all entries
 
 
@@ -162,7 +162,7 @@ def run(
     check_plan(plan, lens)
     store, source = Store(Path(out)), RunSource(data, format, dict(reader or {}), limit)
     before = store.stored_manifest(restore=False)
-    survey = survey_entries(source.read_entries(lens.tokenizer), before["data"]["entries"] if before else 0)
+    survey = source.survey(lens.tokenizer, shard_size, before["data"]["entries"] if before else 0)
     source.check_readable(survey)
     budget = memory_budget or lens.memory_budget or _stored_budget(before) or _free_memory(lens, engine, workers)
     plan = replace(plan, memory_budget=budget)
@@ -170,12 +170,12 @@ def run(
         manifest = make_run_manifest(lens, source, survey, plan)
         store.begin(manifest, survey.earlier, allow_versions)
         done = store.done(retry_errors)
-        missing = _missing_shards(lens, plan, source, done)
+        missing = _missing_shards(lens, plan, source, survey, done)
         if isinstance(model, Analyzer) or engine == "local":
-            results = engines.compute_locally(lens, plan, missing)
+            results: Results = engines.compute_locally(lens, plan, missing)
         else:
             load = partial(load_source, ModelSource.of(model))
-            results = engines.compute_with_ray(load, plan, missing, workers, threads, address, manifest)
+            results = engines.compute_with_ray(load, plan, missing, workers, threads, address, manifest, store.target)
         finished, faults, computed = _write_shards(store, done, results, survey.entries, strict, progress)
         if csv and finished == survey.entries:
             write_csv_tables(Run(store.folder))
@@ -220,9 +220,12 @@ def _free_memory(lens: Analyzer, engine: str, workers: int) -> int:
 
 
 def _missing_shards(
-    lens: Analyzer, plan: Plan, source: RunSource, done: Mapping[int, Marker]
+    lens: Analyzer, plan: Plan, source: RunSource, survey: Survey, done: Mapping[int, Marker]
 ) -> Iterator[engines.Shard]:
-    """The shards that are not done."""
+    """The shards that are not done, with their entries or where these are."""
+    lines = survey.lines
+    if lines is not None and not plan.draws_in_order:
+        return ((number, lines.shard(number)) for number in range(len(lines.file_of)) if number not in done)
     entries = source.read_entries(lens.tokenizer)
     shards = split_into_shards(
         draw_masks_in_order(lens, plan, entries) if plan.draws_in_order else entries, plan.shard_size
@@ -233,7 +236,7 @@ def _missing_shards(
 def _write_shards(
     store: Store,
     done: Mapping[int, Marker],
-    results: Iterator[ShardFiles],
+    results: Results,
     total: int,
     strict: bool,
     progress: Progress | None,
@@ -250,7 +253,7 @@ def _write_shards(
     with stop_after_shard() as stopped:
         for shard in results if finished < total else ():
             if strict and shard.faults:
-                raise NormscopeError(_first_fault_message(shard.files))
+                raise NormscopeError(store.first_fault(shard))
             store.write_shard(shard)
             finished, faults, computed = finished + shard.entries, faults + shard.faults, computed + shard.entries
             if progress is not None:
@@ -265,9 +268,3 @@ def _first_reasons(folder: Path) -> tuple[str, ...]:
     rows = Run(folder).scan("errors").select("id", "where", "reason").head(SHOWN).collect().rows()
     lines = [f"{id} ({where}): {' '.join(reason.split())}" for id, where, reason in rows]
     return tuple(line if len(line) <= WIDTH else f"{line[:WIDTH]}..." for line in lines)
-
-
-def _first_fault_message(files: Mapping[str, bytes]) -> str:
-    content = next(content for name, content in files.items() if name.startswith("errors/"))
-    row = import_polars().read_parquet(BytesIO(content)).row(0, named=True)
-    return f"{row['id']} ({row['where']}): {row['reason']}"

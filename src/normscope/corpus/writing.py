@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from normscope.corpus.committed import (
     DamagedError,
     FileSum,
     Marker,
+    ShardTarget,
+    WrittenShard,
     committed_path,
     damaged_files,
     files_like_those_of_shards,
@@ -37,7 +40,7 @@ from normscope.corpus.committed import (
 )
 from normscope.corpus.folder_lock import lock_folder
 from normscope.corpus.same_run import continued_manifest
-from normscope.corpus.shard_tables import ShardFiles
+from normscope.corpus.shard_tables import ShardFiles, import_polars
 from normscope.corpus.store import check_store_folder, read_store_manifest
 from normscope.errors import NormscopeError
 
@@ -125,20 +128,37 @@ class Store:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
-    def write_shard(self, shard: ShardFiles) -> None:
-        """Commit a shard. It replaces an earlier one with its number."""
+    @property
+    def target(self) -> ShardTarget:
+        """Where workers write their shards."""
+        return ShardTarget(str(self.folder.resolve()), self.manifest["run"])
+
+    def write_shard(self, shard: ShardFiles | WrittenShard) -> None:
+        """Commit a shard, whose files may have been written by a worker. It replaces an earlier one with its number."""
         self.remove_csv()
         before = self._readable_marker(shard.number)
-        sums = {name: FileSum.of(content) for name, content in shard.files.items()}
-        for name, content in shard.files.items():
-            self._write_pending(name, content)
-        marker = Marker(shard.number, self.manifest["run"], shard.entries, shard.faults, sums)
+        written = write_pending_files(self.folder, shard) if isinstance(shard, ShardFiles) else shard
+        for name in written.files:
+            with self._explain(name):
+                pending_path(self.folder, name, written.attempt).replace(pending_path(self.folder, name))
+        marker = Marker(shard.number, self.manifest["run"], shard.entries, shard.faults, written.files)
         self._replace(marker_name(shard.number), marker.to_json())
-        for name in shard.files:
+        for name in written.files:
             self._publish(name)
         for name in before.files if before else ():
-            if name not in sums:
+            if name not in written.files:
                 (self.folder / name).unlink(missing_ok=True)
+
+    def first_fault(self, shard: ShardFiles | WrittenShard) -> str:
+        """The first fault of a shard that is not committed yet."""
+        name = next(name for name in shard.files if name.startswith("errors/"))
+        content = (
+            shard.files[name]
+            if isinstance(shard, ShardFiles)
+            else pending_path(self.folder, name, shard.attempt).read_bytes()
+        )
+        row = import_polars().read_parquet(BytesIO(content)).row(0, named=True)
+        return f"{row['id']} ({row['where']}): {row['reason']}"
 
     def _intact_marker(self, number: int, run: str) -> Marker | None:
         try:
@@ -179,12 +199,6 @@ class Store:
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
         self._replace(name, signed_json(content))
 
-    def _write_pending(self, name: str, content: bytes) -> None:
-        with self._explain(name):
-            path = pending_path(self.folder, name)
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content)
-
     def _publish(self, name: str) -> None:
         """Move a committed file to its table."""
         with self._explain(name):
@@ -201,12 +215,29 @@ class Store:
             pending.write_bytes(content)
             pending.replace(path)
 
-    @contextmanager
-    def _explain(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise NormscopeError(
-                f"Cannot write {self.folder / name}: {error.strerror}. Finished shards are kept; fix the problem and "
-                "run the same command again to resume."
-            ) from error
+    def _explain(self, name: str) -> AbstractContextManager[None]:
+        return _explain_write_error(self.folder / name)
+
+
+def write_pending_files(folder: Path, shard: ShardFiles) -> WrittenShard:
+    """Write the files of a shard to the internal folder of a run, each under a name of its own: several processes may
+    compute the same shard."""
+    attempt = uuid.uuid4().hex[:12]
+    for name, content in shard.files.items():
+        path = pending_path(folder, name, attempt)
+        with _explain_write_error(folder / name):
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+    sums = {name: FileSum.of(content) for name, content in shard.files.items()}
+    return WrittenShard(shard.number, shard.entries, shard.faults, sums, attempt)
+
+
+@contextmanager
+def _explain_write_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NormscopeError(
+            f"Cannot write {path}: {error.strerror}. Finished shards are kept; fix the problem and run the same "
+            "command again to resume."
+        ) from error

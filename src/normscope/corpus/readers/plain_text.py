@@ -13,13 +13,21 @@ def read_plain_text_by_line(path: DataFile) -> Iterator[Entry | Fault]:
     """One entry per non-blank line."""
     for line in text_lines(path):
         if not line.blank:
-            yield _plain_text_entry(path, [line])
+            yield line_entry(path, path.name, line)
 
 
 def read_plain_text_by_paragraph(path: DataFile) -> Iterator[Entry | Fault]:
     """One entry per paragraph, with its lines joined by spaces."""
     for block in text_line_blocks(text_lines(path)):
         yield _plain_text_entry(path, block)
+
+
+def line_entry(path: DataFile, name: str, line: Line) -> Entry | Fault:
+    """The entry of a line; its id begins with `name`."""
+    id, where = f"{name}:{line.number}", f"{path}:{line.number}"
+    if line.damage is not None:
+        return Fault(id, where, line.damage)
+    return entry_or_fault(id, where, text=line.text.strip())
 
 
 def join_lines(lines: list[Line]) -> str:

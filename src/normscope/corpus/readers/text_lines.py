@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from normscope.corpus.readers.data_files import DataFile, open_binary
 from normscope.errors import NormscopeError
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # of UTF-16 and UTF-32
 
 
@@ -30,8 +31,8 @@ def text_lines(path: DataFile) -> Iterator[Line]:
         number = 0
         for number, raw in enumerate(file, 1):
             if number == 1:
-                raw = _strip_byte_order_mark(path, raw)
-            yield _decode_text_line(number, raw.removesuffix(b"\n").removesuffix(b"\r"))
+                raw = check_first_text_line(path, raw)
+            yield decode_text_line(number, raw)
     if number == 0:
         raise NormscopeError(f"{path}:1: The file is empty.")
 
@@ -54,15 +55,18 @@ def first_damaged_text_line(lines: Iterable[Line]) -> Line | None:
     return next((line for line in lines if line.damage), None)
 
 
-def _strip_byte_order_mark(path: DataFile, raw: bytes) -> bytes:
+def check_first_text_line(path: DataFile, raw: bytes) -> bytes:
+    """The first line of a file without its byte order mark; raises if it is not text in UTF-8."""
     if raw.startswith(WIDE_MARKS):
         raise NormscopeError(f"{path}:1: The file is UTF-16 or UTF-32. Convert it to UTF-8.")
     if b"\0" in raw:
         raise NormscopeError(f"{path}:1: The file contains binary data, not UTF-8 text. Is it in another format?")
-    return raw.removeprefix(b"\xef\xbb\xbf")
+    return raw.removeprefix(BYTE_ORDER_MARK)
 
 
-def _decode_text_line(number: int, raw: bytes) -> Line:
+def decode_text_line(number: int, raw: bytes) -> Line:
+    """A line without its end."""
+    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:
         return Line(number, raw.decode("utf-8"))
     except UnicodeDecodeError as error:

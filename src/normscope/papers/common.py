@@ -14,11 +14,10 @@ from normscope.corpus.measure_registry import Columns
 from normscope.corpus.store import Run
 from normscope.labels import number_ranges_label
 from normscope.measures import correlation
-from normscope.papers import published
 from normscope.papers.runs import RunPlan
 from normscope.papers.study import Setting
 from normscope.reports import charts
-from normscope.reports.report import Claim, Picture, Table, none_if_nan
+from normscope.reports.report import Picture, Table, none_if_nan
 
 CLEAR = 0.1  # absolute correlation below which no claim about the sign is supported
 
@@ -66,23 +65,6 @@ def paper_table_columns(types: Mapping[str, Any], rows: Sequence[Sequence[Any]])
         name: list(column) if type is object else np.array(column, dtype=type)
         for (name, type), column in zip(types.items(), values, strict=True)
     }
-
-
-def claim_with_published(
-    text: str,
-    holds: bool | None,
-    template: str,
-    ours: Sequence[float],
-    reference: Mapping[str, float],
-    *keys: str,
-    undefined: str = "",
-) -> Claim:
-    """A claim whose template is filled with our numbers and with the published ones. With `undefined`, the reason, it
-    is undecided if one of our numbers is NaN."""
-    theirs = published.quote_published(reference, template, *keys)
-    if undefined and any(map(math.isnan, ours)):
-        return Claim(text, None, undefined, theirs)
-    return Claim(text, holds, template.format(*ours), theirs)
 
 
 def published_curves(reference: Mapping[str, float], keys: Mapping[str, str], depth: int) -> dict[str, list[float]]:

@@ -62,16 +62,18 @@ def describe_estimate(one: Estimate, spec: str = ".3g", unit: str = "", name: st
     return f"{value}95 % interval {one.low:{spec}} to {one.high:{spec}}{unit} ({one.method})"
 
 
-def describe_layers(margins: Sequence[Estimate], layers: Sequence[int] | None = None, alpha: float = ALPHA) -> str:
+def describe_layers(
+    margins: Sequence[Estimate],
+    layers: Sequence[int] | None = None,
+    alpha: float = ALPHA,
+    words: tuple[str, str] = ("significant in", "reversed in"),
+    methods: bool = True,
+) -> str:
     """ "significant in layers 1-3, 5; reversed in layer 6; open in layer 4 (bootstrap over 872 sequences)" """
-    above, reversed_, open_ = split_layers(margins, layers, alpha)
-    parts = [
-        f"{what} in {paper_layers_text(some)}"
-        for what, some in (("significant", above), ("reversed", reversed_), ("open", open_))
-        if some
-    ]
-    methods = list(dict.fromkeys(margin.method for margin in margins))
-    return f"{'; '.join(parts)} ({'; '.join(methods[:2])})"
+    split = zip((*words, "open in"), split_layers(margins, layers, alpha), strict=True)
+    found = "; ".join(f"{where} {paper_layers_text(some)}" for where, some in split if some)
+    names = list(dict.fromkeys(margin.method for margin in margins))
+    return f"{found} ({'; '.join(names[:2])})" if methods else found
 
 
 def split_layers(

@@ -166,8 +166,7 @@ def _compared_section(compared: Compared, folders: Sequence[str]) -> Section:
     rows: list[tuple[Cell, ...]] = []
     for report, label, folder in zip(compared.reports, compared.labels, folders, strict=True):
         known = dict(report.facts)
-        claims = [claim for claim in report.claims if not claim.own]
-        counts = [sum(claim.holds is state for claim in claims) for state in (True, False, None)]
+        counts = count_claims([claim for claim in report.claims if not claim.own])
         facts = (known.get("layers"), short_name(report.data), known.get("sequences"), changed_readings(report))
         rows.append((ReportLink(label, folder), *counts, *(fact or None for fact in facts)))
     kept = [k for k in range(len(columns)) if any(row[k] is not None for row in rows)]

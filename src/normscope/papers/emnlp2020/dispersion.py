@@ -18,13 +18,13 @@ from normscope.papers.common import finite_numbers, layer_numbers, layer_picture
 from normscope.papers.emnlp2020.shared import (
     PLAIN,
     REFERENCE,
-    SEQUENCES,
     THEIRS,
     Head,
     corpus_norm_moments,
     head_maps_picture,
 )
 from normscope.papers.published import quote_published
+from normscope.papers.resampling import SEQUENCES
 from normscope.papers.study import Runs, Setting
 from normscope.papers.verdicts import decided_claim, describe_estimate
 from normscope.reports.report import Cell, Claim, Picture, Section, Table, none_if_nan

@@ -16,8 +16,9 @@ from normscope.measures.correlation import ordinal_codes, spearman_of_codes, spe
 from normscope.measures.uncertainty import Resampled, resample_statistic
 from normscope.papers import frequencies
 from normscope.papers.common import CLEAR, finite_numbers, scan_paper_side
-from normscope.papers.emnlp2020.shared import PLAIN, REFERENCE, SEQUENCES, THEIRS, other_readings
+from normscope.papers.emnlp2020.shared import PLAIN, REFERENCE, THEIRS, other_readings
 from normscope.papers.published import quote_published
+from normscope.papers.resampling import SEQUENCES
 from normscope.papers.study import Runs, Setting
 from normscope.papers.verdicts import decided_claim, describe_estimate
 from normscope.reports import charts

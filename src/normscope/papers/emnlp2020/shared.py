@@ -24,7 +24,6 @@ REFERENCE = "BERT-base on Wikipedia, published"
 PLAIN = "attention"  # the run over unmasked text
 PARALLEL = "alignment"  # the run over sentence pairs
 CATEGORIES = ("first", "separator", "punctuation", "other")
-SEQUENCES = "sequences"  # what is resampled
 
 
 def token_kind_categories(readings: Any) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ from normscope.corpus.store import Run
 from normscope.measures.uncertainty import Estimate, decide_at_least, resample_means, undecided
 from normscope.papers.common import layer_numbers, layer_picture, published_curves, scan_paper_side
 from normscope.papers.emnlp2020 import shared
-from normscope.papers.emnlp2020.shared import CATEGORIES, SEQUENCES, THEIRS
+from normscope.papers.emnlp2020.shared import CATEGORIES, THEIRS
+from normscope.papers.resampling import SEQUENCES, estimates_along
 from normscope.papers.study import Runs, Setting
 from normscope.papers.verdicts import decided_claim, describe_estimate
 from normscope.reports.report import Claim, Picture, Section, Table
@@ -210,4 +210,4 @@ def _majority_margins(found: CategoryShares) -> list[Estimate]:
     """The share of ordinary tokens in the norms of each layer, minus one half."""
     other = CATEGORIES.index("other")
     margins = resample_means(found.norm).map(lambda sums: sums[..., other] / sums.sum(-1) - 0.5)
-    return [margins.map(itemgetter((..., n))).estimate(SEQUENCES) for n in range(len(found.layers))]
+    return estimates_along(margins)

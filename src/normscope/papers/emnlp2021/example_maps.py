@@ -22,8 +22,8 @@ from normscope.measures.first_token import normalise_rows
 from normscope.measures.uncertainty import Resampled, resample_means
 from normscope.papers.common import describe_common_masking, layer_numbers, layer_table, masked_run, scan_paper_side
 from normscope.papers.emnlp2021.ratios import aggregate_rounded, attention_block_scopes, scope_of_alias
-from normscope.papers.emnlp2021.sequences import ITEMS, intervals_evidence, reversed_layers_text
-from normscope.papers.resampling import pick
+from normscope.papers.emnlp2021.sequences import intervals_evidence, reversed_layers_text
+from normscope.papers.resampling import estimate_mean_along, pick
 from normscope.papers.study import Runs, Setting
 from normscope.papers.verdicts import decided_claim
 from normscope.reports import map_charts
@@ -133,7 +133,7 @@ def _diagonal_claim(setting: Setting, found: Resampled, scopes: list[str]) -> Cl
     margins = [by_layer[alone].map(lambda v: 50 - v), by_layer[block].map(lambda v: v - 50)]
     return decided_claim(
         "The diagonal dominates the map with residual and normalization, but not with attention alone",
-        [one.map(lambda v: v.mean(-1)).estimate(ITEMS) for one in margins],
+        [estimate_mean_along(one) for one in margins],
         "share of the diagonal " + ", ".join(f"{float(one.value):.1f} % in {name}" for name, one in means.items()),
         evidence=intervals_evidence(means) + reversed_layers_text(margins),
     )

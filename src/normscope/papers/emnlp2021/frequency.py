@@ -21,9 +21,9 @@ from normscope.papers.emnlp2021.ratios import (
     mixing_ratios_of_run,
     scope_of_alias,
 )
-from normscope.papers.emnlp2021.sequences import ITEMS
 from normscope.papers.emnlp2021.shared import PUBLISHED, REFERENCE, THEIRS
 from normscope.papers.published import quote_published
+from normscope.papers.resampling import SEQUENCES
 from normscope.papers.study import Runs, Setting
 from normscope.papers.verdicts import decided_claim, describe_estimate
 from normscope.reports import charts
@@ -104,10 +104,10 @@ def _frequency_claim(setting: Setting, frame: pl.DataFrame, ranks: NDArray[np.in
     found = resample_rank_correlation(frame, last, ranks, chosen)
     if np.isnan(found.value):
         return Claim(text, None, "the mixing ratio or the frequency does not vary", theirs)
-    rho, margin = found.estimate(ITEMS), found.map(np.negative).estimate(ITEMS)
+    rho, margin = found.estimate(SEQUENCES), found.map(np.negative).estimate(SEQUENCES)
     under = {}
     if (chosen != other).any():
-        differently = resample_rank_correlation(frame, last, ranks, other).map(np.negative).estimate(ITEMS)
+        differently = resample_rank_correlation(frame, last, ranks, other).map(np.negative).estimate(SEQUENCES)
         under[f"special={OTHER_SPECIAL[setting.readings.special]}"] = differently.decide()
     ours = f"Spearman {rho.value:.2f} by {last}, without special tokens"
     return decided_claim(text, margin, ours, theirs, evidence=describe_estimate(rho, ".2f"), under=under)

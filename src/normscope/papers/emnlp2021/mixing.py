@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from normscope.measures.uncertainty import Estimate, Resampled, decide_at_least, permute_spearman
+from normscope.measures.uncertainty import Resampled, decide_at_least, permute_spearman
 from normscope.papers.common import (
     describe_common_masking,
     finite_numbers,
@@ -28,9 +28,7 @@ from normscope.papers.emnlp2021.ratios import (
     weights_residual_scope,
 )
 from normscope.papers.emnlp2021.sequences import (
-    ITEMS,
     SequenceSums,
-    Values,
     intervals_evidence,
     margin_evidence,
     mixing_sums_by_sequence,
@@ -46,7 +44,7 @@ from normscope.papers.emnlp2021.shared import (
     layer_correlation_claim,
 )
 from normscope.papers.published import quote_published
-from normscope.papers.resampling import pick
+from normscope.papers.resampling import estimate_mean_along, pick
 from normscope.papers.study import Runs, Setting
 from normscope.papers.verdicts import decided_claim
 from normscope.reports import map_charts
@@ -182,7 +180,7 @@ def _mixing_claims(setting: Setting, given: SequenceSums, names: Sequence[str]) 
             return by_average[average].map(lambda found: margin(*(found[..., n, :] for n in places)))
 
         ours = [float(by_average[chosen].value[n].mean()) for n in places]
-        one, other = (_mean_over_layers(by_layer(average)) for average in (chosen, OTHER_AVERAGE[chosen]))
+        one, other = (estimate_mean_along(by_layer(average)) for average in (chosen, OTHER_AVERAGE[chosen]))
         under = {f"table_average={OTHER_AVERAGE[chosen]}": other.decide()}
         evidence = margin_evidence(one, by_layer(chosen), name=name)
         theirs = quote_published(THEIRS, template, *(f"mixing.{method}.mean" for method in methods))
@@ -224,9 +222,11 @@ def _dominance_claim(
     means, by_layer, margins = {}, {}, {}
     for average, found in by_average.items():
         weights, block = (pick(found, n, -2) for n in places)
-        means[average] = {scopes[m]: one.map(_mean) for m, one in zip(methods, (weights, block), strict=True)}
+        means[average] = {
+            scopes[m]: one.map(lambda v: v.mean(-1)) for m, one in zip(methods, (weights, block), strict=True)
+        }
         by_layer[average] = [weights.map(lambda v: v - 50), block.map(lambda v: 50 - v)]
-        margins[average] = [_mean_over_layers(one) for one in by_layer[average]]
+        margins[average] = [estimate_mean_along(one) for one in by_layer[average]]
     other = OTHER_AVERAGE[chosen]
     return decided_claim(
         "Mixing dominates by weights, but by norms with residual and normalization tokens mostly keep their own",
@@ -241,14 +241,6 @@ def _dominance_claim(
 def _overall_by_layer(given: SequenceSums, average: str) -> Resampled:
     """(scopes, layers): the mean over all tokens."""
     return resample_mixing(given, average, ("overall",)).map(lambda found: found[..., 0])
-
-
-def _mean_over_layers(margins: Resampled) -> Estimate:
-    return margins.map(_mean).estimate(ITEMS)
-
-
-def _mean(found: Values) -> Any:
-    return found.mean(-1)
 
 
 def _middle_layer_claims(setting: Setting, frame: pl.LazyFrame) -> tuple[Claim, ...]:
@@ -272,7 +264,7 @@ def _middle_layer_claims(setting: Setting, frame: pl.LazyFrame) -> tuple[Claim, 
             claims.append(Claim(text, None, "no such tokens in the corpus", theirs))
         else:
             by_layer = {average: _minus(some, pair[1], pair[0], sign) for average, some in found.items()}
-            margins = {average: _mean_over_layers(some) for average, some in by_layer.items()}
+            margins = {average: estimate_mean_along(some) for average, some in by_layer.items()}
             other = OTHER_AVERAGE[chosen]
             evidence = margin_evidence(margins[chosen], by_layer[chosen], layers)
             under = {f"layer_average={other}": margins[other].decide()}

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from normscope.measures.uncertainty import Estimate, Resampled, resample_means
 from normscope.papers.common import paper_layers_text
 from normscope.papers.emnlp2021.ratios import TYPES, aggregate_rounded
-from normscope.papers.resampling import estimates_along
+from normscope.papers.resampling import SEQUENCES, estimates_along
 from normscope.papers.verdicts import describe_estimate, split_layers
 
 Values = NDArray[np.float64]
-ITEMS = "sequences"
 
 
 class SequenceSums(NamedTuple):
@@ -81,7 +80,7 @@ def resample_mixing(given: SequenceSums, average: str, kinds: Sequence[str] = TY
 
 def intervals_evidence(means: Mapping[str, Resampled], unit: str = " %") -> str:
     """ "95 % intervals: ATTN-W 91.0 to 92.1 %; ATTN-N 80.2 to 81.3 % (bootstrap over 872 sequences)" """
-    found = {name: one.estimate(ITEMS) for name, one in means.items()}
+    found = {name: one.estimate(SEQUENCES) for name, one in means.items()}
     methods = dict.fromkeys(one.method for one in found.values())
     if any(isnan(one.low) for one in found.values()):
         return "; ".join(methods)
@@ -100,5 +99,5 @@ def margin_evidence(
 
 def reversed_layers_text(margins: Sequence[Resampled], layers: Sequence[int] | None = None) -> str:
     """ "; reversed in layers 3-4" if one of the margins, (..., layers), is significantly negative there, or empty."""
-    found = {layer for one in margins for layer in split_layers(estimates_along(one, ITEMS), layers)[1]}
+    found = {layer for one in margins for layer in split_layers(estimates_along(one), layers)[1]}
     return f"; reversed in {paper_layers_text(sorted(found))}" if found else ""

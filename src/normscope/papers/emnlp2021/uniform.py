@@ -45,7 +45,7 @@ from normscope.papers.emnlp2021.ratios import (
     overall_mixing,
     scope_of_alias,
 )
-from normscope.papers.emnlp2021.sequences import ITEMS, Values, mixing_sums_by_sequence
+from normscope.papers.emnlp2021.sequences import Values, mixing_sums_by_sequence
 from normscope.papers.emnlp2021.shared import layer_correlation, layer_correlation_claim
 from normscope.papers.resampling import estimates_along
 from normscope.papers.study import Runs, Setting
@@ -109,7 +109,7 @@ def uniform_attention_section(setting: Setting, runs: Runs) -> Section:
         ),
     )
     within = uniform_within_layers(setting, runs)
-    by_layer = estimates_along(within, ITEMS)
+    by_layer = estimates_along(within)
     return Section(
         "uniform",
         "Uniform instead of learned attention",

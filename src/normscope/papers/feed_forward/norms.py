@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,13 @@ from normscope.measures.correlation import spearman
 from normscope.measures.uncertainty import Resampled, resample_means
 from normscope.papers import common
 from normscope.papers.common import layer_numbers, layer_picture, masked_run, scan_paper_side
-from normscope.papers.feed_forward.evidence import describe_directions
 from normscope.papers.feed_forward.measures import NORM, removal_measure_name, removed_dimension_count, split_by_gain
-from normscope.papers.feed_forward.sequences import estimate_layers, interval_bands, pick_lowest_layer
-from normscope.papers.feed_forward.shared import INTERVALS, NAME, SPEARMAN, require_ff_layout
+from normscope.papers.feed_forward.sequences import interval_bands, pick_lowest_layer
+from normscope.papers.feed_forward.shared import INCREASES, INTERVALS, NAME, SPEARMAN, require_ff_layout
 from normscope.papers.published import published_main_numbers, quote_published
+from normscope.papers.resampling import SEQUENCES, estimates_along, pick, subtract_resampled
 from normscope.papers.study import Runs, Setting
-from normscope.papers.verdicts import decided_claim, describe_estimate, majority
+from normscope.papers.verdicts import decided_claim, describe_estimate, describe_layers, majority
 from normscope.reports import charts
 from normscope.reports.report import Claim, Picture, Section, Table
 
@@ -58,11 +57,9 @@ def bypass_norms_section(setting: Setting, runs: Runs) -> Section:
     frame = mean_ff_magnitudes(runs[masked_run(setting)], scopes.side).filter(pl.col("dimension") == NORM)
     layers, bypass, output = (frame[name].to_list() for name in ("layer", "bypass", "output"))
     resampled = resample_norms(runs[masked_run(setting)], scopes.side, setting.readings)
-    bands = interval_bands(
-        {name: estimate_layers(resampled.map(itemgetter((..., n, slice(None))))) for n, name in enumerate(SHOWN)}
-    )
-    ratios = estimate_layers(resampled.map(lambda means: means[..., 0, :] / means[..., 1, :]))
-    margins = estimate_layers(resampled.map(lambda means: means[..., 1, :] - means[..., 0, :]))
+    bands = interval_bands({name: estimates_along(pick(resampled, n, -2)) for n, name in enumerate(SHOWN)})
+    ratios = estimates_along(resampled.map(lambda means: means[..., 0, :] / means[..., 1, :]))
+    margins = estimates_along(subtract_resampled(*(pick(resampled, n, -2) for n in (1, 0))))
     larger = [layer for layer, a, b in zip(layers, bypass, output, strict=True) if a > b]
     claim = decided_claim(
         "The bypass has a larger norm than the feed-forward output in most layers",
@@ -134,9 +131,7 @@ def low_gain_section(setting: Setting, runs: Runs) -> Section:
     share, masking = f"{100 * readings.gamma_share:g} %", common.describe_common_masking(setting)
     title = "Section 6.2. Similarity of the maps before and after the feed-forward"
     series = {"all dimensions": whole, f"without {count} with the lowest gain": rest}
-    bands = interval_bands(
-        {name: estimate_layers(resampled.map(itemgetter((..., n, slice(None))))) for n, name in enumerate(series)}
-    )
+    bands = interval_bands({name: estimates_along(pick(resampled, n, -2)) for n, name in enumerate(series)})
     return Section(
         "gamma",
         "Dimensions that the last norm scales down",
@@ -178,9 +173,10 @@ def _low_gain_claim(
     layers: list[int], whole: list[float], rest: list[float], resampled: Resampled, share: str, alpha: float
 ) -> Claim:
     most = int(np.argmin(whole))  # where the feed-forward changes the map most
-    change = resampled.map(lambda means: means[..., 1, :] - means[..., 0, :])
-    margin = pick_lowest_layer(change, resampled.map(itemgetter((..., 0, slice(None))))).estimate("sequences")
-    by_layer = describe_directions(estimate_layers(change), "it increases in", "it decreases in", alpha)
+    before, after = (pick(resampled, n, -2) for n in range(2))
+    change = subtract_resampled(after, before)
+    margin = pick_lowest_layer(change, before).estimate(SEQUENCES)
+    by_layer = describe_layers(estimates_along(change), alpha=alpha, words=INCREASES, methods=False)
     return decided_claim(
         f"In the layer that it changes most, the feed-forward changes the map less without the {share} of dimensions "
         "with the lowest gain",

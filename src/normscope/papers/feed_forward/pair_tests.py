@@ -21,7 +21,7 @@ from normscope.papers.feed_forward.groups import (
     pair_type_keys,
 )
 from normscope.papers.feed_forward.maps import Numbers, Texts, Values
-from normscope.papers.feed_forward.sequences import estimate_layers
+from normscope.papers.resampling import estimates_along, pick, subtract_resampled
 from normscope.papers.verdicts import majority
 
 LEVELS = ("sequence", "instance", "type")
@@ -95,7 +95,7 @@ def resample_group_means(
 
 
 def _margins(means: Resampled) -> list[Estimate]:
-    return estimate_layers(means.map(lambda some: some[..., 0, :] - some[..., 1, :]))
+    return estimates_along(subtract_resampled(*(pick(means, n, -2) for n in range(2))))
 
 
 def _unit_differences(

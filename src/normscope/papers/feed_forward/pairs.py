@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,9 @@ from normscope.papers.feed_forward.amplification import PLAIN, describe_ff_amp_a
 from normscope.papers.feed_forward.groups import MatchedGroups, TokenUnits, group_amplification, matched_pair_groups
 from normscope.papers.feed_forward.maps import Texts, Values, read_run_texts
 from normscope.papers.feed_forward.pair_tests import DISTANCES, PairTests, run_pair_tests
-from normscope.papers.feed_forward.sequences import estimate_layers
 from normscope.papers.feed_forward.shared import NAME, FeedForwardLayout, require_ff_layout
 from normscope.papers.published import published_main_numbers
+from normscope.papers.resampling import estimates_along, pick
 from normscope.papers.study import Runs, Setting
 from normscope.papers.verdicts import decided_claim, majority, split_layers
 from normscope.reports import charts
@@ -175,7 +174,7 @@ def _pair_numbers(kind: PairKind, tests: PairTests, level: str) -> dict[str, flo
 def _mean_amp_bars(kind: PairKind, tests: PairTests, alpha: float) -> Picture:
     layers = range(1, len(tests.deciding) + 1)
     names = (kind.targets, "other pairs")
-    groups = [estimate_layers(tests.means.map(itemgetter((..., n, slice(None))))) for n in range(2)]
+    groups = [estimates_along(pick(tests.means, n, -2)) for n in range(2)]
     above, reversed_, _ = split_layers(tests.deciding, alpha=alpha)
     known = all(np.isfinite(one.low) for some in groups for one in some)
     spread = {name: [(one.high - one.low) / 2 for one in some] for name, some in zip(names, groups, strict=True)}

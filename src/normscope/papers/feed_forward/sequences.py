@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 import numpy as np
 import polars as pl
@@ -57,21 +56,6 @@ def resample_similarities(
     return ResampledSimilarities(
         {key: n for n, key in enumerate(chosen)}, resample_means(table, resamples, seed=(seed, 5))
     )
-
-
-def estimate_layers(values: Resampled) -> list[Estimate]:
-    """The estimate of each layer, the last dimension."""
-    return [values.map(itemgetter((..., n))).estimate("sequences") for n in range(values.value.shape[-1])]
-
-
-def estimate_layer_mean(values: Resampled) -> Estimate:
-    """The estimate of the mean over layers."""
-    return values.map(lambda some: some.mean(-1)).estimate("sequences")
-
-
-def subtract_resampled(first: Resampled, second: Resampled) -> Resampled:
-    """The difference of two statistics that were resampled together."""
-    return Resampled(first.value - second.value, first.draws - second.draws, first.items)
 
 
 def pick_lowest_layer(values: Resampled, by: Resampled) -> Resampled:

@@ -14,6 +14,7 @@ NAME = "ff"
 REFERENCE = "BERT-base on Wikipedia"
 SPEARMAN = "Spearman's correlation"
 INTERVALS = "Bands: 95 % bootstrap intervals over sequences."
+INCREASES = ("it increases in", "it decreases in")
 EDITION = (
     "Tables and figures are numbered as in the preprint (arXiv 2302.00456, versions 1 and 2); ICLR numbering not "
     "checked."

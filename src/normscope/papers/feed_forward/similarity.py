@@ -16,8 +16,6 @@ from normscope.papers.feed_forward.residual import describe_residual, residual_r
 from normscope.papers.feed_forward.sequences import (
     NORMALISED,
     ResampledSimilarities,
-    estimate_layer_mean,
-    estimate_layers,
     interval_bands,
     resample_similarities,
     sequence_similarities,
@@ -33,6 +31,7 @@ from normscope.papers.feed_forward.shared import (
 )
 from normscope.papers.feed_forward.similarity_claims import ByPair, similarity_claims
 from normscope.papers.published import published_main_numbers
+from normscope.papers.resampling import estimate_mean_along, estimates_along
 from normscope.papers.study import Runs, Setting
 from normscope.reports import facts, map_charts
 from normscope.reports.report import Cell, Picture, Section, Table
@@ -82,7 +81,7 @@ def similarity_section(setting: Setting, runs: Runs) -> Section:
         res1 = {name: single[name, (scopes.before(RES1), RES1)] for name in NORMALISED}
         text += "\n\n" + describe_residual(facts.sequence_lengths(run), res1)
         parts.append(residual_readings_table(res1))
-    by_layer = {pair: estimate_layers(resampled.layers(readings.normalise, pair)) for pair in pairs}
+    by_layer = {pair: estimates_along(resampled.layers(readings.normalise, pair)) for pair in pairs}
     changes = _contextualisation_changes(scopes, resampled, readings.normalise)
     parts += [
         _similarity_picture(
@@ -128,7 +127,7 @@ def _contextualisation_changes(
     found = {}
     for name, pair in pairs.items():
         change = resampled.layers(reading, pair).map(lambda values: 1 - values)
-        found[name] = [estimate_layer_mean(change), *estimate_layers(change)]
+        found[name] = [estimate_mean_along(change), *estimates_along(change)]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,18 +11,15 @@ import numpy as np
 
 from normscope.measures.uncertainty import Estimate, Resampled, decide_at_least
 from normscope.papers.common import paper_layers_text
-from normscope.papers.feed_forward.evidence import describe_directions, shift_estimate
 from normscope.papers.feed_forward.sequences import (
     NORMALISED,
     Pair,
     ResampledSimilarities,
-    estimate_layer_mean,
-    estimate_layers,
     pick_lowest_layer,
-    subtract_resampled,
 )
-from normscope.papers.feed_forward.shared import NAME, FeedForwardLayout
+from normscope.papers.feed_forward.shared import INCREASES, NAME, FeedForwardLayout
 from normscope.papers.published import published_main_numbers, quote_published
+from normscope.papers.resampling import SEQUENCES, estimate_mean_along, estimates_along, subtract_resampled
 from normscope.papers.verdicts import decided_claim, describe_estimate, describe_layers
 from normscope.reports.report import Claim
 
@@ -50,9 +48,9 @@ def similarity_claims(
             f"The feed-forward changes the map: the similarity is below {CHANGED} in at least one layer",
             f"{_mean(ff):.2f}, from {ff[lowest]:.2f} (layer {lowest}) to {max(ff.values()):.2f}",
             quote_published(published, "{:.2f}, from {:.2f} to {:.2f}", *keys),
-            lambda layers: estimate_layers(layers(before_ff).map(lambda values: CHANGED - values)),
-            lambda margins: describe_directions(
-                margins, f"below {CHANGED} in", f"above {CHANGED} in", readings.alpha, with_method=True
+            lambda layers: estimates_along(layers(before_ff).map(lambda values: CHANGED - values)),
+            lambda margins: describe_layers(
+                margins, alpha=readings.alpha, words=(f"below {CHANGED} in", f"above {CHANGED} in")
             ),
             at_least=1,
         ),
@@ -60,7 +58,7 @@ def similarity_claims(
             "RES2 counteracts the feed-forward: in every layer the map after it is closer to the map before the block",
             f"in {len(back)} of {len(ff)}: {paper_layers_text(back)}",
             "in every layer",
-            lambda layers: estimate_layers(
+            lambda layers: estimates_along(
                 subtract_resampled(layers((scopes.block, scopes.ff_residual)), layers((scopes.block, scopes.ff)))
             ),
             lambda margins: describe_layers(margins, alpha=readings.alpha),
@@ -75,8 +73,8 @@ def similarity_claims(
             f"The map of the whole layer is nearly that of attention and residual (similarity above {ALIKE})",
             f"{_mean(given[whole]):.2f}",
             quote_published(published, "{:.2f}", "pair.ATTNRES-N.ATTNRESLNFFRESLN-N"),
-            lambda layers: [estimate_layer_mean(layers(whole).map(lambda values: values - ALIKE))],
-            lambda margins: describe_estimate(shift_estimate(margins[0], ALIKE), ".3f", name="similarity"),
+            lambda layers: [estimate_mean_along(layers(whole).map(lambda values: values - ALIKE))],
+            lambda margins: describe_estimate(_shift(margins[0], ALIKE), ".3f", name="similarity"),
         ),
     )
 
@@ -123,14 +121,14 @@ def _last_norm_claims(
     def gain(layers: Layers) -> Resampled:
         return subtract_resampled(layers(norm), layers(residual))
 
-    by_layer = estimate_layers(gain(partial(resampled.layers, readings.normalise)))
+    by_layer = estimates_along(gain(partial(resampled.layers, readings.normalise)))
     template = "similarity {:.2f} against {:.2f}"
     return [
         claim(
             "LN2 changes the map more than RES2 does",
             template.format(_mean(given[step]), _mean(given[residual_step])),
             quote_published(published, template, "similarity.ATTNRESLNFFRESLN-N", "similarity.ATTNRESLNFFRES-N"),
-            lambda layers: [estimate_layer_mean(subtract_resampled(layers(residual_step), layers(step)))],
+            lambda layers: [estimate_mean_along(subtract_resampled(layers(residual_step), layers(step)))],
             lambda margins: describe_estimate(margins[0], ".2g", name="difference"),
         ),
         claim(
@@ -138,13 +136,18 @@ def _last_norm_claims(
             f"layer {lowest}: the similarity to the map before the block goes from {given[residual][lowest]:.2f} to "
             f"{given[norm][lowest]:.2f}",
             "it increases in layers 10-11, where the feed-forward changes the map most",
-            lambda layers: [pick_lowest_layer(gain(layers), layers((scopes.input, scopes.ff))).estimate("sequences")],
+            lambda layers: [pick_lowest_layer(gain(layers), layers((scopes.input, scopes.ff))).estimate(SEQUENCES)],
             lambda margins: (
                 f"{describe_estimate(margins[0], '.2g', name='increase')}; "
-                f"{describe_directions(by_layer, 'it increases in', 'it decreases in', readings.alpha)}"
+                f"{describe_layers(by_layer, alpha=readings.alpha, words=INCREASES, methods=False)}"
             ),
         ),
     ]
+
+
+def _shift(one: Estimate, by: float) -> Estimate:
+    """The estimate of a number whose margin to a threshold was estimated, for display."""
+    return replace(one, value=one.value + by, low=one.low + by, high=one.high + by)
 
 
 def _mean(values: ByLayer) -> float:

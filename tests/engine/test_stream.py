@@ -198,23 +198,26 @@ def test_bad_options_are_refused_before_any_input_is_read() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"heads": True}, {"rows": [0, -1]}, {"layers": [1, 0]}, {"layers": [1]}], ids=repr
 )
-def test_the_first_layer_is_reported_before_the_others_are_done(options: dict[str, Any]) -> None:
-    lens = toy_lens()
+def test_layers_are_reported_as_they_are_done(options: dict[str, Any]) -> None:
+    lens = Analyzer(tiny("bert", num_hidden_layers=3), toy_lens().tokenizer)
     items = [item for text in ("the cats sat on the big red mat", "a cat") for item in encode(lens.loaded, text)]
     requests = requests_for(lens.loaded, Options(**options))
     told: list[list[Any]] = []
-    whole = run_batch(lens.loaded, items, requests, lens.workspace, None, told.append)
-    if len(whole[0].layers) == 1:
-        assert told == []
-        return
-    (early,) = told
-    for part, result in zip(early, whole, strict=True):
-        assert part.layers == result.layers[:1]
-        assert part.rows == result.rows
-        for scope in result.scopes:
-            for mine, all_layers in zip(
-                vars(part.measured[scope]).values(), vars(result.measured[scope]).values(), strict=True
-            ):
-                assert torch.equal(mine, all_layers[:1])
-        for scope, maps in result.heads.items():
-            assert torch.equal(part.heads[scope], maps[:1])
+    whole = run_batch(lens.loaded, items, requests, lens.workspace, None, lambda results: told.append(results()))
+    assert len(told) == len(whole[0].layers) - 1
+    for done, early in enumerate(told, 1):
+        for part, result in zip(early, whole, strict=True):
+            _is_start_of(part, result, done)
+
+
+def _is_start_of(part: Any, whole: Any, layers: int) -> None:
+    """Assert that a result is the first layers of another, to the last bit."""
+    assert part.layers == whole.layers[:layers]
+    assert part.rows == whole.rows
+    for scope in whole.scopes:
+        for mine, all_layers in zip(
+            vars(part.measured[scope]).values(), vars(whole.measured[scope]).values(), strict=True
+        ):
+            assert torch.equal(mine, all_layers[:layers])
+    for scope, maps in whole.heads.items():
+        assert torch.equal(part.heads[scope], maps[:layers])

@@ -28,7 +28,7 @@ describe("the sentence that says what stands out", () => {
     expect(await shown("ATTN-W")).toBe("soap puts 50 % of its attention weight on opera, and gets 50 % of its attention output from it.");
   });
   it("says how much a token keeps of itself after other components", async () => {
-    expect(await shown("ATTNRES-N")).toBe("A token keeps 67 % of itself here, on average; between tokens, opera gives the most: 25 % of what soap receives.");
+    expect(await shown("ATTNRES-N")).toBe("A token keeps 67 % of itself on average; the largest link gives soap 25 % from opera.");
   });
   it("names what a component changed most", async () => {
     expect(await shown("ATTNRES-N", { against: "ATTN-N" })).toBe("From attention to + residual, no link between two tokens gains; soap → [CLS] loses most, 40.0 points of what the output receives.");

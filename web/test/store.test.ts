@@ -122,3 +122,20 @@ describe("the mixing ratio", () => {
     expect(store.mixingAt(store.main!)).toBeUndefined();
   });
 });
+
+describe("the side on display", () => {
+  const open = (...sides: ReturnType<typeof side>[]) => {
+    const one = header(...sides);
+    return Doc.open({ header: async () => one, cells: async () => new Float32Array(4) });
+  };
+  it("is the decoder of a translation, also after a model with one side", async () => {
+    const store = new Store();
+    await store.show(await open(side(["a", "b"])));
+    expect(store.view.band).toBe("encoder");
+    await store.show(await open(side(["a", "b"], { side: "decoder" }), side(["a", "b"])));
+    expect(store.view.band).toBe("decoder");
+    store.change({ band: "encoder" });
+    await store.show(await open(side(["a", "b"], { side: "decoder" }), side(["a", "b"])));
+    expect(store.view.band).toBe("encoder"); // chosen
+  });
+});

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from normscope import Analyzer, NormscopeError, default_model
 from tests.helpers.kinds import lenses
@@ -117,6 +117,21 @@ def test_raw_values_are_one_key_away(browser: Browser, server: Live) -> None:
         tab.page.keyboard.press("n")
         tab.until(lambda now: now["norm"] == "raw")
         expect(tab.part("legend")).not_to_contain_text("share of the row")
+
+
+def test_a_choice_made_while_the_example_runs_is_kept(browser: Browser, server: Live) -> None:
+    with open_tab(browser) as tab:
+        held: list[Route] = []
+        tab.page.route("**/api/analyses?*", lambda route: held.append(route))
+        tab.page.goto(server.address)
+        tab.wait(lambda: held)
+        tab.select("Model").select_option("tiny-causal")
+        tab.box("Text").fill("the mat")
+        held[0].continue_()
+        tab.wait_for_map()
+        tab.until(lambda now: not now["busy"])
+        expect(tab.select("Model")).to_have_value("tiny-causal")
+        expect(tab.box("Text")).to_have_value("the mat")
 
 
 def test_nothing_is_analysed_over_what_is_typed(browser: Browser, server: Live) -> None:

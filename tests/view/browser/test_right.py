@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,3 +238,24 @@ def test_paper_has_every_map(browser: Browser, tmp_path: Path) -> None:
                 && one.scrollWidth > one.clientWidth + 1).length"""
         )
         assert cut == 0
+
+
+@pytest.mark.parametrize(
+    "fragment", ["&scope=ATTNRES-N&layer=2", "&scope=ATTN-N&norm=raw", "&scope=ATTN-N&against=ATTN-W&per=input"]
+)
+def test_the_python_of_a_view_makes_what_is_shown(
+    browser: Browser, server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fragment: str
+) -> None:
+    with open_tab(browser) as tab:
+        start(tab, server, fragment)
+        rows = list(csv.DictReader(io.StringIO(save(tab, "CSV", tmp_path / "map.csv"))))
+        tab.button("Share").click()
+        code = tab.part("python").inner_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Analyzer, "from_pretrained", lambda name: lenses()["tiny-encoder"])
+    made: dict[str, Any] = {}
+    exec(code, made)
+    name = next(name for name in ("change", "shares", "maps") if name in made)
+    values = [float(row["value"]) for row in rows]
+    np.testing.assert_allclose(made[name].double().flatten(), values, rtol=1e-4, atol=1e-6)
+    assert (tmp_path / "map.pdf").exists() == ("against" not in fragment)

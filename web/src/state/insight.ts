@@ -101,8 +101,8 @@ function ofMap(store: Store, place: Place): Piece[] {
   const attention = attentionOf(side, place.scope);
   if (!attention) {
     const own = meanOwnShare(values, side, picks);
-    const kept = Number.isNaN(own) ? [] : [text("A token keeps "), value(own), text(" of itself here, on average; ")];
-    return [...kept, text(kept.length ? "between tokens, " : "Between tokens, "), from, text(" gives the most: "), value(found.share), text(" of what "), to, text(" receives.")];
+    const kept = Number.isNaN(own) ? [] : [text("A token keeps "), value(own), text(" of itself on average; ")];
+    return [...start, ...kept, text(kept.length || start.length ? "the largest link gives " : "The largest link gives "), to, text(" "), value(found.share), text(" from "), from, text(".")];
   }
   const others = attention.other === null ? undefined : place.head === null ? place.doc.map(side, attention.other, place.layer) : place.doc.head(side, attention.other, place.layer, side.heads.indexOf(place.head));
   const width = side.columns.length;

@@ -299,6 +299,8 @@ export class Store {
   }
 
   async show(doc: Doc): Promise<void> {
+    const bands = (one: Doc) => views.bandsOf(one.header).length;
+    if (this.doc && bands(this.doc) === 1 && bands(doc) > 1) this.view = { ...this.view, band: "" }; // its name was no choice
     const view = views.settled(this.view, doc.header);
     const side = views.sideOf(doc.header, view.band);
     const loaded = doc.load(side, view.scope, view.layer);

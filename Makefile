@@ -21,7 +21,7 @@ PYTEST  := $(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test test-all test-slow test-poisoned test-versions test-oldest test-pinned test-newest browser web web-check docs \
-	families coverage figures tutorials dist release-notes bench lint types format hooks hygiene clean
+	families coverage peers figures tutorials dist release-notes bench lint types format hooks hygiene clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -129,6 +129,9 @@ families: setup ## regenerate docs/families.md
 
 coverage: setup ## regenerate docs/coverage.md
 	$(THREADS) $(BIN)/python -m docs.make_coverage
+
+peers: setup ## regenerate docs/peers.md from benchmarks/peers/results.json
+	$(BIN)/python -m docs.make_peers
 
 figures: setup ## redraw docs/figures
 	$(THREADS) $(BIN)/python -m docs.make_figures

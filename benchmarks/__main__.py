@@ -1,6 +1,6 @@
 """`python -m benchmarks`: run the measurements, print a table, save the raw numbers.
 
-`python -m benchmarks trust` compares methods by their faithfulness instead (see `benchmarks.trust`).
+`python -m benchmarks trust` compares methods by their faithfulness instead, `python -m benchmarks peers` other tools.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,8 @@ PARTS: dict[str, Callable[[], Iterator[Measure]]] = {
     "viewer": viewer,
 }
 
+APART = ("trust", "peers")  # packages with options of their own
+
 
 def table(rows: list[Row]) -> Table:
     """All measurements; "others" is the share of the processors used by other work at the same time."""
@@ -183,10 +186,8 @@ def _cpu() -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["trust"]:  # has options of its own
-        from benchmarks.trust.__main__ import main as run_trust
-
-        run_trust(sys.argv[2:])
+    if len(sys.argv) > 1 and sys.argv[1] in APART:
+        import_module(f"benchmarks.{sys.argv[1]}.__main__").main(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Side-by-side measurements of normscope.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")

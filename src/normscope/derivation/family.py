@@ -23,7 +23,14 @@ from normscope.derivation.watch import LayerCallArguments, watch_layer
 from normscope.errors import NormscopeError
 from normscope.inputs.samples import random_media
 from normscope.models.base import base_of, media_key
-from normscope.models.modules import input_embeddings, layer_blocks, parameter_paths, vocabulary_size, watched_paths
+from normscope.models.modules import (
+    input_embeddings,
+    layer_blocks,
+    parameter_paths,
+    refuse_autocast,
+    vocabulary_size,
+    watched_paths,
+)
 from normscope.models.registry import check_family
 from normscope.models.scopes import layer_steps, scope_names
 from normscope.models.spec import Attention, Block, Branch, Family, Norm, Stack
@@ -42,6 +49,7 @@ def describe_model(model: PreTrainedModel, every_layer: bool = False) -> Family:
         raise NormscopeError(
             "The model is in training mode, so dropout would change what is watched. Call model.eval()."
         )
+    refuse_autocast(model.device)
     watch = partial(_watch_model, every_layer=True) if every_layer else _watch_model
     return describe_once(model, (_structure(model), every_layer), watch)
 

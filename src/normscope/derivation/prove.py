@@ -63,9 +63,6 @@ def load_proved(model: Any, tokenizer: Any, dtype: torch.dtype | None, derive: b
     tested = is_tested(installed_version())
 
     def prove_loaded(loaded: LoadedModel) -> None:
-        if loaded.family.input == "text" or loaded.two_sided:
-            check_tokenizer(loaded.tokenizer, loaded.limits.vocabulary)
-            check_processor(loaded)
         if tested and is_built_in(loaded.family):
             prove(loaded)
         else:
@@ -73,6 +70,7 @@ def load_proved(model: Any, tokenizer: Any, dtype: torch.dtype | None, derive: b
 
     if not derive:
         loaded = load_model(model, tokenizer, dtype, refuse_unknown_type)
+        _check_readers(loaded)
         prove_loaded(loaded)
         return loaded
     try:
@@ -92,6 +90,7 @@ def _load_in_turn(
     """Load and prove a model. If it is derived and the proof fails, perhaps layers with the same modules use them
     differently: then every layer is described by itself."""
     loaded = load_model(model, tokenizer, dtype, describe_model, known)
+    _check_readers(loaded)
     try:
         prove_loaded(loaded)
         return loaded
@@ -101,11 +100,18 @@ def _load_in_turn(
         again = load_model(loaded.given, tokenizer, dtype, partial(describe_model, every_layer=True), known)
         if again.family == loaded.family:
             raise NormscopeError(
-                f"{type(loaded.model).__name__} cannot be described: what was found by watching it does not hold on "
-                f"the model itself. {error}"
+                f"{type(loaded.model).__name__} cannot be described, since what was found by watching it does not hold "
+                f"on the model itself: {error}"
             ) from error
         prove_loaded(again)
         return again
+
+
+def _check_readers(loaded: LoadedModel) -> None:
+    """Check the tokenizer and the processor of a model."""
+    if loaded.family.input == "text" or loaded.two_sided:
+        check_tokenizer(loaded.tokenizer, loaded.limits.vocabulary)
+        check_processor(loaded)
 
 
 def _prove_fully(loaded: LoadedModel) -> float:
@@ -139,7 +145,7 @@ def announce(loaded: LoadedModel, error: float) -> None:
             f"normscope has no family for {type(loaded.model).__name__}: its layers were described by watching it, and "
             f"the description was proved on it (completeness {error:.0e}; `normscope derive` shows it).",
             NormscopeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

@@ -136,11 +136,13 @@ def _register_stand_in(own: str) -> str:
         recorder: Any = getattr(active_trace, "recorder", None)
         eager = _eager_attention(module)
         function = ALL_ATTENTION_FUNCTIONS.get(own, eager)
-        if own in ("eager", "sdpa") or (recorder is not None and not keeps_own_attention(recorder)):
+        more = any(isinstance(one, Tensor) for one in kwargs.values())
+        if more and (own in ("eager", "sdpa") or (recorder is not None and not keeps_own_attention(recorder))):
             attention_mask, kwargs = fold_selected_keys(query, key, attention_mask, kwargs)
         if recorder is None:
             return function(module, query, key, value, attention_mask, **kwargs)
-        refuse_ignored_tensors(module, eager, kwargs)
+        if more:
+            refuse_ignored_tensors(module, eager, kwargs)
         if keeps_own_attention(recorder):
             return recorder.attend_in_blocks(function, eager, module, query, key, value, attention_mask, kwargs)
         return recorder.attend(eager, module, query, key, value, attention_mask, kwargs)

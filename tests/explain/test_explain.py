@@ -188,6 +188,18 @@ def test_the_contrast_with_another_answer(answer: str, against: str) -> None:
     assert float(told.scores.sum() + told.remainder.sum()) == pytest.approx(told.value, rel=1e-6)
 
 
+def test_answers_that_begin_alike() -> None:
+    """What they share is explained by nothing but rounding, which is no error."""
+    lens = Analyzer(tiny("llama", "CausalLM", dtype=torch.float32), speaker().tokenizer)
+    told = lens.explain("the cat", answer="on a mat", against="on a dog")
+    assert float(told.scores[0].abs().max()) <= 1e-5
+    assert float(told.completeness.max()) <= 1e-5
+    flow = lens.flow("the cat", target=("on a mat", "on a dog"), each=True)
+    assert flow.each is not None
+    assert float(flow.each.completeness.max()) <= 1e-5
+    refused(lambda: lens.explain("the cat", answer="on a mat", against="on a mat"), "the same")
+
+
 def test_hops_close_and_pass_every_token_on() -> None:
     told = speaker().explain("the cat", answer="on a mat the dog", hops=4, final="the dog")
     S, b = told.scores.double(), told.remainder.double()
@@ -310,6 +322,8 @@ def test_round_trips_and_views(kind: str, tmp_path: Path) -> None:
         ({"target": slice(2, 40)}, ("outside",)),
         ({"target": slice(2, 3), "against": "the dog"}, ("generate= or answer=",)),
         ({"generate": 2, "gate": "tangent"}, ("ig",)),
+        ({"generate": 2, "against": 1.5}, ("against must be",)),
+        ({"generate": 2, "against": True}, ("against must be",)),
         ({"generate": 2, "hops": -1}, ("hops",)),
         ({"generate": 2, "final": "mat"}, ("hops=",)),
         ({"answer": "on a mat", "hops": 1}, ("final=",)),

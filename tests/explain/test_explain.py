@@ -80,6 +80,34 @@ def test_every_token_against_flows_to_single_logits(name: str, head: str) -> Non
     assert float(told.completeness.max()) <= tolerance(name)
 
 
+@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "gpt2"])
+def test_short_long_and_padded_prompts(name: str, length: int) -> None:
+    """One and two tokens, and prompts longer than a sliding window of 4; padding on the left changes nothing."""
+    window = {} if name == "gpt2" else {"sliding_window": 4}
+    lens = Analyzer(tiny(name, "CausalLM", **window))
+    ids = torch.randint(5, 50, (1, length), generator=torch.Generator().manual_seed(length))
+    whole = write_greedily(lens, {"input_ids": ids}, 3)["input_ids"]
+    told = lens.explain({"input_ids": ids}, generate=3)
+    count = len(told.rows)
+    for n in range(count):
+        at = length + n
+        with torch.no_grad():
+            row = lens.model(input_ids=whole[:, :at], use_cache=False).logits[0, -1].clone()
+        row[whole[0, at]] = -torch.inf
+        target = int(whole[0, at]), int(row.argmax())
+        one = lens.flow({"input_ids": whole[:, : length + count]}, target=target, position=at - 1)
+        assert relative(told.scores[n], one.scores) <= 1e-6
+    padded = {
+        "input_ids": torch.cat([torch.full((1, 3), 1), ids], 1),
+        "attention_mask": torch.tensor([[0, 0, 0] + [1] * length]),
+    }
+    again = lens.explain(padded, generate=3)
+    if name != "gpt2":  # whose positions are absolute
+        assert relative(again.scores, told.scores) <= 1e-6
+    assert float(again.completeness.max()) <= 1e-5  # two of them compute norms in float32
+
+
 def frozen_logits(model: FrozenModel, states: list[Tensor]) -> Tensor:
     """The logits of the frozen network for other inputs of its sides."""
     encoder: Tensor | None = None

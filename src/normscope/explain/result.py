@@ -100,7 +100,8 @@ class Explanation(ScoreResult):
         return found | {FIRST: float(total[first]), NOTHING: float(self.remainder.sum())}
 
     def grouped(self, answer: str = "token", inputs: str = "source") -> GroupedScores:
-        """The scores added up over parts of the answer and of the input.
+        """The scores added up over parts of the answer and of the input. The frames of a sound are words of 0.1 s and
+        sentences of 0.5 s.
 
         Args:
             answer: "token", "word", "sentence" or "line".

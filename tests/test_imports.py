@@ -48,7 +48,7 @@ OPTIONAL = {
 }  # fmt: skip
 # Results have plotting methods.
 DRAWN = {"normscope.analysis", "normscope.encoder_decoder_analysis", "normscope.result_base", "normscope.flow.result"}
-DRAWN |= {"normscope.explain.result", "normscope.corpus.store"}
+DRAWN |= {"normscope.explain.result", "normscope.corpus.store", "normscope.flow.score_result"}
 ALLOWED = {
     # Two classes that refer to each other: either may be in a file.
     ("normscope.analysis", "normscope.encoder_decoder_analysis"): "Analysis.load",

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +23,8 @@ from normscope.result_base import HeadMaps, Measured
 
 if TYPE_CHECKING:
     from normscope.analysis import Analysis
+
+ResultT = TypeVar("ResultT")
 
 FORMAT = "normscope-analysis-2"
 FORMAT_WITHOUT_CHECKSUM = "normscope-analysis-1"  # the older format, without a checksum
@@ -151,6 +153,26 @@ def load_saved_tensors(
             f"{path} is damaged: its contents do not match its checksum. Use another copy or run the analysis again."
         )
     return tensors, meta
+
+
+def load_scores(
+    path: str | os.PathLike[str],
+    what: str,
+    writer: str,
+    format: str,
+    build: Callable[[Mapping[str, Tensor], Mapping[str, Any]], ResultT],
+    labels_fit: Callable[[ResultT], bool],
+) -> ResultT:
+    """The result (`what`, such as "a flow") that `build` makes of the tensors and the description in a file of
+    `writer`; refuses a file that lacks a part of it, or whose labels do not fit its tensors."""
+    tensors, meta = load_saved_tensors(path, writer, format)
+    try:
+        found = build(tensors, meta)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NormscopeError(f"{path} lacks a part of {what}: {error}.") from error
+    if not labels_fit(found):
+        raise NormscopeError(f"{path} is damaged: its labels do not fit its tensors.")
+    return found
 
 
 def _rebuild_saved_analysis(

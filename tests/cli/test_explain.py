@@ -61,6 +61,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("x",), "--generate"),
         (("x", "--generate", "2", "--answer", "mat"), "--generate"),
         (("the cat", "--generate", "2", "--source", "/nowhere/a.txt"), "Cannot read the source"),
+        (("the cat", "--generate", "2", "--source", __file__, "--source", __file__), "given twice"),
         (("the cat", "--generate", "2", "-o", "told.npz"), "must end in one of"),
         (("the cat", "--generate", "2", "--hops", "1"), "final"),
     ],

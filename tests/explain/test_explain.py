@@ -80,6 +80,34 @@ def test_every_token_against_flows_to_single_logits(name: str, head: str) -> Non
     assert float(told.completeness.max()) <= tolerance(name)
 
 
+@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "gpt2"])
+def test_short_long_and_padded_prompts(name: str, length: int) -> None:
+    """One and two tokens, and prompts longer than a sliding window of 4; padding on the left changes nothing."""
+    window = {} if name == "gpt2" else {"sliding_window": 4}
+    lens = Analyzer(tiny(name, "CausalLM", **window))
+    ids = torch.randint(5, 50, (1, length), generator=torch.Generator().manual_seed(length))
+    whole = write_greedily(lens, {"input_ids": ids}, 3)["input_ids"]
+    told = lens.explain({"input_ids": ids}, generate=3)
+    count = len(told.rows)
+    for n in range(count):
+        at = length + n
+        with torch.no_grad():
+            row = lens.model(input_ids=whole[:, :at], use_cache=False).logits[0, -1].clone()
+        row[whole[0, at]] = -torch.inf
+        target = int(whole[0, at]), int(row.argmax())
+        one = lens.flow({"input_ids": whole[:, : length + count]}, target=target, position=at - 1)
+        assert relative(told.scores[n], one.scores) <= 1e-6
+    padded = {
+        "input_ids": torch.cat([torch.full((1, 3), 1), ids], 1),
+        "attention_mask": torch.tensor([[0, 0, 0] + [1] * length]),
+    }
+    again = lens.explain(padded, generate=3)
+    if name != "gpt2":  # whose positions are absolute
+        assert relative(again.scores, told.scores) <= 1e-6
+    assert float(again.completeness.max()) <= 1e-5  # two of them compute norms in float32
+
+
 def frozen_logits(model: FrozenModel, states: list[Tensor]) -> Tensor:
     """The logits of the frozen network for other inputs of its sides."""
     encoder: Tensor | None = None
@@ -186,6 +214,18 @@ def test_the_contrast_with_another_answer(answer: str, against: str) -> None:
     assert told.value == pytest.approx(float(one.value.sum() - two.value.sum()))
     assert [label.side for label in told.columns].count("other") == other
     assert float(told.scores.sum() + told.remainder.sum()) == pytest.approx(told.value, rel=1e-6)
+
+
+def test_answers_that_begin_alike() -> None:
+    """What they share is explained by nothing but rounding, which is no error."""
+    lens = Analyzer(tiny("llama", "CausalLM", dtype=torch.float32), speaker().tokenizer)
+    told = lens.explain("the cat", answer="on a mat", against="on a dog")
+    assert float(told.scores[0].abs().max()) <= 1e-5
+    assert float(told.completeness.max()) <= 1e-5
+    flow = lens.flow("the cat", target=("on a mat", "on a dog"), each=True)
+    assert flow.each is not None
+    assert float(flow.each.completeness.max()) <= 1e-5
+    refused(lambda: lens.explain("the cat", answer="on a mat", against="on a mat"), "the same")
 
 
 def test_hops_close_and_pass_every_token_on() -> None:
@@ -310,6 +350,8 @@ def test_round_trips_and_views(kind: str, tmp_path: Path) -> None:
         ({"target": slice(2, 40)}, ("outside",)),
         ({"target": slice(2, 3), "against": "the dog"}, ("generate= or answer=",)),
         ({"generate": 2, "gate": "tangent"}, ("ig",)),
+        ({"generate": 2, "against": 1.5}, ("against must be",)),
+        ({"generate": 2, "against": True}, ("against must be",)),
         ({"generate": 2, "hops": -1}, ("hops",)),
         ({"generate": 2, "final": "mat"}, ("hops=",)),
         ({"answer": "on a mat", "hops": 1}, ("final=",)),

@@ -273,6 +273,7 @@ def test_wrong_sources_and_targets() -> None:
     refused(lambda: lens.analyze((SOURCE, 5)), "target")
     refused(lambda: lens.analyze(("", TARGET)), "empty")
     refused(lambda: lens.analyze((SOURCE, TARGET, TARGET)), "3 texts", "(a, b)", "words=[...]")
+    refused(lambda: lens.analyze((SOURCE, TARGET), text_target=TARGET), "already", "text_target")
     refused(lambda: lens.analyze((SOURCE,), text_target=TARGET), "one text", "(a, b)", "words=[...]")
     refused(lambda: lens.analyze(SOURCE, text_target=TARGET, generate=3), "target", "generate")
     refused(lambda: lens.analyze((SOURCE, " ".join(["chat"] * 50))), "51 tokens", "40")

@@ -105,10 +105,10 @@ def explain_command(
 def _read_sources(paths: list[Path]) -> dict[str, str]:
     """The texts of the sources by file name."""
     found: dict[str, str] = {}
-    for path in paths:
-        name = path.name if path.name not in found else str(path)
-        if name in found:
+    for n, path in enumerate(paths):
+        if path.resolve() in [one.resolve() for one in paths[:n]]:
             raise NormscopeError(f"{path} is given twice as a source.")
+        name = path.name if path.name not in found else str(path)
         try:
             found[name] = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:

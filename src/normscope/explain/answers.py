@@ -76,7 +76,12 @@ def find_answers(
         return [AnsweredItem(question.encode(loaded), target)]
     written = answer is None
     found = _generated_answer(loaded, question, generate) if written else _given_answer(loaded, question, answer)
-    return [found, _given_answer(loaded, question, against)] if other else [found]
+    if not other:
+        return [found]
+    contrasted = _given_answer(loaded, question, against)
+    if torch.equal(written_ids(loaded, found.item), written_ids(loaded, contrasted.item)):
+        raise NormscopeError("The two answers are the same, so their difference is zero.")
+    return [found, contrasted]
 
 
 def _generated_answer(loaded: LoadedModel, question: Question, generate: Any) -> AnsweredItem:

@@ -14,6 +14,7 @@ from normscope.errors import NormscopeError
 from normscope.explain.groups import GroupedScores, SourceShares, SpelledText, TokenGroup, group_tokens, sum_groups
 from normscope.explain.hops import Hop
 from normscope.explain.saving import load_explanation, save_explanation
+from normscope.flow.score_result import ScoreResult
 from normscope.frames import frame_of
 from normscope.inputs.item import ANSWER
 from normscope.labels import Label, source_labels
@@ -37,7 +38,7 @@ class Alternative(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Explanation:
+class Explanation(ScoreResult):
     """The tokens of an answer by input token: ``scores.sum(-1) + remainder = values`` for every token.
 
     Rows are the tokens of the answer; columns are all tokens that the model read, those of the answer included, in the
@@ -99,7 +100,8 @@ class Explanation:
         return found | {FIRST: float(total[first]), NOTHING: float(self.remainder.sum())}
 
     def grouped(self, answer: str = "token", inputs: str = "source") -> GroupedScores:
-        """The scores added up over parts of the answer and of the input.
+        """The scores added up over parts of the answer and of the input. The frames of a sound are words of 0.1 s and
+        sentences of 0.5 s.
 
         Args:
             answer: "token", "word", "sentence" or "line".
@@ -186,61 +188,20 @@ class Explanation:
 
         return plot_explanation(self, ax, image)
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write a self-contained page without scripts: each sentence of the answer with what it rests on.
-
-        Args:
-            path: The file, ending in `.html` or `.htm`, or without a suffix.
-
-        Returns:
-            The path of the file.
-
-        Raises:
-            NormscopeError: If the file cannot be written or has another suffix.
-        """
-        from normscope.view.explanation_page import write_explanation_page
-
-        return write_explanation_page(self, path)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write everything but the model to a safetensors file, with a checksum.
-
-        Args:
-            path: The file, ending in `.safetensors` or without a suffix. It is written completely or not at all.
-
-        Returns:
-            The path of the file.
-
-        Raises:
-            NormscopeError: If the file cannot be written or has another suffix.
-        """
+    def _save(self, path: str | os.PathLike[str]) -> Path:
         return save_explanation(path, self)
 
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Explanation:
-        """Read a file written by `save`.
+    @classmethod
+    def _load(cls, path: str | os.PathLike[str]) -> Explanation:
+        return load_explanation(path, cls, Alternative)
 
-        Args:
-            path: A safetensors file.
+    def _page_body(self) -> str:
+        from normscope.view.explanation_page import explanation_html
 
-        Returns:
-            The explanation.
-
-        Raises:
-            NormscopeError: If the file is damaged (its checksum does not match) or was not written by `save`.
-        """
-        return load_explanation(path, Explanation, Alternative)
+        return explanation_html(self)
 
     def __repr__(self) -> str:
         answer = " ".join(self.answer.split())
         short = answer if len(answer) <= 60 else f"{answer[:59]}…"
         sources = ", ".join(name for name in self.sources if name != ANSWER)
         return f"Explanation({short!r}, {len(self.rows)} tokens by {len(self.columns)}, sources: {sources})"
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """For notebooks: the page of `to_html`, and a line of text."""
-        from normscope.view.explanation_page import explanation_html
-
-        shown = {"text/plain": repr(self), "text/html": explanation_html(self)}
-        kinds = set(include or shown) - set(exclude or ())
-        return {kind: value for kind, value in shown.items() if kind in kinds}

@@ -18,7 +18,7 @@ from normscope.explain.result import PROMPT, Alternative, Explanation
 from normscope.flow.continuations import AGAINST, OTHER, contrast_flows
 from normscope.flow.exact import exact_score_blocks
 from normscope.flow.maps import FrozenModel
-from normscope.flow.resolve import TargetRequest, resolve_target
+from normscope.flow.resolve import TargetRequest, check_against, resolve_target
 from normscope.flow.result import Flow, ScoreMatrix
 from normscope.flow.run import flow_columns, flow_info, freeze_for_target, inexact_scores_warning, source_columns
 from normscope.flow.spans import written_ids
@@ -103,6 +103,7 @@ def run_explanation(
 
 def check_explain_options(options: ExplainOptions) -> None:
     """Refuse options that cannot be used, before anything runs."""
+    check_against(options.against)
     if options.gate == "tangent":
         raise NormscopeError("Tangent gates do not add up to the model's own states. Use gate='ig' or 'frozen'.")
     for name in ("alternatives", "hops"):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from normscope.errors import NormscopeError
 from normscope.explain.groups import SpelledText
 from normscope.explain.hops import Hop
 from normscope.labels import Label
-from normscope.saving import load_saved_tensors, save_tensors
+from normscope.saving import load_scores, save_tensors
 
 if TYPE_CHECKING:
     from normscope.explain.result import Alternative, Explanation
@@ -56,14 +56,8 @@ def load_explanation(
 ) -> Explanation:
     """Read a file written by `save_explanation`; refuse a damaged or foreign one. Pass the classes Explanation and
     Alternative."""
-    tensors, meta = load_saved_tensors(path, "Explanation.save", FORMAT)
-    try:
-        told = _build_saved_explanation(tensors, meta, make, make_alternative)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NormscopeError(f"{path} lacks a part of an explanation: {error}.") from error
-    if not _saved_explanation_fits(told):
-        raise NormscopeError(f"{path} is damaged: its labels do not fit its tensors.")
-    return told
+    build = partial(_build_saved_explanation, make=make, make_alternative=make_alternative)
+    return load_scores(path, "an explanation", "Explanation.save", FORMAT, build, _saved_explanation_fits)
 
 
 def _build_saved_explanation(

@@ -104,7 +104,8 @@ def _subtract_scores(one: Scores | None, other: Scores | None, subtract: Any) ->
         return None
     scores = subtract(one.scores, other.scores)
     value, remainder = one.value - other.value, one.remainder - other.remainder
-    size = max(abs(value), float(scores.double().abs().sum()), 1e-30)
+    # Not relative to the difference, which is rounding where both continuations begin alike.
+    size = max(*(max(abs(each.value), float(each.scores.double().abs().sum())) for each in (one, other)), 1e-30)
     error = abs(float(scores.double().sum()) + remainder - value) / size
     return Scores(f"{one.target} minus {other.target}", value, scores, remainder, error, contrast=True)
 
@@ -114,7 +115,8 @@ def _subtract_matrices(one: ScoreMatrix | None, other: ScoreMatrix | None, subtr
         return None
     scores = subtract(one.scores, other.scores)
     values, remainders = one.values - other.values, one.remainders - other.remainders
-    size = torch.maximum(values.abs(), scores.double().abs().sum(-1)).clamp_min(1e-30)
+    sizes = [torch.maximum(each.values.abs(), each.scores.double().abs().sum(-1)) for each in (one, other)]
+    size = torch.maximum(*sizes).clamp_min(1e-30)
     error = (scores.double().sum(-1) + remainders - values).abs() / size
     names = tuple(f"{a} minus {b}" for a, b in zip(one.targets, other.targets, strict=True))
     return ScoreMatrix(names, values, scores, remainders, error, contrast=True)

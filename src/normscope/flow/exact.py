@@ -31,6 +31,7 @@ from normscope.flow.result import ScoreMatrix, Scores
 from normscope.flow.targets import Target, build_target_matrix, build_target_scores, start_at_target
 
 BLOCK_BYTES = 256 * 2**20
+BLOCK_TARGETS = 8  # carried back together: more are no faster, and would stop or report later
 
 
 def run_exact_maps(run: MethodRun) -> FlowMaps:
@@ -144,7 +145,7 @@ def exact_score_blocks(
     widest = max(exact_row_width(model, stack) for stack in model.stacks)
     tokens = max(len(stack.states[0]) for stack in model.stacks)
     size = model.stacks[-1].states[0].element_size()
-    step = max(1, block_bytes // (size * tokens * widest))
+    step = min(max(1, block_bytes // (size * tokens * widest)), BLOCK_TARGETS)
     for first in range(0, total, step):
         state = start_at_target(model, target, first, min(step, total - first))
         at_input: dict[str, Tensor] = {}

@@ -47,6 +47,7 @@ def check_target_request(request: TargetRequest) -> None:
     for name in ("log_prob", "each"):
         if not isinstance(getattr(request, name), bool):
             raise NormscopeError(f"{name} must be True or False, not {getattr(request, name)!r}.")
+    check_against(request.against)
     if request.in_states and (request.against is not None or request.log_prob or request.each):
         raise NormscopeError("against=, log_prob= and each= are for logits; this target is a direction in the states.")
     if isinstance(target, tuple):
@@ -63,6 +64,15 @@ def check_target_request(request: TargetRequest) -> None:
         raise NormscopeError("A span is read at the positions before its tokens: leave position= out.")
     if request.each and not spans and not isinstance(target, str | tuple):
         raise NormscopeError("each=True explains every token of a span: pass a slice or a Passage as the target.")
+
+
+def check_against(against: Any) -> None:
+    """Refuse what cannot be contrasted with."""
+    if isinstance(against, bool) or not isinstance(against, str | int | None):
+        raise NormscopeError(
+            "against must be 'runner-up', 'mean', a class or token (its id or text), another text, or None, not "
+            f"{type(against).__name__} {against!r}."
+        )
 
 
 def resolve_target(loaded: LoadedModel, model: FrozenModel, item: Item, request: TargetRequest) -> Target:

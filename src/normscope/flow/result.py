@@ -14,6 +14,7 @@ from torch import Tensor
 
 from normscope.errors import NormscopeError
 from normscope.flow.saving import load_flow, save_flow, saved_flow_maps
+from normscope.flow.score_result import ScoreResult
 from normscope.labels import Label, source_labels
 from normscope.measures.source_share import source_share
 
@@ -74,7 +75,7 @@ class ScoreMatrix:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Flow:
+class Flow(ScoreResult):
     """The result of one method for one input. Rows are output positions of the model's last side, columns input tokens.
 
     The maps are computed when first accessed. A flow can be copied, pickled and saved; pickling and saving compute the
@@ -182,51 +183,17 @@ class Flow:
 
         return plot_flow(self, ax)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write everything but the model to a safetensors file, with a checksum. Computes the maps.
-
-        Args:
-            path: The file, ending in `.safetensors` or without a suffix. It is written completely or not at all.
-
-        Returns:
-            The path of the file.
-
-        Raises:
-            NormscopeError: If the file cannot be written or has another suffix.
-        """
+    def _save(self, path: str | os.PathLike[str]) -> Path:
         return save_flow(path, self)
 
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Flow:
-        """Read a file written by `save`.
+    @classmethod
+    def _load(cls, path: str | os.PathLike[str]) -> Flow:
+        return load_flow(path, cls, Scores, ScoreMatrix)
 
-        Args:
-            path: A safetensors file.
+    def _page_body(self) -> str:
+        from normscope.view.html import flow_html
 
-        Returns:
-            The flow, maps included.
-
-        Raises:
-            NormscopeError: If the file is damaged (its checksum does not match) or was not written by `save`.
-        """
-        return load_flow(path, Flow, Scores, ScoreMatrix)
-
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write a self-contained page without scripts: the tokens coloured by their scores, with a table; without a
-        target, the map. For the viewer, use `Analysis.to_html` with ``flow=``.
-
-        Args:
-            path: The file, ending in `.html` or `.htm`, or without a suffix.
-
-        Returns:
-            The path of the file.
-
-        Raises:
-            NormscopeError: If the file cannot be written or has another suffix.
-        """
-        from normscope.view.html import write_flow_page
-
-        return write_flow_page(self, path)
+        return flow_html(self)
 
     def __repr__(self) -> str:
         to = "" if self.to is None else f", {' '.join(self.to.target.split())} = {self.to.value:.4g}"
@@ -249,14 +216,6 @@ class Flow:
         return replace(
             self, to=deepcopy(self.to, memo), each=deepcopy(self.each, memo), info=deepcopy(self.info, memo), _maps=maps
         )
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """For notebooks: the page of `to_html`, and a line of text."""
-        from normscope.view.html import flow_html
-
-        shown = {"text/plain": repr(self), "text/html": flow_html(self)}
-        kinds = set(include or shown) - set(exclude or ())
-        return {kind: value for kind, value in shown.items() if kind in kinds}
 
     @property
     def _to(self) -> Scores:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from normscope.errors import NormscopeError
 from normscope.labels import Label
-from normscope.saving import load_saved_tensors, save_tensors, tensors_under
+from normscope.saving import load_scores, save_tensors, tensors_under
 
 if TYPE_CHECKING:
     from normscope.flow.result import Flow, ScoreMatrix, Scores
@@ -60,14 +59,8 @@ def load_flow(
 ) -> Flow:
     """Read a file written by `save_flow`; refuse a damaged or foreign one. Pass the classes Flow, Scores and
     ScoreMatrix."""
-    tensors, meta = load_saved_tensors(path, "Flow.save", FORMAT)
-    try:
-        flow = _build_saved_flow(tensors, meta, make_flow, make_scores, make_matrix)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NormscopeError(f"{path} lacks a part of a flow: {error}.") from error
-    if not _saved_flow_labels_fit(flow):
-        raise NormscopeError(f"{path} is damaged: its labels do not fit its tensors.")
-    return flow
+    build = partial(_build_saved_flow, make_flow=make_flow, make_scores=make_scores, make_matrix=make_matrix)
+    return load_scores(path, "a flow", "Flow.save", FORMAT, build, _saved_flow_labels_fit)
 
 
 def _build_saved_flow(

@@ -50,6 +50,8 @@ def encode_one(
         )
     if text_target is not None and not loaded.two_sided:
         raise NormscopeError(f"text_target is for encoder-decoders only; {loaded.family.name} is not one.")
+    if text_target is not None and isinstance(text, tuple) and len(text) == 2:
+        raise NormscopeError("A pair is a source and its target text already: leave text_target (or the answer) out.")
     items = encode(loaded, text if text_target is None else (text, text_target), truncation, generate)
     if len(items) != 1:
         raise NormscopeError(f"The encoding has {len(items)} inputs, but analyze() takes one. Use stream(encoding).")

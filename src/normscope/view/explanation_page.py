@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from normscope.explain.result import Explanation
-from normscope.files import check_suffix, write_atomically
 from normscope.labels import Label, shorten_label, visible_label_text
 from normscope.view.explained import (
     ExplainedPart,
@@ -17,21 +14,12 @@ from normscope.view.explained import (
     explained_shares,
     explained_tokens,
 )
-from normscope.view.html import FLOW_PAGE, css_shade, flow_scored_token_html
+from normscope.view.html import css_shade, flow_scored_token_html
 from normscope.view.scales import BLUE, ORANGE
 from normscope.view.terminal.explanation import explanation_note
 from normscope.view.tokens import side_spans
 
 NAME = 80  # width of the name of a part
-
-
-def write_explanation_page(told: Explanation, path: str | os.PathLike[str]) -> Path:
-    """Write the page."""
-    check_suffix(path, ".html", ".htm")
-    made = FLOW_PAGE.format(title=html.escape(visible_label_text(repr(told))), body=explanation_html(told))
-    with write_atomically(path) as temporary:
-        temporary.write_text(made, encoding="utf-8", errors="backslashreplace")  # lone surrogates in tokens
-    return Path(path)
 
 
 def explanation_html(told: Explanation) -> str:

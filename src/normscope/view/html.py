@@ -61,7 +61,7 @@ EMBEDDED = (
 )
 SERVER_SCRIPT = '<script src="/viewer.js" defer></script>\n</body>\n</html>\n'
 MAX_TABLE_CELLS = 10_000  # larger maps are not shown as a table
-FLOW_PAGE = """<!DOCTYPE html>
+SCORES_PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -210,10 +210,10 @@ def script_hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode('ascii')}'"
 
 
-def write_flow_page(flow: Flow, path: str | os.PathLike[str]) -> Path:
-    """Write a flow as a page without scripts."""
+def write_scores_page(title: str, body: str, path: str | os.PathLike[str]) -> Path:
+    """Write a page without scripts."""
     check_suffix(path, ".html", ".htm")
-    made = FLOW_PAGE.format(title=html.escape(visible_label_text(repr(flow))), body=flow_html(flow))
+    made = SCORES_PAGE.format(title=html.escape(visible_label_text(title)), body=body)
     with write_atomically(path) as temporary:
         temporary.write_text(made, encoding="utf-8", errors="backslashreplace")  # lone surrogates in tokens
     return Path(path)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from normscope.measures.first_token import first_token_share
 from normscope.models.modules import layer_blocks
 from normscope.models.spec import Attention
 from normscope.tracing.uniform_attention import run_uniform_attention
+from normscope.view.document import document_map_bytes, pack_document
 from tests.helpers.free_oracle import FreeLayer, Shares, free_oracle
 from tests.helpers.free_recurrences import RECURRENCES
 from tests.helpers.tiny import HYBRIDS, inputs, tiny
@@ -263,3 +265,17 @@ def test_biases_of_a_short_convolution() -> None:
     assert float(result.remainder("attention")[[0, 2]].min()) > 0
     found = lens.flow(encoding)
     assert float(found.completeness.max()) < 1e-6
+
+
+def test_shown_in_the_viewer_and_in_files(tmp_path: Path) -> None:
+    """The viewer draws sizes and says so; files keep the signs."""
+    lens = lens_of("qwen3_5_text")
+    result = lens.analyze(inputs("qwen3_5_text", lens.model, 8))
+    header, _ = pack_document(result)
+    assert [one for one in header["warnings"] if "sizes of weights that may be negative" in one]
+    drawn = torch.frombuffer(bytearray(document_map_bytes(result, "decoder", "MIX-W")), dtype=torch.float32)
+    torch.testing.assert_close(drawn.double().view(3, 8, 8), result["MIX-W"].abs(), rtol=1e-6, atol=1e-9)
+    result.to_html(tmp_path / "page.html")
+    result.save(tmp_path / "maps.safetensors")
+    assert torch.equal(Analysis.load(tmp_path / "maps.safetensors")["MIX-W"], result["MIX-W"])
+    assert [one["label"] for one in header["sides"][0]["components"]] == ["LN", "ATTN", "+RES", "LN", "FF", "+RES"]

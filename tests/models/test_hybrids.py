@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from normscope import Analysis, Analyzer, NormscopeError
+from normscope.engine.request import Options, requests_for
+from normscope.engine.run import Workspace, run_batch
 from normscope.inputs.encode import encode
+from normscope.inputs.item import Sources
 from normscope.measures.first_token import first_token_share
 from normscope.models.modules import layer_blocks
 from normscope.models.spec import Attention
@@ -221,6 +225,28 @@ def test_by_source(name: str) -> None:
     by_source, tokens = lens.analyze(encoding, sources="token"), lens.analyze(encoding)
     for scope in tokens.scopes:
         torch.testing.assert_close(by_source[scope], tokens[scope], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_two_sources_in_a_batch(name: str) -> None:
+    """Even and odd tokens, against the summed vectors and weights of the tokens of each input alone."""
+    lens = lens_of(name)
+    items = [one for n in (12, 9, 2) for one in encode(lens.loaded, inputs(name, lens.model, n))]
+    indices = ({"decoder": torch.arange(n) % 2} for n in (12, 9, 2))
+    divided = [replace(one, sources=Sources(("a", "b"), of)) for one, of in zip(items, indices, strict=True)]
+    found = run_batch(lens.loaded, divided, requests_for(lens.loaded, Options()), Workspace())
+    for result, n in zip(found, (12, 9, 2), strict=True):
+        tokens = lens.analyze(inputs(name, lens.model, n))
+        places = {one.token: place for place, one in enumerate(result.columns)}
+        for scope in tokens.scopes:
+            for layer in tokens.layers:
+                weights = scope.endswith("-W")
+                each = tokens[scope][layer][..., None] if weights else tokens.parts(scope, layer).contributions
+                for start, source in enumerate("ab"):
+                    total = each[:, start::2].sum(1)
+                    expected = total[..., 0] if weights else total.norm(dim=-1)
+                    cells = result[scope][layer][:, places[source]]
+                    torch.testing.assert_close(cells, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)

@@ -317,7 +317,9 @@ def _block_weights(
         cross = isinstance(at.step.part, Attention) and at.step.part.cross
         mixture = attended[cross].terms[0].mixture
         weights = mixture.weights[block.item, ..., block.rows][None]
-        some = replace(mixture, weights=weights, own_weights=mixture.own_weights[block.item, block.rows][None])
+        own, error = mixture.own_weights[block.item, block.rows][None], mixture.weight_error
+        error = None if error is None else error[block.item, block.rows][None]
+        some = replace(mixture, weights=weights, own_weights=own, weight_error=error)
         reduced = reduce_weights([at.step.weights], [at.step.role == "sum"], some)
         ((piece,),), measures = reduced.maps, reduced.statistics[:, 0, 0]
         cells = block.columns.read_by(cross).total(piece.cells[0])[list(block.sources)]

@@ -194,7 +194,7 @@ HYBRID_CONFIGS: dict[str, dict[str, Any]] = {  # recurrences in some or all laye
         "shared_intermediate_size": 10,
     },
 }
-CONFIGS = BERT_CONFIGS | OTHER_CONFIGS | HYBRID_CONFIGS
+CONFIGS = BERT_CONFIGS | OTHER_CONFIGS
 DISTILBERT_NAMES = {
     "hidden_size": "dim",
     "num_attention_heads": "n_heads",
@@ -257,7 +257,7 @@ def tiny(
     unchanged. A test of a model that the installed transformers does not have, or in which it cannot be recorded, is
     skipped.
     """
-    options = CONFIGS[name] | overrides
+    options = (CONFIGS | HYBRID_CONFIGS)[name] | overrides
     if model_type(name) not in CONFIG_MAPPING:
         pytest.skip(f"transformers {installed_version()} has no {model_type(name)}")
     if name == "modernbert" and minor_version(installed_version()) < (5, 1):

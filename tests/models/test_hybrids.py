@@ -7,7 +7,9 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,11 +19,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from normscope import Analysis, Analyzer, NormscopeError
+from normscope.engine.request import Options, requests_for
+from normscope.engine.run import Workspace, run_batch
 from normscope.inputs.encode import encode
+from normscope.inputs.item import Sources
 from normscope.measures.first_token import first_token_share
 from normscope.models.modules import layer_blocks
 from normscope.models.spec import Attention
 from normscope.tracing.uniform_attention import run_uniform_attention
+from normscope.view.document import document_map_bytes, pack_document
 from tests.helpers.free_oracle import FreeLayer, Shares, free_oracle
 from tests.helpers.free_recurrences import RECURRENCES
 from tests.helpers.tiny import HYBRIDS, inputs, tiny
@@ -222,6 +228,28 @@ def test_by_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
+def test_two_sources_in_a_batch(name: str) -> None:
+    """Even and odd tokens, against the summed vectors and weights of the tokens of each input alone."""
+    lens = lens_of(name)
+    items = [one for n in (12, 9, 2) for one in encode(lens.loaded, inputs(name, lens.model, n))]
+    indices = ({"decoder": torch.arange(n) % 2} for n in (12, 9, 2))
+    divided = [replace(one, sources=Sources(("a", "b"), of)) for one, of in zip(items, indices, strict=True)]
+    found = run_batch(lens.loaded, divided, requests_for(lens.loaded, Options()), Workspace())
+    for result, n in zip(found, (12, 9, 2), strict=True):
+        tokens = lens.analyze(inputs(name, lens.model, n))
+        places = {one.token: place for place, one in enumerate(result.columns)}
+        for scope in tokens.scopes:
+            for layer in tokens.layers:
+                weights = scope.endswith("-W")
+                each = tokens[scope][layer][..., None] if weights else tokens.parts(scope, layer).contributions
+                for start, source in enumerate("ab"):
+                    total = each[:, start::2].sum(1)
+                    expected = total[..., 0] if weights else total.norm(dim=-1)
+                    cells = result[scope][layer][:, places[source]]
+                    torch.testing.assert_close(cells, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_the_model_is_left_as_it_was(name: str) -> None:
     lens = lens_of(name)
     files = {sys.modules[type(module).__module__] for module in lens.model.modules()}
@@ -263,3 +291,17 @@ def test_biases_of_a_short_convolution() -> None:
     assert float(result.remainder("attention")[[0, 2]].min()) > 0
     found = lens.flow(encoding)
     assert float(found.completeness.max()) < 1e-6
+
+
+def test_shown_in_the_viewer_and_in_files(tmp_path: Path) -> None:
+    """The viewer draws sizes and says so; files keep the signs."""
+    lens = lens_of("qwen3_5_text")
+    result = lens.analyze(inputs("qwen3_5_text", lens.model, 8))
+    header, _ = pack_document(result)
+    assert [one for one in header["warnings"] if "sizes of weights that may be negative" in one]
+    drawn = torch.frombuffer(bytearray(document_map_bytes(result, "decoder", "MIX-W")), dtype=torch.float32)
+    torch.testing.assert_close(drawn.double().view(3, 8, 8), result["MIX-W"].abs(), rtol=1e-6, atol=1e-9)
+    result.to_html(tmp_path / "page.html")
+    result.save(tmp_path / "maps.safetensors")
+    assert torch.equal(Analysis.load(tmp_path / "maps.safetensors")["MIX-W"], result["MIX-W"])
+    assert [one["label"] for one in header["sides"][0]["components"]] == ["LN", "ATTN", "+RES", "LN", "FF", "+RES"]

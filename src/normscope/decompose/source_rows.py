@@ -318,7 +318,9 @@ def _block_weights(
             continue
         mixture = attended[cross].terms[0].mixture
         weights = mixture.weights[block.item, ..., block.rows][None]
-        some = replace(mixture, weights=weights, own_weights=mixture.own_weights[block.item, block.rows][None])
+        own, error = mixture.own_weights[block.item, block.rows][None], mixture.weight_error
+        error = None if error is None else error[block.item, block.rows][None]
+        some = replace(mixture, weights=weights, own_weights=own, weight_error=error)
         names = [step.weights for step in steps if step.weights is not None]
         reduced = reduce_weights(names, [step.role == "sum" for step in steps], some)
         total = block.columns.read_by(cross).total(reduced.maps[0][0].cells[0])[list(block.sources)]

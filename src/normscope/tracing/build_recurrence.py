@@ -41,13 +41,15 @@ def recurrence_record(call: LayerCall, part: Attention, shift: Tensor | None) ->
     """`shift` is the beta of the norm before the values."""
     if shift is not None:
         raise NormscopeError(f"The values of {part.module} are read after a norm with a shift, which is not supported.")
+    if call.request.virtual:
+        raise NormscopeError("Prefix tuning is not supported for layers that mix tokens by a recurrence.")
     if isinstance(part.recurrence, ShortConvolution):
         return _convolution_record(call, part, part.recurrence)
     assert part.recurrence is not None
     if len(call.recurrences) != 1:
         raise NormscopeError(
-            f"{part.module} called {part.recurrence.function} {len(call.recurrences)} times, not once. Its layer is "
-            "described incorrectly, or its kernels are not those of transformers."
+            f"{part.module} called {part.recurrence.function} {len(call.recurrences)} times, not once: its layer is "
+            "described incorrectly, or this version of transformers computes it elsewhere. Upgrade transformers."
         )
     ((name, made),) = call.recurrences
     if name != part.recurrence.function:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from normscope.flow.result import Flow
 
 FORMAT = "normscope-view-1"
+SIGNED = "MIX-W"  # the weights of recurrences
 HEADS = "heads/"
 Result = Analysis | EncoderDecoderAnalysis
 DIGITS = 4  # significant digits of measures
@@ -79,7 +80,9 @@ def document_header(
         "format": FORMAT,
         "title": document_title(result),
         "text": text,
-        "warnings": list(dict.fromkeys([*result.warnings, *(() if flow is None else flow.warnings)])),
+        "warnings": list(
+            dict.fromkeys([*result.warnings, *(() if flow is None else flow.warnings), *_sign_notes(sides)])
+        ),
         "model": {
             "name": visible_label_text(model_label(result)) if name is None else name,
             "family": str(info.get("family") or ""),
@@ -111,6 +114,7 @@ def document_map_bytes(result: Result, side: str, scope: str, layer: int | None 
     maps = analysis.heads[kind] if scope.startswith(HEADS) else analysis[kind]
     if layer is not None:
         maps = maps[analysis.layer_position(layer)]
+    maps = _map_sizes(kind, maps)
     return _array_to_numpy(maps).astype("<f4", copy=False).tobytes()
 
 
@@ -138,10 +142,21 @@ def document_arrays(result: Result) -> Iterator[tuple[str, str, Tensor]]:
     """Side, scope and tensor (layers, ...) of every array in packing order: the scopes of each side, then the heads."""
     for side, one in sides_of(result).items():
         for scope, measured in one.measured.items():
-            yield side, scope, measured.map
+            yield side, scope, _map_sizes(scope, measured.map)
     for side, one in sides_of(result).items():
         for scope in head_scopes(one):
             yield side, HEADS + scope, one.heads[scope]
+
+
+def _map_sizes(scope: str, maps: Tensor) -> Tensor:
+    """The sizes of the weights of recurrences, which may be negative: the viewer draws sizes on one scale."""
+    return maps.abs() if scope == SIGNED else maps
+
+
+def _sign_notes(sides: Mapping[str, Analysis]) -> tuple[str, ...]:
+    """What the viewer says above maps whose signs it does not show."""
+    signed = any(bool((one[SIGNED] < 0).any()) for one in sides.values() if SIGNED in one.measured)
+    return (f"{SIGNED} shows the sizes of weights that may be negative; plot() and files have their signs.",) * signed
 
 
 def head_scopes(analysis: Analysis) -> list[str]:

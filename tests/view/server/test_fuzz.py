@@ -26,6 +26,9 @@ OPERATIONS = {
     "cancel": ("/api/analyses/{id}", "DELETE"),
     "header": ("/api/analyses/{id}/header", "GET"),
     "cells": ("/api/analyses/{id}/cells", "GET"),
+    "explain": ("/api/explanations", "POST"),
+    "explanation": ("/api/explanations/{id}", "GET"),
+    "stop explanation": ("/api/explanations/{id}", "DELETE"),
 }
 
 

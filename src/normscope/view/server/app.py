@@ -56,6 +56,12 @@ REFUSALS: Any = {
     404: {"model": ErrorMessage, "description": "No such analysis, or it has been dropped: request it again"},
     422: {"model": ErrorMessage, "description": "Invalid request"},
 }
+STARTING: Any = {
+    422: REFUSALS[422],
+    400: {"model": ErrorMessage, "description": "The body is not JSON"},
+    413: {"model": ErrorMessage, "description": "The body is too large"},
+    429: {"model": ErrorMessage, "description": "Too many requests are waiting"},
+}
 UNFINISHED: Any = {409: {"model": ErrorMessage, "description": "The analysis is not finished"}}
 
 
@@ -118,12 +124,7 @@ def _add_analysis_routes(app: FastAPI, models: Mapping[str, Analyzer], running: 
         status_code=201,
         response_model=Started,
         tags=["analyses"],
-        responses={
-            422: REFUSALS[422],
-            400: {"model": ErrorMessage, "description": "The body is not JSON"},
-            413: {"model": ErrorMessage, "description": "The body is too large"},
-            429: {"model": ErrorMessage, "description": "Too many analyses are waiting"},
-        },
+        responses=STARTING,
     )
     async def start(request: AnalysisRequest, wait: Wait = 0, first: First = False) -> Response:
         """Start an analysis. Equal requests have the same id and are computed once."""
@@ -157,14 +158,13 @@ def _add_explanation_routes(
 ) -> None:
     """Routes that start, watch and cancel explanations of what a model writes."""
     tags: Any = ["explanations"]
-    busy: Any = {429: {"model": ErrorMessage, "description": "Too many explanations are waiting"}}
 
     @app.post(
         "/api/explanations",
         status_code=201,
         response_model=StartedExplanation,
         tags=tags,
-        responses={422: REFUSALS[422], **busy},
+        responses=STARTING,
     )
     async def explain(request: ExplanationRequest, wait: Wait = 0) -> Response:
         """Explain every token of an answer by the tokens that the model had read."""

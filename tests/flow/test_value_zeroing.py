@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -146,13 +147,16 @@ def test_all_tokens_at_once_equal_one_at_a_time(name: str, monkeypatch: pytest.M
 def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The tokens without whose values a layer is run, from now on."""
     runs: list[int] = []
-    run_layer = value_zeroing._run_with_value_zeroing
 
-    def run(j: int, *args: Any) -> Tensor:
-        runs.append(j)
-        return run_layer(j, *args)
+    def counted(run_layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(*args: Any) -> Tensor:
+            runs.append(args[-1])
+            return run_layer(*args)
 
-    monkeypatch.setattr(value_zeroing, "_run_with_value_zeroing", run)
+        return run
+
+    for name in ("_run_with_value_zeroing", "_run_with_zeroed_product"):
+        monkeypatch.setattr(value_zeroing, name, counted(getattr(value_zeroing, name)))
     return runs
 
 

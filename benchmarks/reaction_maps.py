@@ -124,7 +124,9 @@ def print_table(shares: Mapping[str, Tensor]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder with RXNMapper's config.json, model.safetensors and vocab.txt")
+    parser.add_argument(
+        "folder", type=Path, help="folder with RXNMapper's config.json, model.safetensors and vocab.txt"
+    )
     folder = parser.parse_args().folder
     lens = Analyzer(AutoModelForMaskedLM.from_pretrained(folder).eval())
     reactions = all_reactions()

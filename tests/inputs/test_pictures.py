@@ -262,3 +262,15 @@ def test_pictures_need_a_model_that_sees_and_its_processor() -> None:
     refused(lambda: alone.analyze(whole), "forward pass failed")
     refused(lambda: alone.analyze(whole | {"pixel_values": whole["pixel_values"] * float("nan")}), "NaN")
     refused(lambda: alone.analyze({**whole, "input_ids": whole["input_ids"] * 0 + 4}), "no place for its pictures")
+
+
+def test_a_model_that_sees_is_loaded_by_name(tmp_path: Path) -> None:
+    model = picture_model("llava", dtype=torch.float32)
+    model.model.save_pretrained(tmp_path)
+    model.processor.save_pretrained(tmp_path)
+    lens: Analyzer[Analysis] = Analyzer.from_pretrained(tmp_path)
+    assert type(lens.model) is type(model.model)
+    told = lens.explain(model.ask(picture()), answer="a red square")
+    assert list(told.sources) == ["image", "(prompt)", "(answer)"]
+    tower: Any = model.model.base_model.vision_tower
+    assert Analyzer(tower, model.processor).analyze(picture(), scopes="layer").tokens[:2] == ("[CLS]", "1,1")

@@ -87,6 +87,7 @@ def test_an_explanation_in_the_terminal() -> None:
     file = io.StringIO()
     Console(file=file, width=100, color_system=None, _environ={}, highlight=False).print(terminal_explanation(told))
     lines = file.getvalue().splitlines()
+    assert "what the vision tower made of it" in " ".join(lines)
     total = float(told.scores[:, 3:19].double().sum())
     begin = next(n for n, line in enumerate(lines) if line.startswith("image 1: "))
     assert lines[begin].startswith(f"image 1: {total:+.4g}, by patch in % of ")

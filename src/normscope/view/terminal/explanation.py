@@ -10,7 +10,7 @@ from rich.text import Text
 from normscope.explain.result import Explanation
 from normscope.labels import shorten_label, visible_label_text
 from normscope.view.explained import explained_sentences, explained_shares
-from normscope.view.pictures import scores_on_pictures
+from normscope.view.pictures import picture_names, scores_on_pictures
 from normscope.view.terminal.flow import score_tint
 
 NAME = 36  # width of the name of a source
@@ -45,9 +45,10 @@ def explanation_note(told: Explanation) -> str:
         what = f"log-probability minus that of the answer {against!r}"
     else:
         what = logit.get(against, f"logit minus that of {against!r}")
+    ends = " A patch is what the vision tower made of it, from other patches too." if picture_names(told.info) else ""
     return (
         f"Scores explain each token's {what}; with (no input), the biases, they add up to it. Worst completeness error "
-        f"{float(told.completeness.max()):.0e}."
+        f"{float(told.completeness.max()):.0e}.{ends}"
     )
 
 

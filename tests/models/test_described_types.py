@@ -17,10 +17,11 @@ from normscope.derivation.prove import CLOSE, prove_description
 from normscope.models.registry import FAMILIES
 from tests.helpers.compare import assert_same_sides, sides
 from tests.helpers.free_oracle import free_oracle
-from tests.helpers.tiny import CONFIGS, model_type
+from tests.helpers.tiny import CONFIGS, HYBRIDS, model_type
 from tests.helpers.zoo import inputs_for, model_types, randomise, tiny_config, tiny_model
 
-OTHERS = {model_type(name) for name in CONFIGS}  # in test_families and test_bert_families
+# In test_families, test_bert_families and test_hybrids.
+OTHERS = {model_type(name) for name in (*CONFIGS, *HYBRIDS)}
 TYPES = sorted({kind for family in FAMILIES if family.input == "text" for kind in family.model_types} - OTHERS)
 # transformers computes their norms or attention probabilities in float32
 FLOAT64 = ("biogpt", "data2vec-text", "ernie", "layoutlm", "mbart", "pegasus", "roberta-prelayernorm", "xlm-roberta-xl")

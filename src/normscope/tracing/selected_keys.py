@@ -19,7 +19,15 @@ from normscope.errors import NormscopeError
 SELECTED = "indices"  # argument with the selected keys, (b, i, k)
 # Tensors that eager attention may ignore: queries, keys and masks already depend on them, or only the head reads them.
 WITHOUT_EFFECT = frozenset(
-    "position_ids cache_position cu_seq_lens_q cu_seq_lens_k cu_seqlens_q cu_seqlens_k logits_to_keep".split()
+    [
+        "position_ids",
+        "cache_position",
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "logits_to_keep",
+    ]
 )
 
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from normscope import Analyzer
-from normscope.models import causal, encoder_decoders, encoders, further_causal, hybrids, vision
+from normscope.models import causal, encoder_decoders, encoders, further_causal, hybrids, towers, vision
 from normscope.models.registry import REFUSED, family_of
 from normscope.models.scopes import scope_aliases, scope_names
 from normscope.models.spec import Attention, Block, Experts, Family, FeedForward, Norm
@@ -28,6 +28,7 @@ GROUPS = {
     "Linear attention and state spaces": hybrids.FAMILIES,
     "Encoder-decoders": encoder_decoders.FAMILIES,
     "Vision": vision.FAMILIES,
+    "Halves of models that compare pictures with texts": towers.FAMILIES,
 }
 ALIASES = {
     "weights": "attention weights, mean over heads",

@@ -23,6 +23,7 @@ HEADS = {  # the first that a type has
     "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 }
+SAMPLES = 2960  # of which the convolutions of wav2vec 2.0 make nine tokens
 WIDTH, HEAD_COUNT, KEY_HEADS, HIDDEN, LAYERS, VOCABULARY = 32, 4, 2, 48, 4, 64
 # Tiny value -> the attributes of configs that get it.
 NAMED_SIZES: tuple[tuple[int, str], ...] = (
@@ -205,12 +206,23 @@ def media_types() -> dict[str, dict[str, str]]:
     return found
 
 
+TEXT_HALVES = {"clip_text_model": "CLIPTextModel", "siglip_text_model": "SiglipTextModel"}  # without a head
+
+
+def class_of(model_type: str) -> str:
+    """The class of the tiny model of a type, with a head if it is a model of texts that has one."""
+    if model_type in TEXT_HALVES:
+        return TEXT_HALVES[model_type]
+    media = next((types[model_type] for types in media_types().values() if model_type in types), None)
+    return media or model_types()[model_type][1]
+
+
 def tiny_config(model_type: str, class_name: str | None = None) -> Any:
     """The default config of a type with every size shrunk, nested configs included.
 
     If the model class takes one of the nested configs (the text part of a multimodal type), only that one is returned.
     """
-    wanted = getattr(transformers, class_name or model_types()[model_type][1]).config_class
+    wanted = getattr(transformers, class_name or class_of(model_type)).config_class
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fresh = AutoConfig.for_model(model_type)
@@ -271,7 +283,7 @@ def tiny_model(
     torch.manual_seed(seed)
     config = tiny_config(model_type, class_name)
     config._attn_implementation = config._experts_implementation = "eager"
-    cls = getattr(transformers, class_name or model_types()[model_type][1])
+    cls = getattr(transformers, class_name or class_of(model_type))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = cls(config)
@@ -292,11 +304,17 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
 
 
 def inputs_for(model: PreTrainedModel, length: int = 9, seed: int = 0) -> dict[str, Any]:
-    """Keyword arguments for a pass over random text, in which no token is special.
+    """Keyword arguments for a pass over random text, in which no token is special, or over a random picture or sound.
 
-    Encoder-decoders get a shorter target too, and models of audio codes one row of ids per codebook.
+    A picture has the size of the config, and a sound `SAMPLES` samples. Encoder-decoders get a shorter target too, and
+    models of audio codes one row of ids per codebook.
     """
     generator = torch.Generator().manual_seed(seed)
+    config, key = model.config, model.main_input_name
+    if key in ("pixel_values", "input_values"):
+        picture = key == "pixel_values"
+        shape = (config.num_channels, config.image_size, config.image_size) if picture else (SAMPLES,)
+        return {key: torch.randn(1, *shape, generator=generator).to(model.dtype)}
     allowed = torch.tensor(sorted(set(range(VOCABULARY)) - set(_special_ids(model.config))))
     rows = model.config.num_codebooks if model.config.model_type.startswith("musicgen") else 1
 

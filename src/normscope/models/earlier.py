@@ -7,6 +7,7 @@ from dataclasses import replace
 from normscope.models.encoder_decoders import T5, T5_GATED, t5_stacks
 from normscope.models.further_causal import NEMOTRON
 from normscope.models.spec import Attention, Block, Branch, Family, FeedForward, Norm, Stack
+from normscope.models.towers import CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION
 from normscope.models.versions import minor_version
 from normscope.models.vision import DEIT, DINOV2, DINOV2_SWIGLU, REGISTERS, VIT, dinov2_stacks
 
@@ -46,8 +47,17 @@ def _read_from_products(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
     )
 
 
+def _below(module: str, family: Family) -> Family:
+    """The family with its layers below a module of the model."""
+    return replace(family, stacks=tuple(replace(one, layers=f"{module}.{one.layers}") for one in family.stacks))
+
+
 # The version that changed them -> the families before it, which replace those of the same names.
 EARLIER = {
+    "5.6.0": (
+        *(_below("text_model", family) for family in (CLIP_TEXT, SIGLIP_TEXT)),
+        *(_below("vision_model", family) for family in (CLIP_VISION, SIGLIP_VISION)),
+    ),
     "5.9.0": (replace(VIT, stacks=VIT_STACKS), replace(DEIT, stacks=VIT_STACKS)),
     "5.13.0": (replace(NEMOTRON, stacks=_read_from_products(NEMOTRON.stacks)),),
     "5.15.0": (

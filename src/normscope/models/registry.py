@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from normscope import plugins
 from normscope.errors import NormscopeError
-from normscope.models import causal, encoder_decoders, encoders, further_causal, hybrids, vision
+from normscope.models import causal, encoder_decoders, encoders, further_causal, hybrids, towers, vision
 from normscope.models.description import family_from_json
 from normscope.models.earlier import families_in
 from normscope.models.field_types import check_field_types
@@ -28,6 +28,7 @@ FAMILIES = families_in(
         *hybrids.FAMILIES,
         *encoder_decoders.FAMILIES,
         *vision.FAMILIES,
+        *towers.FAMILIES,
     ),
 )
 _registered: list[Family] = []
@@ -37,11 +38,15 @@ BY_CHANNEL = (
     "has channels, not heads"
 )
 SPLIT_LAYERS = "its layers have different components in different orders, so that they have no scopes in common"
+HALVES = ("text_model", "vision_model", "audio_model")
+SIDE_BY_SIDE = "its type is two models side by side, each with its own inputs, and neither attends to the other"
 REFUSED = {
     **dict.fromkeys(("mamba", "falcon_mamba", "jamba", "recurrent_gemma", "rwkv"), BY_CHANNEL),
     **dict.fromkeys(("nemotron_h", "olmo_hybrid"), SPLIT_LAYERS),
     "falcon_h1": "a layer mixes tokens by attention and by a recurrence at once, with scopes for one of them only",
     "minimax": "its residual connections begin after the norms",
+    **dict.fromkeys(("clip", "siglip", "siglip2", "chinese_clip", "metaclip_2", "altclip", "xclip"), SIDE_BY_SIDE),
+    **dict.fromkeys(("groupvit", "clap", "vision-text-dual-encoder"), SIDE_BY_SIDE),
 }
 
 
@@ -135,8 +140,16 @@ def find_family(model: Any) -> Family | None:
             _refuse_incomplete_sdpa(family, config)
             return family
     if config.model_type in REFUSED:
-        raise NormscopeError(f"{type(model).__name__} cannot be decomposed: {REFUSED[config.model_type]}.")
+        reason = REFUSED[config.model_type]
+        advice = f" {_advise_half(model)}" if reason == SIDE_BY_SIDE else ""
+        raise NormscopeError(f"{type(model).__name__} cannot be decomposed: {reason}.{advice}")
     return None
+
+
+def _advise_half(model: Any) -> str:
+    """What to pass instead of a model that is two models side by side, or has a head for one of them."""
+    halves = [name for name in HALVES if hasattr(model.base_model, name)]
+    return f"Pass one alone: {' or '.join(f'model.{name}' for name in halves)}."
 
 
 def family_of(model: Any) -> Family:

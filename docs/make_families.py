@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from normscope import Analyzer
-from normscope.models import causal, encoder_decoders, encoders, further_causal, hybrids, towers, vision
+from normscope.models import audio, causal, encoder_decoders, encoders, further_causal, hybrids, towers, vision
 from normscope.models.registry import REFUSED, family_of
 from normscope.models.scopes import scope_aliases, scope_names
 from normscope.models.spec import Attention, Block, Experts, Family, FeedForward, Norm
@@ -29,6 +29,7 @@ GROUPS = {
     "Encoder-decoders": encoder_decoders.FAMILIES,
     "Vision": vision.FAMILIES,
     "Halves of models that compare pictures with texts": towers.FAMILIES,
+    "Speech": audio.FAMILIES,
 }
 ALIASES = {
     "weights": "attention weights, mean over heads",
@@ -138,17 +139,17 @@ def _family(family: Family, name: str) -> tuple[str, ...]:
         _norms(every),
         _feed_forward(every),
         family.note,
-        *(_rounded(_error(name, dtype)) for dtype in (torch.float32, torch.float64)),
+        *(_rounded(_error(family, name, dtype)) for dtype in (torch.float32, torch.float64)),
     )
 
 
-def _error(name: str, dtype: torch.dtype) -> float:
+def _error(family: Family, name: str, dtype: torch.dtype) -> float:
     """The largest completeness error of one short input to the tiny model."""
     if name in (*tiny.FAMILIES, *tiny.HYBRIDS):
         model = tiny.tiny(name, dtype=dtype)
         given = tiny.inputs(name, model)
     else:
-        model = zoo.tiny_model(name, dtype=dtype)
+        model = zoo.tiny_model(name, dtype=dtype, **family.when)
         given = zoo.inputs_for(model)
     result = Analyzer(model).analyze(given)
     sides = (result.encoder, result.decoder) if hasattr(result, "encoder") else (result,)

@@ -217,8 +217,8 @@ def class_of(model_type: str) -> str:
     return media or model_types()[model_type][1]
 
 
-def tiny_config(model_type: str, class_name: str | None = None) -> Any:
-    """The default config of a type with every size shrunk, nested configs included.
+def tiny_config(model_type: str, class_name: str | None = None, **options: Any) -> Any:
+    """The default config of a type with every size shrunk, nested configs included; `options` are set afterwards.
 
     If the model class takes one of the nested configs (the text part of a multimodal type), only that one is returned.
     """
@@ -228,7 +228,10 @@ def tiny_config(model_type: str, class_name: str | None = None) -> Any:
         fresh = AutoConfig.for_model(model_type)
         if not isinstance(fresh, wanted):
             fresh = next((part for part in vars(fresh).values() if isinstance(part, wanted)), fresh)
-        return _shrink(fresh)
+        config = _shrink(fresh)
+    for name, value in options.items():
+        setattr(config, name, value)
+    return config
 
 
 def _shrink(config: Any) -> Any:
@@ -277,11 +280,15 @@ def _per_layer(config: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny_model(
-    model_type: str, class_name: str | None = None, seed: int = 0, dtype: torch.dtype = torch.float32
+    model_type: str,
+    class_name: str | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> PreTrainedModel:
-    """A tiny random model of a type, in evaluation mode."""
+    """A tiny random model of a type, in evaluation mode; `options` go to its config."""
     torch.manual_seed(seed)
-    config = tiny_config(model_type, class_name)
+    config = tiny_config(model_type, class_name, **options)
     config._attn_implementation = config._experts_implementation = "eager"
     cls = getattr(transformers, class_name or class_of(model_type))
     with warnings.catch_warnings():

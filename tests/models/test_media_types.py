@@ -23,6 +23,19 @@ from tests.helpers.zoo import TEXT_HALVES, inputs_for, tiny_model
 
 MEDIA = {kind for family in FAMILIES if family.input != "text" for kind in family.model_types}
 TYPES = sorted({*MEDIA, *TEXT_HALVES} - {*IMAGES, "whisper"})  # the others are in test_families
+STABLE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer"}
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("wav2vec2", STABLE),
+    ("hubert", STABLE),
+    ("hubert", {"feat_proj_layer_norm": False, "conv_pos_batch_norm": True}),
+    ("wav2vec2", {"adapter_attn_dim": 8}),  # has layers in the pre-LN model only
+    ("clip_vision_model", {"hidden_act": "gelu"}),
+)
+REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("wav2vec2", {"add_adapter": True}, "merge frames"),
+    ("data2vec-audio", {"add_adapter": True}, "merge frames"),
+    ("wav2vec2", STABLE | {"adapter_attn_dim": 8}, "follows the feed-forward"),
+)
 PAIRS = {
     "clip": "CLIPModel",
     "siglip": "SiglipModel",
@@ -54,7 +67,7 @@ def assert_equal_to_the_oracle(lens: Analyzer, seed: int = 0) -> None:
     encoding = inputs_for(lens.model, 7, seed)
     result = lens.analyze(encoding)
     assert isinstance(result, Analysis)
-    (layers,) = (some for path, some in free_oracle(lens.model, encoding).items() if path.endswith(("layers", "layer")))
+    layers = free_oracle(lens.model, encoding)[lens.family.stacks[0].layers.removesuffix(".*")]
     assert result.layers == tuple(range(len(layers)))
     attention = next(scope for scope in result.scopes if scope in ("ATTN-N", "LNATTN-N"))
     for n, layer in enumerate(layers):
@@ -89,6 +102,23 @@ def test_described_and_proved(name: str) -> None:
 @pytest.mark.parametrize("name", TYPES)
 def test_maps_equal_the_oracle(name: str) -> None:
     assert_equal_to_the_oracle(lens_of(name))
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+def test_variants(name: str, options: dict[str, Any]) -> None:
+    model = tiny_model(name, dtype=torch.float64, **options)
+    lens = Analyzer(model)
+    assert not lens.family.derived
+    assert prove_description(lens.loaded) <= CLOSE
+    assert describe_model(model).stacks == lens.family.stacks
+    assert_equal_to_the_oracle(lens, seed=1)
+
+
+@pytest.mark.parametrize(("name", "options", "words"), REFUSALS, ids=str)
+def test_settings_that_are_refused(name: str, options: dict[str, Any], words: str) -> None:
+    name_of_setting = list(options)[-1]
+    setting = f"{name_of_setting}={options[name_of_setting]}"
+    refused(lambda: Analyzer(tiny_model(name, **options)), setting, words)
 
 
 @pytest.mark.parametrize("name", TEXT_HALVES)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from normscope import plugins
 from normscope.errors import NormscopeError
-from normscope.models import causal, encoder_decoders, encoders, further_causal, hybrids, towers, vision
+from normscope.models import audio, causal, encoder_decoders, encoders, further_causal, hybrids, towers, vision
 from normscope.models.description import family_from_json
 from normscope.models.earlier import families_in
 from normscope.models.field_types import check_field_types
@@ -29,6 +29,7 @@ FAMILIES = families_in(
         *encoder_decoders.FAMILIES,
         *vision.FAMILIES,
         *towers.FAMILIES,
+        *audio.FAMILIES,
     ),
 )
 _registered: list[Family] = []

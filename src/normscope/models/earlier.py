@@ -9,7 +9,21 @@ from normscope.models.further_causal import NEMOTRON
 from normscope.models.spec import Attention, Block, Branch, Family, FeedForward, Norm, Stack
 from normscope.models.towers import CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION
 from normscope.models.versions import minor_version
-from normscope.models.vision import DEIT, DINOV2, DINOV2_SWIGLU, REGISTERS, VIT, dinov2_stacks
+from normscope.models.vision import (
+    BEIT,
+    BEIT_UNSCALED,
+    DEIT,
+    DINOV2,
+    DINOV2_SWIGLU,
+    DINOV3,
+    DINOV3_GATED,
+    DINOV3_PLAIN,
+    DINOV3_SWIGLU,
+    REGISTERS,
+    VIT,
+    data2vec_stacks,
+    dinov2_stacks,
+)
 
 BERT_LIKE = Attention("attention.attention", "attention.attention.value", "attention.output.dense")
 VIT_STACKS = (
@@ -54,11 +68,20 @@ def _below(module: str, family: Family) -> Family:
 
 # The version that changed them -> the families before it, which replace those of the same names.
 EARLIER = {
+    "5.4.0": (
+        replace(DINOV3, stacks=dinov2_stacks(DINOV3_PLAIN, layers="layer.*")),
+        replace(DINOV3_SWIGLU, stacks=dinov2_stacks(DINOV3_GATED, layers="layer.*")),
+    ),
     "5.6.0": (
         *(_below("text_model", family) for family in (CLIP_TEXT, SIGLIP_TEXT)),
         *(_below("vision_model", family) for family in (CLIP_VISION, SIGLIP_VISION)),
     ),
-    "5.9.0": (replace(VIT, stacks=VIT_STACKS), replace(DEIT, stacks=VIT_STACKS)),
+    "5.9.0": (
+        replace(VIT, stacks=VIT_STACKS),
+        replace(DEIT, stacks=VIT_STACKS),
+        replace(BEIT, stacks=data2vec_stacks()),
+        replace(BEIT_UNSCALED, stacks=data2vec_stacks(scaled=False)),
+    ),
     "5.13.0": (replace(NEMOTRON, stacks=_read_from_products(NEMOTRON.stacks)),),
     "5.15.0": (
         replace(T5, stacks=t5_stacks(FeedForward("wi", "act", "wo"), probabilities="matmul")),

@@ -81,7 +81,8 @@ def media_image_items(given: Any, loaded: LoadedModel) -> list[Item]:
 
 def _media_image_special_tokens(base: PreTrainedModel) -> tuple[str, ...]:
     """Names of the tokens before the patches: [CLS], DeiT's distillation token, registers."""
-    embeddings = getattr(base, "embeddings", None)
+    holder = getattr(base, "vision_model", base)  # CLIP before transformers 5.6
+    embeddings = getattr(holder, "embeddings", None)
     found: list[str] = []
     for name, label in IMAGE_TOKENS:
         tokens = getattr(embeddings, name, None)

@@ -95,7 +95,7 @@ def explain_command(
                 final=final,
                 gate=gate,
                 truncation=truncate,
-                progress=None if show is None else partial(show, "tokens of the answer"),
+                progress=None if show is None else partial(show, "steps"),
             )
         for path in out or []:
             _write_explanation_file(told, path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +12,9 @@ import typer
 from rich.console import Console
 
 from normscope.cli import completion, loading, options, texts
-from normscope.cli.progress import silence_library_progress
+from normscope.cli.progress import progress_bars, silence_library_progress
 from normscope.errors import NormscopeError
+from normscope.step_progress import follow_steps
 from normscope.view.formats import FLOW_SUFFIXES, check_output_path
 
 if TYPE_CHECKING:
@@ -102,12 +105,17 @@ def flow_command(
     with silence_library_progress():
         lens = loading.load_analyzer(source)
         given = {**texts.cli_text_arguments(lens, text, pair, chat, generate), "truncation": truncate, "gate": gate}
-        found = lens.flow(
-            **given,
-            method=method,
-            target=target if target is None or against is None else (target, against),
-            position=position - 1 if position is not None and position > 0 else position,
-        )
+        with progress_bars() as show:
+            found = lens.flow(
+                **given,
+                method=method,
+                target=target if target is None or against is None else (target, against),
+                position=position - 1 if position is not None and position > 0 else position,
+                progress=None if show is None else partial(show, "steps"),
+            )
+            if target is None:
+                with nullcontext() if show is None else follow_steps(partial(show, "maps"), {}):
+                    found.maps  # noqa: B018  # computed when first read
         for path in out or []:
             _write_flow_file(lens, found, given, path)
         view = _flow_view(found)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from normscope.engine.run import Progress
 from normscope.errors import NormscopeError
 from normscope.explain.answers import Question, find_answers
 from normscope.explain.result import Explanation
-from normscope.explain.run import ExplainOptions, check_explain_options, run_explanation
+from normscope.explain.run import ExplainOptions, check_explain_options, run_explanation, steps_to_explain
 from normscope.flow.run import check_flow_gate
 from normscope.models.loaded import LoadedModel
+from normscope.step_progress import follow_steps
 from normscope.tracing.model_state import is_proved
 from normscope.tracing.proof import prove
 
@@ -69,7 +71,7 @@ class Explains:
             alternatives: The number of alternatives to each token.
             gate: How the feed-forward's activation is attributed: "ig" or "frozen", which is faster.
             truncation: Truncate a prompt that is too long instead of raising an error.
-            progress: Called with the number of tokens done and the total, the forward pass counting as one.
+            progress: Called with the steps done and the total: tokens to write, layers to read, tokens to explain.
 
         Returns:
             An Explanation.
@@ -85,8 +87,9 @@ class Explains:
         if text_target is not None:
             answer = _answer_of_target(self.loaded, answer, text_target)
         question = Question(prompt, words, chat, sources, template, truncation)
-        answers = find_answers(self.loaded, question, generate, answer, target, against)
-        return run_explanation(self.loaded, answers, options, progress)
+        with nullcontext() if progress is None else follow_steps(progress, steps_to_explain(self.loaded, generate)):
+            answers = find_answers(self.loaded, question, generate, answer, target, against)
+            return run_explanation(self.loaded, answers, options)
 
 
 def _answer_of_target(loaded: LoadedModel, answer: str | None, text_target: str) -> str:

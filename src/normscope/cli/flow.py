@@ -105,6 +105,8 @@ def flow_command(
     with silence_library_progress():
         lens = loading.load_analyzer(source)
         given = {**texts.cli_text_arguments(lens, text, pair, chat, generate), "truncation": truncate, "gate": gate}
+        if method == "exact":
+            _print_flow_estimate(lens, given, target is None)
         with progress_bars() as show:
             found = lens.flow(
                 **given,
@@ -135,6 +137,18 @@ def _check_flow_options(target: str | None, against: str | None, position: int |
             raise NormscopeError(f"{option} needs a target: add --target, such as --target top.")
     for path in out:
         check_output_path(path, FLOW_SUFFIXES)
+
+
+def _print_flow_estimate(lens: Analyzer, given: Mapping[str, Any], maps: bool) -> None:
+    """Print the estimate of a long flow; not of one to a target text that is not known yet."""
+    from normscope.flow.cost import flow_cost
+    from normscope.inputs.encode import encode_one
+
+    if lens.two_sided and not isinstance(given["text"], tuple):
+        return
+    item = encode_one(lens.loaded, given["text"], None, given.get("chat"), None, None, given["truncation"])
+    columns = sum(len(side.names) for side in item.sides.values())
+    texts.print_long_estimate(flow_cost(lens.loaded, item, columns if maps else 1, given.get("generate", 0)))
 
 
 def _flow_view(found: Flow) -> Any:

@@ -68,7 +68,7 @@ def generate_continuation(model: Any, tokenizer: Any, item: Item, tokens: int, l
     """The item followed by at most `tokens` tokens that the model generates greedily."""
     if limits.side != "decoder":
         raise NormscopeError("This model is an encoder and does not generate text. Leave generate out.")
-    count = _check_generated_count(tokens)
+    count = check_generated_count(tokens)
     _refuse_fixed_prompt(item)
     prompt = item.tensors["input_ids"]
     check_length(len(prompt) + count, limits, f"The prompt with {count} generated tokens", "Generate fewer.")
@@ -114,7 +114,7 @@ def _refuse_fixed_prompt(item: Item) -> None:
 
 def generate_target(model: Any, tokenizer: Any, source: Item, tokens: int | None, limits: Limits) -> Item:
     """The target that an encoder-decoder generates for a source, as its decoder reads it (without the last token)."""
-    count = MAX_TARGET if tokens is None else _check_generated_count(tokens)
+    count = MAX_TARGET if tokens is None else check_generated_count(tokens)
     if limits.positions is not None:
         count = min(count, limits.positions - 1)
     ids = _generate_ids(model, {k: v[None] for k, v in source.tensors.items()}, 1, count)
@@ -151,7 +151,8 @@ def _generated_token_names(tokenizer: Any, ids: Tensor) -> tuple[str, ...]:
     return token_names(ids.tolist(), tokenizer)
 
 
-def _check_generated_count(tokens: Any) -> int:
+def check_generated_count(tokens: Any) -> int:
+    """A number of tokens to generate."""
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise NormscopeError(f"generate must be a number of tokens, at least 1, not {tokens!r}.")
     return tokens

@@ -13,7 +13,7 @@ import normscope
 SOURCE = Path(normscope.__file__).parent
 # Lowest first. A module imports from its own room and from those before it.
 ROOMS = (
-    ("_version", "errors", "arguments", "files", "plugins", "default_model"),
+    ("_version", "errors", "arguments", "files", "plugins", "default_model", "step_progress"),
     ("models",),
     ("inputs",),
     ("tracing",),

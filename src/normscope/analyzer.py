@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Generic, cast
 
 import torch
@@ -19,11 +20,12 @@ from normscope.errors import NormscopeError
 from normscope.explain.front import Explains
 from normscope.flow.resolve import TargetRequest
 from normscope.flow.result import Flow
-from normscope.flow.run import check_flow_gate, run_flow
+from normscope.flow.run import check_flow_gate, run_flow, steps_to_freeze
 from normscope.inputs.encode import Input, SourceInput, encode, encode_one
 from normscope.models import loading
 from normscope.models.loaded import run_dtype
 from normscope.models.spec import Family
+from normscope.step_progress import follow_steps
 from normscope.tracing.model_state import is_proved
 from normscope.tracing.proof import prove
 
@@ -281,6 +283,7 @@ class Analyzer(Explains, Generic[ResultT]):
         generate: int | None = None,
         truncation: bool = False,
         gate: str = "ig",
+        progress: Progress | None = None,
     ) -> Flow:
         """How much of the last hidden states, or of a target, comes from each input token, across all layers.
 
@@ -312,6 +315,7 @@ class Analyzer(Explains, Generic[ResultT]):
                 encoder-decoder without a target text, the maximum number of generated tokens.
             truncation: Truncate an input that is too long, as for `analyze`.
             gate: How the feed-forward's activation is attributed: "ig", "frozen" or "tangent".
+            progress: Called with the steps done and the total: tokens to write, layers to read, layers back.
 
         Returns:
             A Flow: maps from the input to the states after each layer, and the scores of the target.
@@ -323,8 +327,9 @@ class Analyzer(Explains, Generic[ResultT]):
         check_flow_gate(gate)
         if not is_proved(self.loaded):
             prove(self.loaded)
-        item = encode_one(self.loaded, text, words, chat, None, generate, truncation, sources, template)
-        return run_flow(self.loaded, item, method, request, gate, self.workspace)
+        with nullcontext() if progress is None else follow_steps(progress, steps_to_freeze(self.loaded, generate)):
+            item = encode_one(self.loaded, text, words, chat, None, generate, truncation, sources, template)
+            return run_flow(self.loaded, item, method, request, gate, self.workspace)
 
     def estimate(
         self,

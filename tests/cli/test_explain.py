@@ -75,3 +75,11 @@ def test_what_is_refused(arguments: tuple[str, ...], part: str, monkeypatch: pyt
 def test_an_encoder_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(masked(), "the cat", "--generate", "2", monkeypatch=monkeypatch)
     assert (result.exit_code, "does not generate" in result.stderr) == (1, True)
+
+
+def test_hints_name_only_options_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = Analyzer(speaker().model.base_model, speaker().tokenizer)  # without a head
+    result = run(lens, "the cat", "--answer", "on a mat", monkeypatch=monkeypatch)
+    assert result.exit_code == 1
+    assert "Choose a --model that has one" in " ".join(result.stderr.split())
+    assert "or use `normscope flow` without --target" in " ".join(result.stderr.split())

@@ -139,6 +139,24 @@ def test_blocks_of_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.allclose(analysis.remainder(scope), sides(whole)[side].remainder(scope), rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_blocks_end_where_long_sources_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = items_of(name, 12)[0]
+    index = {side: torch.arange(len(of.names)) // 5 for side, of in item.sides.items()}
+    item = replace(item, sources=Sources(NAMES, index))
+    blocks: list[Tensor] = []
+    split = source_rows._split_rows
+
+    def split_short(rows: Tensor, owners: Tensor, step: int) -> list[Tensor]:
+        made = list(split(rows, owners, 4))
+        blocks.extend(made)
+        return made
+
+    monkeypatch.setattr(source_rows, "_split_rows", split_short)
+    assert_sums(run(name, [item])[0], run(name, [replace(item, sources=None)])[0], item)
+    assert [one.tolist() for one in blocks[:5]] == [[0, 1, 2], [3, 4], [5, 6, 7], [8, 9], [10, 11]]
+
+
 @pytest.mark.parametrize("name", ["bert", "llama", "t5"])
 def test_every_token_as_a_source_gives_the_maps_of_tokens(name: str) -> None:
     given = inputs(name, shared(name).model, 9)

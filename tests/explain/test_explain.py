@@ -275,13 +275,14 @@ def test_stopping_returns_what_is_done() -> None:
     lens = speaker()
     whole = lens.explain("the cat", generate=5)
     with pytest.warns(match="Stopped after 2 of 5 tokens"):
-        told = lens.explain("the cat", generate=5, progress=Stop(3))
+        told = lens.explain("the cat", generate=5, progress=Stop(5 + lens.depth + 2))
     assert told.tokens == whole.tokens[:2]
     assert torch.equal(told.scores, whole.scores[:2])
     assert len(told.alternatives) == len(told.probabilities) == len(told.targets) == 2
     assert "Stopped" in told.warnings[0]
-    with pytest.raises(KeyboardInterrupt):
-        lens.explain("the cat", generate=5, progress=Stop(1))
+    for calls in (1, 5 + lens.depth):  # while the model writes, and while it is frozen
+        with pytest.raises(KeyboardInterrupt):
+            lens.explain("the cat", generate=5, progress=Stop(calls))
 
 
 @pytest.mark.usefixtures("one_at_a_time")
@@ -289,11 +290,11 @@ def test_stopping_a_contrast_keeps_complete_rows() -> None:
     lens = speaker()
     whole = lens.explain("the cat", answer="on a mat", against="dog")
     with pytest.warns(match="Stopped"):
-        told = lens.explain("the cat", answer="on a mat", against="dog", progress=Stop(2 + 3))
+        told = lens.explain("the cat", answer="on a mat", against="dog", progress=Stop(lens.depth + 1 + lens.depth + 2))
     assert torch.equal(told.scores, whole.scores[: len(told.rows)])
     assert len(told.rows) < 3
     with pytest.raises(KeyboardInterrupt):
-        lens.explain("the cat", answer="mat", against="on a dog", progress=Stop(2))
+        lens.explain("the cat", answer="mat", against="on a dog", progress=Stop(lens.depth + 1))
 
 
 def kinds() -> dict[str, Explanation]:

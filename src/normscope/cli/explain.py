@@ -85,17 +85,16 @@ def explain_command(
         given |= {"sources": named or None, "template": template}
     with silence_library_progress():
         lens = loading.load_analyzer(found_source)
+        given |= {"generate": generate, "answer": answer, "truncation": truncate}
+        texts.print_long_estimate(lens.estimate_explanation(**given))
         with progress_bars() as show:
             told = lens.explain(
                 **given,
-                generate=generate,
-                answer=answer,
                 against=None if against == "none" else against,
                 hops=hops,
                 final=final,
                 gate=gate,
-                truncation=truncate,
-                progress=None if show is None else partial(show, "tokens of the answer"),
+                progress=None if show is None else partial(show, "steps"),
             )
         for path in out or []:
             _write_explanation_file(told, path)

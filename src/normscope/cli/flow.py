@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +12,9 @@ import typer
 from rich.console import Console
 
 from normscope.cli import completion, loading, options, texts
-from normscope.cli.progress import silence_library_progress
+from normscope.cli.progress import progress_bars, silence_library_progress
 from normscope.errors import NormscopeError
+from normscope.step_progress import follow_steps
 from normscope.view.formats import FLOW_SUFFIXES, check_output_path
 
 if TYPE_CHECKING:
@@ -102,12 +105,19 @@ def flow_command(
     with silence_library_progress():
         lens = loading.load_analyzer(source)
         given = {**texts.cli_text_arguments(lens, text, pair, chat, generate), "truncation": truncate, "gate": gate}
-        found = lens.flow(
-            **given,
-            method=method,
-            target=target if target is None or against is None else (target, against),
-            position=position - 1 if position is not None and position > 0 else position,
-        )
+        if method == "exact":
+            _print_flow_estimate(lens, given, target is None)
+        with progress_bars() as show:
+            found = lens.flow(
+                **given,
+                method=method,
+                target=target if target is None or against is None else (target, against),
+                position=position - 1 if position is not None and position > 0 else position,
+                progress=None if show is None else partial(show, "steps"),
+            )
+            if target is None:
+                with nullcontext() if show is None else follow_steps(partial(show, "maps"), {}):
+                    found.maps  # noqa: B018  # computed when first read
         for path in out or []:
             _write_flow_file(lens, found, given, path)
         view = _flow_view(found)
@@ -127,6 +137,18 @@ def _check_flow_options(target: str | None, against: str | None, position: int |
             raise NormscopeError(f"{option} needs a target: add --target, such as --target top.")
     for path in out:
         check_output_path(path, FLOW_SUFFIXES)
+
+
+def _print_flow_estimate(lens: Analyzer, given: Mapping[str, Any], maps: bool) -> None:
+    """Print the estimate of a long flow; not of one to a target text that is not known yet."""
+    from normscope.flow.cost import flow_cost
+    from normscope.inputs.encode import encode_one
+
+    if lens.two_sided and not isinstance(given["text"], tuple):
+        return
+    item = encode_one(lens.loaded, given["text"], None, given.get("chat"), None, None, given["truncation"])
+    columns = sum(len(side.names) for side in item.sides.values())
+    texts.print_long_estimate(flow_cost(lens.loaded, item, columns if maps else 1, given.get("generate", 0)))
 
 
 def _flow_view(found: Flow) -> Any:

@@ -16,6 +16,7 @@ from normscope.errors import NormscopeError
 if TYPE_CHECKING:
     from normscope import Analysis, Analyzer
     from normscope.encoder_decoder_analysis import EncoderDecoderAnalysis
+    from normscope.engine.request import Estimate
 
 LONG = 10  # longer analyses (in seconds) print an estimate first
 
@@ -73,13 +74,17 @@ def analyze_cli_text(lens: Analyzer, text: Any, **options: Any) -> Analysis | En
     # Generated tokens are not known before the run.
     generates = "generate" in options or (lens.two_sided and not isinstance(text, tuple))
     if not generates:
-        estimate = lens.estimate(text, **options)
-        if estimate.seconds > LONG:
-            typer.echo(f"estimate: {estimate}", err=True)
+        print_long_estimate(lens.estimate(text, **options))
     with progress_bars() as show:
         progress = None if show is None else partial(show, "layers")
         found: Analysis | EncoderDecoderAnalysis = lens.analyze(text, progress=progress, **options)
         return found
+
+
+def print_long_estimate(estimate: Estimate) -> None:
+    """Print the estimate of a run that will take long."""
+    if estimate.seconds > LONG:
+        typer.echo(f"estimate: {estimate}", err=True)
 
 
 def main_side(result: Analysis | EncoderDecoderAnalysis, scopes: Sequence[str] | None = None) -> Analysis:

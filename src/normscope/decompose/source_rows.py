@@ -35,7 +35,7 @@ from normscope.models.spec import Attention
 from normscope.tracing.recorded import select_block
 from normscope.tracing.records import AttentionRecord, FeedForwardRecord, LayerRecord, NormRecord
 
-BLOCK_BYTES = 16 * 2**20  # of the vectors and hidden units of a block of rows
+BLOCK_BYTES = 40 * 2**20  # of the vectors and hidden units of a block of rows
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,8 @@ def _blocks(
         rows = layer.input.shape[1] if positions is None else positions.shape[1]
         numbers = torch.arange(rows, device=layer.input.device)
         read = _read_sources(attended, of, n)
-        for block in numbers[item.rows].split(step):
+        owners = of.own.index if positions is None else of.own.index[positions[n]]
+        for block in _split_rows(numbers[item.rows], owners, step):
             views = isinstance(item.rows, slice)  # instead of copies
             some = slice(int(block[0]), int(block[-1]) + 1) if views else block
             at = numbers[some] if positions is None else positions[n, some]
@@ -207,6 +208,16 @@ def _blocks(
             place = torch.full((of.count,), -1, device=at.device)
             place[sources] = torch.arange(len(sources), device=at.device)
             yield _Block(n, some, at, of, tuple(sources), (place[own], torch.arange(len(at), device=at.device)))
+
+
+def _split_rows(rows: Tensor, owners: Tensor, step: int) -> Iterator[Tensor]:
+    """The rows in blocks of at most `step`, which end where a source does if sources are long: in a causal model, the
+    rows before that do not read the next one."""
+    runs = torch.unique_consecutive(owners[rows], return_counts=True)[1].tolist()
+    if 2 * min(runs) < step:
+        runs = [len(rows)]
+    for run in rows.split(runs):
+        yield from run.chunk(-(-len(run) // step))
 
 
 def _read_sources(attended: Mapping[bool, Factored], columns: SourceColumns, item: int) -> Tensor:

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
+from normscope.engine.request import Estimate
 from normscope.errors import NormscopeError
 from normscope.flow.continuations import AGAINST
+from normscope.flow.cost import flow_cost
 from normscope.flow.run import refuse_virtual_columns
 from normscope.flow.spans import Passage, spell_tokens, written_ids
 from normscope.flow.target_names import target_pieces
 from normscope.inputs.encode import encode_one
-from normscope.inputs.generation import append_written_tokens
+from normscope.inputs.generation import append_written_tokens, check_generated_count
 from normscope.inputs.item import Item, check_length
 from normscope.models.loaded import LoadedModel
 
@@ -82,6 +84,22 @@ def find_answers(
     if torch.equal(written_ids(loaded, found.item), written_ids(loaded, contrasted.item)):
         raise NormscopeError("The two answers are the same, so their difference is zero.")
     return [found, contrasted]
+
+
+def explanation_cost(loaded: LoadedModel, question: Question, generate: Any, answer: Any) -> Estimate:
+    """The estimated cost of explaining every token of the answer; the model does not run."""
+    if (generate is None) == (answer is None):
+        raise NormscopeError("Pass either generate= (a number of tokens) or answer= (a text).")
+    if generate is None:
+        item = _given_answer(loaded, question, answer).item
+        last = item.sides[loaded.stacks[-1].side]
+        return flow_cost(loaded, item, len(last.names) - 1 if loaded.two_sided else last.generated)
+    count = check_generated_count(generate)
+    if loaded.stacks[-1].side != "decoder":
+        raise NormscopeError("This model is an encoder and does not generate text.")
+    # The decoder of a translation has read its start token only; any target stands for it.
+    item = question.encode(loaded, text_target={"input_ids": [[0]]} if loaded.two_sided else None)
+    return flow_cost(loaded, item, count, count)
 
 
 def _generated_answer(loaded: LoadedModel, question: Question, generate: Any) -> AnsweredItem:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+from normscope.engine.request import Estimate
 from normscope.engine.run import Progress
 from normscope.errors import NormscopeError
-from normscope.explain.answers import Question, find_answers
+from normscope.explain.answers import Question, explanation_cost, find_answers
 from normscope.explain.result import Explanation
-from normscope.explain.run import ExplainOptions, check_explain_options, run_explanation
+from normscope.explain.run import ExplainOptions, check_explain_options, run_explanation, steps_to_explain
 from normscope.flow.run import check_flow_gate
 from normscope.models.loaded import LoadedModel
+from normscope.step_progress import follow_steps
 from normscope.tracing.model_state import is_proved
 from normscope.tracing.proof import prove
 
@@ -69,7 +72,7 @@ class Explains:
             alternatives: The number of alternatives to each token.
             gate: How the feed-forward's activation is attributed: "ig" or "frozen", which is faster.
             truncation: Truncate a prompt that is too long instead of raising an error.
-            progress: Called with the number of tokens done and the total, the forward pass counting as one.
+            progress: Called with the steps done and the total: tokens to write, layers to read, tokens to explain.
 
         Returns:
             An Explanation.
@@ -85,8 +88,42 @@ class Explains:
         if text_target is not None:
             answer = _answer_of_target(self.loaded, answer, text_target)
         question = Question(prompt, words, chat, sources, template, truncation)
-        answers = find_answers(self.loaded, question, generate, answer, target, against)
-        return run_explanation(self.loaded, answers, options, progress)
+        with nullcontext() if progress is None else follow_steps(progress, steps_to_explain(self.loaded, generate)):
+            answers = find_answers(self.loaded, question, generate, answer, target, against)
+            return run_explanation(self.loaded, answers, options)
+
+    def estimate_explanation(
+        self,
+        prompt: Any = None,
+        *,
+        words: Sequence[str] | None = None,
+        chat: Sequence[Mapping[str, str]] | None = None,
+        sources: Any = None,
+        template: str | None = None,
+        generate: int | None = None,
+        answer: str | None = None,
+        truncation: bool = False,
+    ) -> Estimate:
+        """Estimate the memory and time that `explain` takes with the same arguments, without running the model.
+
+        Args:
+            prompt: The prompt, as for `explain`.
+            words: The prompt as a list of words instead.
+            chat: The prompt as a conversation instead.
+            sources: Parts of the prompt, as for `explain`.
+            template: How sources that are texts are joined, as for `explain`.
+            generate: The number of tokens that the model writes, if it does not stop early.
+            answer: The answer as text instead.
+            truncation: Truncate a prompt that is too long instead of raising an error.
+
+        Returns:
+            The number of tokens, bytes and seconds, as rough estimates.
+
+        Raises:
+            NormscopeError: As for `explain`, as far as it can be known before the model runs.
+        """
+        question = Question(prompt, words, chat, sources, template, truncation)
+        return explanation_cost(self.loaded, question, generate, answer)
 
 
 def _answer_of_target(loaded: LoadedModel, answer: str | None, text_target: str) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from normscope.engine.run import Progress
 from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.explain.answers import AnsweredItem
 from normscope.explain.groups import SpelledText, part_text, spell_side
@@ -20,14 +19,23 @@ from normscope.flow.exact import exact_score_blocks
 from normscope.flow.maps import FrozenModel
 from normscope.flow.resolve import TargetRequest, check_against, resolve_target
 from normscope.flow.result import Flow, ScoreMatrix
-from normscope.flow.run import flow_columns, flow_info, freeze_for_target, inexact_scores_warning, source_columns
+from normscope.flow.run import (
+    flow_columns,
+    flow_info,
+    freeze_for_target,
+    inexact_scores_warning,
+    source_columns,
+    steps_to_freeze,
+)
 from normscope.flow.spans import written_ids
 from normscope.flow.targets import Target, build_target_matrix
 from normscope.inputs.item import ANSWER, Item, token_names
 from normscope.inputs.marked_text import REST
 from normscope.labels import Label
 from normscope.models.loaded import LoadedModel
+from normscope.step_progress import FOLLOWED
 
+EXPLAINED = "tokens explained"  # a part of the progress
 THOUGHT = "</think>"  # the end of the reasoning, if the user does not say where it is
 
 
@@ -54,9 +62,12 @@ class _ExplainedTokens:
     total: int  # the number of tokens, those that were not explained before Ctrl-C included
 
 
-def run_explanation(
-    loaded: LoadedModel, answers: Sequence[AnsweredItem], options: ExplainOptions, progress: Progress | None
-) -> Explanation:
+def steps_to_explain(loaded: LoadedModel, generate: int | None) -> dict[str, int]:
+    """The steps that are known before the answer is, by part."""
+    return steps_to_freeze(loaded, generate) | ({} if generate is None else {EXPLAINED: generate})
+
+
+def run_explanation(loaded: LoadedModel, answers: Sequence[AnsweredItem], options: ExplainOptions) -> Explanation:
     """The explanation of the first answer; with a second, of the difference of their log-probabilities."""
     contrast = len(answers) == 2
     baseline = None if contrast else options.against
@@ -65,7 +76,7 @@ def run_explanation(
         if told and told[-1].stopped:
             raise KeyboardInterrupt
         request = TargetRequest(one.span, None, baseline, contrast, True)
-        told.append(_explain_tokens(loaded, one, request, options, progress))
+        told.append(_explain_tokens(loaded, one, request, options))
     first, flow = told[-1], told[-1].flow
     if contrast:
         flow = _contrast_answers(first, told[0])
@@ -117,18 +128,12 @@ def check_explain_options(options: ExplainOptions) -> None:
 
 
 def _explain_tokens(
-    loaded: LoadedModel,
-    answered: AnsweredItem,
-    request: TargetRequest,
-    options: ExplainOptions,
-    progress: Progress | None,
+    loaded: LoadedModel, answered: AnsweredItem, request: TargetRequest, options: ExplainOptions
 ) -> _ExplainedTokens:
     item = answered.item
     model = freeze_for_target(loaded, item, request, options.gate)
     target = resolve_target(loaded, model, item, request)
-    total = len(target.descriptions) + 1
-    tick: Callable[[int], None] = (lambda done: None) if progress is None else (lambda done: progress(done, total))
-    each, stopped = _score_tokens(model, target, tick)
+    each, stopped = _score_tokens(model, target)
     columns = flow_columns(loaded, item)
     ids = written_ids(loaded, item)
     side = loaded.stacks[-1].side
@@ -154,17 +159,17 @@ def _explain_tokens(
     return _ExplainedTokens(flow, rows, probabilities, alternatives, stopped, len(target.descriptions))
 
 
-def _score_tokens(model: FrozenModel, target: Target, tick: Callable[[int], None]) -> tuple[ScoreMatrix, bool]:
+def _score_tokens(model: FrozenModel, target: Target) -> tuple[ScoreMatrix, bool]:
     """The scores of every token, or of those that were done when the user pressed Ctrl-C."""
     found: list[Tensor] = []
     constants: list[Tensor] = []
     stopped = False
     try:
-        tick(1)
         for scores, left in exact_score_blocks(model, target):
             found.append(scores)
             constants.append(left)
-            tick(1 + sum(map(len, constants)))
+            if steps := FOLLOWED.get():
+                steps.report(EXPLAINED, sum(map(len, constants)), len(target.descriptions))
     except KeyboardInterrupt:
         if not constants:
             raise

@@ -29,6 +29,7 @@ from normscope.flow.maps import (
 )
 from normscope.flow.result import ScoreMatrix, Scores
 from normscope.flow.targets import Target, build_target_matrix, build_target_scores, start_at_target
+from normscope.step_progress import FOLLOWED
 
 BLOCK_BYTES = 256 * 2**20
 BLOCK_TARGETS = 8  # carried back together: more are no faster, and would stop or report later
@@ -64,6 +65,8 @@ def exact_maps(model: FrozenModel, block_bytes: int = BLOCK_BYTES) -> tuple[Tens
         for layer, X in enumerate(_exact_states_by_source(model, order, first, count, remainder)):
             norms[layer, :, first : first + count] = torch.linalg.vector_norm(X[:, :count], dim=-1)
             sums[layer] += X.sum(1)
+        if followed := FOLLOWED.get():
+            followed.report("columns of the maps", first + count, total)
     real = last.real
     errors = [
         exact_relative_error(found[real], actual[real]) for found, actual in zip(sums, last.states[1:], strict=True)
@@ -122,6 +125,8 @@ def exact_scores(model: FrozenModel, target: Target) -> Scores:
                 added = added + _exact_products(state, stack.added[number])[0]
             by_token.append(_exact_products(state, stack.states[number])[0] + added)
             constants.append(state.constants[0])
+            if followed := FOLLOWED.get():
+                followed.report(f"layers back through the {stack.side}", len(by_token) - 1, len(stack.layers))
         at_input[stack.side] = by_token[-1][stack.real]
         layers[stack.side] = torch.stack(by_token[::-1])[:, stack.real]
         remainders[stack.side] = torch.stack(constants[::-1]).cpu()

@@ -38,6 +38,7 @@ from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules, linear_map, packing_at, value_map
 from normscope.models.scopes import Step, layer_steps
 from normscope.models.spec import Attention, Stack
+from normscope.step_progress import FOLLOWED
 from normscope.tracing.build import RecordRequest
 from normscope.tracing.call_values import value_shift_and_scale
 from normscope.tracing.recorded import (
@@ -82,7 +83,7 @@ class _PartialStack:
     layers: list[FrozenLayer] = field(default_factory=list)
     tail: tuple[FrozenMap, ...] = ()
     end: Tensor | None = None  # (n, d): the model's own states after the tail
-    added: dict[int, Tensor] = field(default_factory=dict)  # layer -> (n, d): what pictures add to its input
+    added: dict[int, Tensor] = field(default_factory=dict)  # layer -> (n, d): see `FrozenStack`
 
 
 def freeze_model(loaded: LoadedModel, item: Item, gate: Gate = "ig", recompute: bool = True) -> FrozenModel:
@@ -153,11 +154,12 @@ def _freeze_request(
         parts = freeze_parts(record, values, gate)
         checked = _checkable_parts(record, parts, gate)
         seen = _real_rows(side.real), _real_rows(encoder.real)
-        mismatch = find_freeze_mismatch(record, checked, encoder.end, seen, _coarsest_dtype(loaded))
-        if mismatch:
+        if mismatch := find_freeze_mismatch(record, checked, encoder.end, seen, _coarsest_dtype(loaded)):
             _refuse_to_freeze_layer(loaded, stack, record.index, mismatch)
         side.layers.append(build_frozen_layer(steps, parts))
         states.append(record.parts[-1].output[0].clone())  # type: ignore[union-attr]  # a layer ends with a sum or norm
+        if followed := FOLLOWED.get():
+            followed.report(f"layers of the {stack.side}", len(side.layers), len(modules))
 
     real = real_tokens([item], stack.side, loaded.base.device)
     return RecordRequest(stack, steps, range(len(modules)), freeze_layer, real, calls=modules)
@@ -199,15 +201,14 @@ def _refuse_to_freeze_layer(loaded: LoadedModel, stack: Stack, index: int, reaso
 @contextmanager
 def log_outputs_to_freeze(loaded: LoadedModel) -> Iterator[LayerOutputs]:
     """Keep the output of the latest layer of each side while the context is open, in this thread only."""
-    outputs = LayerOutputs()
+    outputs, handles = LayerOutputs(), []
     layers = {layer: n for n, stack in enumerate(loaded.stacks) for layer in layer_modules(loaded.base, stack)}
-    handles = []
 
     def layer_hook(number: int) -> Any:
         side, depth = loaded.stacks[number].side, loaded.depths[number]
 
         def hook(module: nn.Module, args: tuple[Any, ...], made: Any) -> None:
-            if get_ident() != outputs.thread:
+            if get_ident() != outputs.thread or FOLLOWED.get() is not outputs.followed:
                 return
             y = made[0] if isinstance(made, tuple | list) else made
             outputs.latest[side] = closeness_rows(y.detach().to(loaded.dtype)).clone()  # others may change it in place
@@ -322,9 +323,8 @@ def freeze_attention(part: AttentionRecord, value: Tensor, bias: Tensor | None) 
         else:
             spread = through.sum(0) if sums is None else sums.t() @ through
         constant = spread if constant is None else spread + constant
-    read_scale, shared = None, part.values.shape[1]  # the values of token j are divided by the statistics of norms
-    if part.latent is not None:
-        read_scale = part.latent.inverse
+    shared = part.values.shape[1]
+    read_scale = None if part.latent is None else part.latent.inverse  # norms divide the values of token j
     if part.value_norm is not None:
         repeated = part.value_norm.inverse[0].repeat_interleave(len(value) // shared, 0)
         read_scale = repeated if read_scale is None else read_scale * repeated

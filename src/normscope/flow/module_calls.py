@@ -16,6 +16,7 @@ from normscope.flow.freeze_check import norm_misfit
 from normscope.flow.maps import UPCAST, FrozenLinear, FrozenMap, FrozenNorm
 from normscope.models.loaded import LoadedModel
 from normscope.models.modules import layer_modules, linear_map
+from normscope.step_progress import FOLLOWED, FollowedSteps
 from normscope.tracing.recorded import ELEMENT, PRODUCT, closeness_rows, coarser, is_close, is_close_to_product
 
 
@@ -27,6 +28,7 @@ class LayerOutputs:
     counts: dict[str, int] = field(default_factory=dict)  # side -> number of layers that have run
     finished: str = ""  # the side whose last layer has run most recently
     thread: int = field(default_factory=get_ident)  # passes of other threads are ignored
+    followed: FollowedSteps | None = field(default_factory=FOLLOWED.get)  # and those of a progress callback
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def log_module_calls(loaded: LoadedModel, outputs: LayerOutputs) -> Iterator[Mod
     def call_hook(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
             given: Any = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-            mine = get_ident() == outputs.thread
+            mine = get_ident() == outputs.thread and FOLLOWED.get() is outputs.followed
             if mine and outputs.finished and _module_call_holds_vectors(given) and _module_call_holds_vectors(made):
                 dtype = coarser(given.dtype, made.dtype, loaded.dtype)
                 x, y = (closeness_rows(one.detach().to(loaded.dtype)) for one in (given, made))

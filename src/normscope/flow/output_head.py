@@ -313,8 +313,8 @@ def _resolve_output_head_link(link: _ChainLink, seen: HeadPass, other: HeadPass,
 
 def _unknown_output_head_error(model: nn.Module, where: str) -> NormscopeError:
     return NormscopeError(
-        f"The head of {type(model).__name__} cannot be decomposed: {where}. Leave the target out to get the flow to "
-        "the hidden states."
+        f"The head of {type(model).__name__} cannot be decomposed: {where}. Leave the target out of flow() to get "
+        "the flow to the hidden states."
     )
 
 

@@ -86,7 +86,7 @@ def resolve_target(loaded: LoadedModel, model: FrozenModel, item: Item, request:
         has = f"outputs {' and '.join(others)} instead of logits" if others else "has no head"
         raise NormscopeError(
             f"{type(loaded.model).__name__} {has}, so there is no logit to explain. Load the model with another head, "
-            "such as AutoModelForCausalLM or AutoModelForSequenceClassification, or leave the target out."
+            "such as AutoModelForCausalLM or AutoModelForSequenceClassification, or leave the target out of flow()."
         )
     wanted = request.target
     if is_span(wanted) or (isinstance(wanted, tuple) and is_span(wanted[0])):

@@ -93,6 +93,12 @@ def freeze_for_target(
     return freeze_with_output_head(loaded, item, gate, rows)  # type: ignore[arg-type]
 
 
+def steps_to_freeze(loaded: LoadedModel, generate: int | None) -> dict[str, int]:
+    """The steps before a target is known, by part: tokens that the model writes and layers that are frozen."""
+    layers = {f"layers of the {stack.side}": depth for stack, depth in zip(loaded.stacks, loaded.depths, strict=True)}
+    return layers if generate is None else {"tokens written": generate} | layers
+
+
 def flow_columns(loaded: LoadedModel, item: Item) -> tuple[Label, ...]:
     """The tokens of the last side, then the encoder's; masked tokens are left out."""
     sides = [loaded.stacks[-1], *loaded.stacks[:-1]]

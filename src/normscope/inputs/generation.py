@@ -14,9 +14,33 @@ from transformers import GenerationMixin
 from normscope.errors import NormscopeError
 from normscope.inputs.item import Item, Tokens, check_length, token_names
 from normscope.models.loaded import Limits
+from normscope.step_progress import FOLLOWED
 
 MAX_TARGET = 64  # default maximum length of a generated target
 PICTURE_KEYS = ("token_type_ids", "mm_token_type_ids")  # which tokens stand for pictures
+
+
+class _WrittenTokens:
+    """Reports the tokens that a model writes: the streamer of its search."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.done = -1  # the prompt comes first
+
+    def put(self, ids: Tensor) -> None:
+        """Count one more token."""
+        self.done += 1
+        self.report(self.most)
+
+    def end(self) -> None:
+        """Take back the tokens that the model left out."""
+        if self.done < self.most:
+            self.report(self.done)
+
+    def report(self, total: int) -> None:
+        """Report, if someone follows the run."""
+        if self.done > 0 and (steps := FOLLOWED.get()):
+            steps.report("tokens written", self.done, total)
 
 
 def chat_prompt(tokenizer: Any, chat: Any, processor: Any = None) -> str:
@@ -44,12 +68,12 @@ def generate_continuation(model: Any, tokenizer: Any, item: Item, tokens: int, l
     """The item followed by at most `tokens` tokens that the model generates greedily."""
     if limits.side != "decoder":
         raise NormscopeError("This model is an encoder and does not generate text. Leave generate out.")
-    count = _check_generated_count(tokens)
+    count = check_generated_count(tokens)
     _refuse_fixed_prompt(item)
     prompt = item.tensors["input_ids"]
     check_length(len(prompt) + count, limits, f"The prompt with {count} generated tokens", "Generate fewer.")
     given = {key: one[None] for key, one in item.tensors.items()}
-    ids = _generate_ids(model, given | dict(item.media), max_length=len(prompt) + count)
+    ids = _generate_ids(model, given | dict(item.media), len(prompt), count)
     new = ids[len(prompt) :]
     warnings = check_length(len(ids), limits, f"The prompt with {len(new)} generated tokens", "Generate fewer.")
     return replace(append_written_tokens(item, new, tokenizer), warnings=warnings)
@@ -90,10 +114,10 @@ def _refuse_fixed_prompt(item: Item) -> None:
 
 def generate_target(model: Any, tokenizer: Any, source: Item, tokens: int | None, limits: Limits) -> Item:
     """The target that an encoder-decoder generates for a source, as its decoder reads it (without the last token)."""
-    count = MAX_TARGET if tokens is None else _check_generated_count(tokens)
+    count = MAX_TARGET if tokens is None else check_generated_count(tokens)
     if limits.positions is not None:
         count = min(count, limits.positions - 1)
-    ids = _generate_ids(model, {k: v[None] for k, v in source.tensors.items()}, max_length=1 + count)
+    ids = _generate_ids(model, {k: v[None] for k, v in source.tensors.items()}, 1, count)
     return _generation_decoder_item(ids[:-1] if len(ids) > 1 else ids, tokenizer)
 
 
@@ -127,14 +151,15 @@ def _generated_token_names(tokenizer: Any, ids: Tensor) -> tuple[str, ...]:
     return token_names(ids.tolist(), tokenizer)
 
 
-def _check_generated_count(tokens: Any) -> int:
+def check_generated_count(tokens: Any) -> int:
+    """A number of tokens to generate."""
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise NormscopeError(f"generate must be a number of tokens, at least 1, not {tokens!r}.")
     return tokens
 
 
-def _generate_ids(model: Any, given: Mapping[str, Tensor], max_length: int) -> Tensor:
-    """Token ids generated greedily from one input, including the prompt of a causal model."""
+def _generate_ids(model: Any, given: Mapping[str, Tensor], begin: int, count: int) -> Tensor:
+    """Token ids: the `begin` of the prompt or target, and at most `count` that are generated greedily."""
     if not callable(getattr(model, "generate", None)) or not model.can_generate():
         raise NormscopeError(
             f"{type(model).__name__} has no head that generates text. Load it with AutoModelForCausalLM or "
@@ -145,12 +170,12 @@ def _generate_ids(model: Any, given: Mapping[str, Tensor], max_length: int) -> T
     }
     config = copy.deepcopy(model.generation_config)
     unset = dict.fromkeys(("max_new_tokens", "temperature", "top_p", "top_k"))  # avoid warnings about unused settings
-    config.update(max_length=max_length, do_sample=False, num_beams=1, use_cache=True, **unset)
+    config.update(max_length=begin + count, do_sample=False, num_beams=1, use_cache=True, **unset)
     # Not model.generate: overrides such as Whisper's drop the tokens that the decoder started from.
     search: Any = GenerationMixin.generate
     try:
         with torch.no_grad():
-            generated: Tensor = search(model, **moved, generation_config=config)
+            generated: Tensor = search(model, **moved, generation_config=config, streamer=_WrittenTokens(count))
     except (ValueError, IndexError, RuntimeError, KeyError) as error:
         raise NormscopeError(f"The model failed to generate text: {error}. Pass the whole text instead.") from error
     return generated[0].cpu()

@@ -13,8 +13,9 @@ from normscope.errors import NormscopeError
 from normscope.explain.answers import Question, find_answers
 from normscope.explain.groups import TokenGroup, group_tokens
 from normscope.explain.result import Explanation
-from normscope.explain.run import ExplainOptions, run_explanation
+from normscope.explain.run import ExplainOptions, run_explanation, steps_to_explain
 from normscope.labels import visible_label_text
+from normscope.step_progress import follow_steps
 from normscope.view.document import SCORE_DIGITS, describe_document_tokens, round_document_numbers
 from normscope.view.server.analyses import model_kind, target_kind
 from normscope.view.server.jobs import ProgressReport
@@ -58,14 +59,15 @@ def run_server_explanation(
     loaded = lens.loaded
     options = ExplainOptions(alternatives=ALTERNATIVES)
     try:
-        (answered,) = find_answers(
-            loaded, Question(request.text), request.generate, request.answer, None, options.against
-        )
-        if request.contrast is not None:
-            place = request.contrast.position
-            answered = replace(answered, span=slice(place, place + 1))
-            options = replace(options, against=_find_token(lens, request.contrast))
-        told = run_explanation(loaded, [answered], options, report)
+        with follow_steps(report, steps_to_explain(loaded, request.generate)):
+            (answered,) = find_answers(
+                loaded, Question(request.text), request.generate, request.answer, None, options.against
+            )
+            if request.contrast is not None:
+                place = request.contrast.position
+                answered = replace(answered, span=slice(place, place + 1))
+                options = replace(options, against=_find_token(lens, request.contrast))
+            told = run_explanation(loaded, [answered], options)
     except NormscopeError as error:
         raise NormscopeError(VIEWER.reword(str(error))) from error
     return ToldExplanation(json.dumps(describe_explanation(told), allow_nan=False).encode("ascii"))
